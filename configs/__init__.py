@@ -1,0 +1,1 @@
+"""The shipped YAML configurations, tuned records and their JSON schema, as package resources."""

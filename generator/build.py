@@ -1,0 +1,181 @@
+"""Spec -> artifact: from the store where it is there, else compiled and stored.
+
+`WARPLOOM_COMPILE` (or `policy`) is `allow` or `forbid`. Where compiling is forbidden or there is
+no toolchain, a kernel that any toolchain made of the same source serves; without one there is a
+KernelMissingError, never a stall. `counters` says what this process did.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Literal
+
+from warploom.errors import (
+    CompilationError,
+    ConfigurationError,
+    KernelMissingError,
+    ToolchainError,
+)
+from warploom.generator import nvrtc
+from warploom.generator.artifact import Artifact
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.generator.store import Store, key, source_digest
+from warploom.generator.toolchain import Toolchain, find
+from warploom.generator.workers import Worker, WorkerPool
+
+Result = Artifact | CompilationError
+
+
+@dataclass(slots=True)
+class Counters:
+    """What this process did: kernels compiled (by its workers too), kernels found stored."""
+
+    compiles: int = 0
+    store_hits: int = 0
+
+
+counters = Counters()
+_counting = Lock()
+
+
+def build(spec: KernelSpec, store: Store | None = None, *, policy: str | None = None) -> Artifact:
+    """Return the compiled kernel of `spec`, from `store` (default: the user's) if it is there.
+
+    Raises CompilationError, or KernelMissingError where the kernel is neither stored nor may be
+    compiled.
+    """
+    store = Store.default() if store is None else store
+    compiler = _compiler(policy)
+    if isinstance(compiler, _Barred):
+        return compiler.recorded(spec, store)
+    kernel = _Kernel(spec, render(spec), compiler)
+    artifact = kernel.stored(store)
+    if artifact is None:
+        artifact = kernel.compiled(store, partial(nvrtc.compile, toolchain=compiler))
+    return artifact
+
+
+def build_many(
+    specs: Sequence[KernelSpec],
+    store: Store | None = None,
+    jobs: int | None = None,
+    on_done: Callable[[KernelSpec, Result], None] = lambda spec, result: None,
+    *,
+    policy: str | None = None,
+) -> list[Result]:
+    """Build all of `specs` with `jobs` worker processes (default: one a CPU); keep their order.
+
+    A kernel that fails is its CompilationError in the list; the others are built all the same.
+    `on_done` is called in this thread as each ends. Raises KernelMissingError as `build` does.
+    """
+    store = Store.default() if store is None else store
+    compiler = _compiler(policy)
+    results: dict[int, Result] = {}
+    missing: dict[int, _Kernel] = {}
+    for index, spec in enumerate(specs):
+        if isinstance(compiler, _Barred):
+            artifact: Artifact | None = compiler.recorded(spec, store)
+        else:
+            kernel = _Kernel(spec, render(spec), compiler)
+            artifact = kernel.stored(store)
+        if artifact is None:
+            missing[index] = kernel
+        else:
+            results[index] = artifact
+            on_done(spec, artifact)
+    workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
+    with WorkerPool(max(1, workers)) as pool:
+        futures = {
+            pool.submit(partial(_attempt, kernel, store)): index
+            for index, kernel in missing.items()
+        }
+        for future in as_completed(futures):
+            index = futures[future]
+            results[index] = future.result()
+            on_done(specs[index], results[index])
+    return [results[index] for index in range(len(specs))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """A kernel that may be compiled."""
+
+    spec: KernelSpec
+    source: str
+    toolchain: Toolchain
+
+    @property
+    def key(self) -> str:
+        options = self.toolchain.options(self.spec.arch)
+        return key(self.source, options, self.spec.arch, self.toolchain.identity)
+
+    def stored(self, store: Store) -> Artifact | None:
+        artifact = store.get(self.key)
+        if artifact is not None:
+            _count("store_hits")
+        return artifact
+
+    def compiled(self, store: Store, compile: Callable[..., Artifact]) -> Artifact:
+        with store.lock(self.key):
+            artifact = self.stored(store)  # another process may have been first meanwhile
+            if artifact is None:
+                artifact = compile(self.source, name=self.spec.name, arch=self.spec.arch)
+                _count("compiles")
+                # Under what the artifact itself says: a worker finds its toolchain on its own.
+                own = key(self.source, artifact.options, artifact.arch, artifact.toolchain)
+                store.put(own, artifact)
+        return artifact
+
+
+@dataclass(frozen=True, slots=True)
+class _Barred:
+    """Stands for a toolchain that is missing, or must not be used."""
+
+    reason: str
+    fix: str
+    identity: str | None  # of the toolchain that must not be used
+
+    def recorded(self, spec: KernelSpec, store: Store) -> Artifact:
+        artifact = store.find(source_digest(render(spec)), spec.arch, self.identity)
+        if artifact is None:
+            raise KernelMissingError(
+                f"kernel {spec.name}",
+                rule=f"is not in the store, and cannot be compiled here: {self.reason}",
+                fix=f"{self.fix}; or compile it elsewhere and bring it here with "
+                "`warploom cache export` and `warploom cache import`",
+            )
+        _count("store_hits")
+        return artifact
+
+
+def _compiler(policy: str | None) -> Toolchain | _Barred:
+    policy = policy or os.environ.get("WARPLOOM_COMPILE") or "allow"
+    if policy not in ("allow", "forbid"):
+        raise ConfigurationError(
+            f"WARPLOOM_COMPILE={policy}", rule="is allow or forbid", fix="set it to one of them"
+        )
+    try:
+        toolchain = find()
+    except ToolchainError as error:
+        return _Barred(f"{error.value}: {error.rule}", error.fix, None)
+    if policy == "forbid":
+        return _Barred("WARPLOOM_COMPILE=forbid", "WARPLOOM_COMPILE=allow", toolchain.identity)
+    return toolchain
+
+
+def _attempt(kernel: _Kernel, store: Store, worker: Worker) -> Result:
+    try:
+        return kernel.compiled(store, worker.compile)
+    except CompilationError as error:
+        return error
+
+
+def _count(what: Literal["compiles", "store_hits"]) -> None:
+    with _counting:
+        setattr(counters, what, getattr(counters, what) + 1)

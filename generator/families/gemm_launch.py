@@ -1,0 +1,197 @@
+"""GEMM at launch: problem, parameter block, launches, and what its template is rendered with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from warploom.generator.elements import element
+from warploom.generator.epilogue import Residual
+from warploom.generator.families import gemm
+from warploom.generator.families.family import Family
+from warploom.generator.families.gemm import (
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    WGMMA_M,
+    GemmOperation,
+    GemmSchedule,
+)
+from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
+from warploom.generator.parameters import Field, Kind, ParameterBlock, block
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import OperandTile, TensorMap
+from warploom.generator.wgmma import wgmma
+
+
+@dataclass(frozen=True, slots=True)
+class GemmProblem:
+    """The extents of one call, and the pitch of each matrix: elements from row to row (or from
+    column to column) of the memory it lies in. `pitch_c` has one entry per residual step.
+    """
+
+    m: int
+    n: int
+    k: int
+    pitch_a: int
+    pitch_b: int
+    pitch_d: int
+    pitch_c: tuple[int, ...] = ()
+
+
+def _fields(spec: KernelSpec) -> tuple[GemmOperation, GemmSchedule]:
+    return cast("GemmOperation", spec.operation), cast("GemmSchedule", spec.schedule)
+
+
+def parameters(spec: KernelSpec) -> ParameterBlock:
+    """The kernel's parameter block: what every GEMM has, then the fields of each step."""
+    operation, schedule = _fields(spec)
+    d_map = [Field("d_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "D, in staging boxes")]
+    d = [
+        Field("d", Kind.POINTER, element(operation.d).cpp, "D[m][pitch]"),
+        Field("d_pitch", Kind.INT64, "int64_t", "elements between rows of D"),
+    ]
+    return block(
+        [
+            Field("a_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "A, in operand boxes"),
+            Field("b_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "B, in operand boxes"),
+            *(d_map if schedule.store == "tma" else d),
+            *(field for i, step in enumerate(operation.epilogue) for field in step.fields(i)),
+            Field("m", Kind.INT32, "int32_t", "rows of D"),
+            Field("n", Kind.INT32, "int32_t", "columns of D"),
+            Field("k", Kind.INT32, "int32_t", "products summed"),
+        ]
+    )
+
+
+def _operand_map(tensor: str, tile: OperandTile, extent: int, k: int, pitch: int) -> Value:
+    if k == 0:  # an empty map must not be encoded; the kernel reads none when k is 0
+        return bytes(Kind.TENSOR_MAP.size)
+    return TensorMap(
+        tensor=tensor,
+        element=tile.element,
+        extents=(k, extent) if tile.k_major else (extent, k),
+        pitch_bytes=pitch * tile.element.bytes,
+        box=tile.box,
+        span=tile.span,
+    )
+
+
+def _step_values(operation: GemmOperation, problem: GemmProblem) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    pitches = iter(problem.pitch_c)
+    for index, step in enumerate(operation.epilogue):
+        for field in step.fields(index):
+            if field.kind is Kind.POINTER:
+                values[field.name] = Address(field.name)
+            elif field.kind is Kind.FLOAT:
+                values[field.name] = Argument(field.name)
+        if isinstance(step, Residual):
+            values[f"residual_{index}_pitch"] = next(pitches)
+    return values
+
+
+def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
+    """One persistent launch; none when D is empty.
+
+    Tensors are named a, b, d, and as the epilogue's fields (`bias_0`, `residual_1`); host scalars
+    are named as theirs (`scale_0`, `residual_1_beta`).
+    """
+    operation, schedule = _fields(spec)
+    if problem.m == 0 or problem.n == 0:
+        return []
+    layout = gemm.gemm_layout(operation, schedule)
+    (tile_m, tile_n, _), (cluster_m, cluster_n) = schedule.tile, schedule.cluster
+    d_element = element(operation.d)
+    pitch_d = problem.pitch_d
+    values: dict[str, Value] = {
+        "a_map": _operand_map("a", layout.a, problem.m, problem.k, problem.pitch_a),
+        "b_map": _operand_map("b", layout.b, problem.n, problem.k, problem.pitch_b),
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        **_step_values(operation, problem),
+    }
+    if schedule.store == "tma":
+        box, extents = (layout.chunk_columns, WGMMA_M), (problem.n, problem.m)
+        pitch_bytes = pitch_d * d_element.bytes
+        values["d_map"] = TensorMap("d", d_element, extents, pitch_bytes, box, layout.store_span)
+    else:
+        values |= {"d": Address("d"), "d_pitch": pitch_d}
+    tiles = -(-problem.m // (tile_m * cluster_m)) * -(-problem.n // (tile_n * cluster_n))
+    clusters = min(tiles, max(1, device.multiprocessors // schedule.cluster_size))
+    return [
+        Launch(
+            entry=spec.name,
+            grid=clusters * schedule.cluster_size,
+            block=schedule.threads,
+            cluster=schedule.cluster_size,
+            shared_bytes=layout.shared_bytes,
+            parameters=values,
+        )
+    ]
+
+
+def workspaces(spec: KernelSpec, problem: GemmProblem) -> list[Workspace]:
+    """None: the accumulators never leave the block."""
+    return []
+
+
+def context(spec: KernelSpec) -> dict[str, Any]:
+    """What the template is rendered with, beside the spec itself."""
+    operation, schedule = _fields(spec)
+    layout = gemm.gemm_layout(operation, schedule)
+    a, d = element(operation.a), element(operation.d)
+    stages_matrix = d.bits == 16 and layout.chunk_columns >= 16  # what one stmatrix moves
+    return {
+        "operation": operation,
+        "schedule": schedule,
+        "layout": layout,
+        "parameters": parameters(spec),
+        "accumulator": operation.accumulator,
+        "a": a,
+        "b": element(operation.b),
+        "d": d,
+        "wgmma": wgmma(
+            a,
+            element(operation.b),
+            schedule.tile[1],
+            a_k_major=layout.a.k_major,
+            b_k_major=layout.b.k_major,
+        ),
+        "chunk_columns": layout.chunk_columns,
+        "steps": [
+            {"index": i, "cpp": step.cpp, "reads": step.reads, "fields": step.fields(i)}
+            for i, step in enumerate(operation.epilogue)
+        ],
+        "parts": _parts(operation, schedule, pairs=schedule.store == "tma" and not stages_matrix),
+        "reallocates_registers": schedule.consumers == 2,
+        "producer_registers": PRODUCER_REGISTERS,
+        "consumer_registers": CONSUMER_REGISTERS[schedule.consumers],
+        "stage_part": "stage_matrix" if stages_matrix else "stage_pairs",
+    }
+
+
+def _parts(operation: GemmOperation, schedule: GemmSchedule, *, pairs: bool) -> list[str]:
+    """The parts of the epilogue in the order of use, each once."""
+    if not operation.epilogue:
+        return ["pairs.cuh", "epilogue_none.cuh"] if pairs else ["epilogue_none.cuh"]
+    read = "read_pairs.cuh" if schedule.store == "tma" else "read_single.cuh"
+    steps = (f"epilogue/{part}" for step in operation.epilogue for part in step.parts)
+    return list(dict.fromkeys(("pairs.cuh", read, *steps, "epilogue.cuh.jinja")))
+
+
+FAMILY = Family(
+    name="gemm",
+    template="gemm.cu.jinja",
+    operation=GemmOperation,
+    schedule=GemmSchedule,
+    automatic=("stages",),
+    operation_reasons=gemm.operation_reasons,
+    schedule_reasons=gemm.schedule_reasons,
+    complete=gemm.complete,
+    parse_name=gemm.parse_name,
+    parameters=parameters,
+    context=context,
+    launches=launches,
+    workspaces=workspaces,
+)

@@ -1,0 +1,57 @@
+"""What a family asks of the runtime: launches and workspaces, as data.
+
+`launches(spec, problem, device)` is a pure function of the family; the runtime resolves the tensor
+names to addresses, encodes the tensor maps, packs the block and launches the list in order. It
+knows no family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warploom.generator.tensor_maps import TensorMap
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The device address of the call's tensor called `tensor`."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """The call's host scalar called `name` (a float)."""
+
+    name: str
+
+
+Value = TensorMap | Address | Argument | int | float | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What a launch depends on of the GPU at hand."""
+
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch: grid, block and cluster count blocks and threads along x."""
+
+    entry: str
+    grid: int
+    block: int
+    cluster: int
+    shared_bytes: int
+    parameters: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A zero-initialised buffer that the runtime allocates per call, on the call's stream."""
+
+    tensor: str
+    bytes: int

@@ -1,0 +1,98 @@
+"""A kernel's parameter block, declared once: it renders the C++ struct and packs its bytes.
+
+The block is a plain struct passed by value: tensor maps first (64-byte aligned), then pointers,
+64-bit integers, 32-bit integers, floats. The C++ text asserts sizeof and every offset, so that a
+disagreement is a compile error and never a wrong argument.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+
+class Kind(Enum):
+    """Kinds of field, in the order in which they are laid out: (size in bytes, struct format)."""
+
+    TENSOR_MAP = (128, "128s")
+    POINTER = (8, "Q")
+    INT64 = (8, "q")
+    INT32 = (4, "i")
+    FLOAT = (4, "f")
+
+    @property
+    def size(self) -> int:
+        """Bytes of a field of this kind."""
+        return self.value[0]
+
+    @property
+    def format(self) -> str:
+        """The field in the notation of Python's struct module."""
+        return self.value[1]
+
+
+_ORDER = list(Kind)
+_ALIGNMENT = 64  # of CUtensorMap; sizeof is rounded up to it
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: name, kind, the C++ type (of the pointee, for a pointer) and what it holds."""
+
+    name: str
+    kind: Kind
+    cpp: str
+    meaning: str
+
+    @property
+    def declaration(self) -> str:
+        """The C++ member declaration, without its semicolon."""
+        return f"{self.cpp}{'*' if self.kind is Kind.POINTER else ''} {self.name}"
+
+
+@dataclass(frozen=True)
+class ParameterBlock:
+    """The fields of one kernel's parameters, in layout order (see `block`)."""
+
+    fields: tuple[Field, ...]
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Byte offset of each field."""
+        offsets, end = {}, 0
+        for field in self.fields:
+            size = field.kind.size
+            end += -end % (_ALIGNMENT if field.kind is Kind.TENSOR_MAP else size)
+            offsets[field.name] = end
+            end += size
+        return offsets
+
+    @cached_property
+    def size(self) -> int:
+        """sizeof the struct in bytes."""
+        last = self.fields[-1]
+        end = self.offsets[last.name] + last.kind.size
+        return end + -end % _ALIGNMENT
+
+    @cached_property
+    def _packer(self) -> struct.Struct:
+        text, end = "<", 0
+        for field in self.fields:
+            text += f"{self.offsets[field.name] - end}x{field.kind.format}"
+            end = self.offsets[field.name] + field.kind.size
+        return struct.Struct(f"{text}{self.size - end}x")
+
+    def pack(self, values: Mapping[str, bytes | int | float]) -> bytes:
+        """Return the block's bytes, padding zeroed; `values` has exactly the fields' names."""
+        return self._packer.pack(*(values[field.name] for field in self.fields))
+
+
+def block(fields: list[Field]) -> ParameterBlock:
+    """Lay out `fields` by kind; fields of one kind keep their order."""
+    names = [field.name for field in fields]
+    if len(set(names)) != len(names):
+        raise ValueError(f"parameter names repeat: {names}")
+    return ParameterBlock(tuple(sorted(fields, key=lambda field: _ORDER.index(field.kind))))

@@ -1,0 +1,50 @@
+"""Spec -> CUDA C++: a pure function. Templates come only from the package.
+
+Every token substituted into a template outside of included text is checked against a strict
+pattern, so that nothing that came from a YAML file can inject code.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import jinja2
+
+from warploom.generator.families import family
+from warploom.generator.specification import KernelSpec
+from warploom.generator.wgmma import TemplateText
+
+_TOKEN = re.compile(r"[A-Za-z0-9_:<>,.\[\](){}*/=+#;& -]*")
+_MAX_TOKEN = 300
+
+
+def _checked(value: object) -> str:
+    """Turn a substituted value into text, or fail when it could be more than a token."""
+    if isinstance(value, TemplateText):
+        return value
+    text = str(value)
+    if len(text) > _MAX_TOKEN or not _TOKEN.fullmatch(text):
+        raise ValueError(f"template token {text[:80]!r}: is not a plain token")
+    return text
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The one Jinja environment: strict, packaged templates only."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("warploom.templates", ""),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 (the output is C++; tokens are checked instead)
+        finalize=_checked,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(spec: KernelSpec) -> str:
+    """Return the translation unit of `spec`, a complete .cu file."""
+    described = family(spec.operation.family)
+    template = environment().get_template(described.template)
+    return template.render(spec=spec, **described.context(spec))

@@ -1,0 +1,77 @@
+"""Predicates that every family shares: each returns None, or the reason with the values in it.
+
+Loading a configuration, expanding a space, tuning and the tests all call these same functions;
+no constraint is stated anywhere else. A family lists its own rules beside its operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from warploom.generator.architectures import Architecture
+
+Reason = str | None
+
+
+def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
+    """`value` is one of `allowed`."""
+    if value in allowed:
+        return None
+    return f"{field} {value!r}: is one of {', '.join(map(str, allowed))}"
+
+
+def multiple_of(field: str, value: int, divisor: int) -> Reason:
+    """`value` is a positive multiple of `divisor`."""
+    if value > 0 and value % divisor == 0:
+        return None
+    return f"{field} {value}: is a positive multiple of {divisor}"
+
+
+def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
+    """`n` is legal for wgmma (PTX ISA): multiples of 8 to 256; int8 has 8, 16, 24 and then 16s."""
+    legal = [n for n in range(8, 257, 8) if not integer or n <= 24 or n % 16 == 0]
+    if n in legal:
+        return None
+    step = "8, 24 and multiples of 16" if integer else "multiples of 8"
+    return f"{field} {n}: wgmma takes {step}, at most 256"
+
+
+def fits_shared(used: int, arch: Architecture) -> Reason:
+    """Dynamic shared memory is within what one block may opt in to."""
+    if used <= arch.shared_bytes:
+        return None
+    return (
+        f"shared memory {used} bytes: {arch.name} gives a block {arch.shared_bytes}; "
+        "use fewer stages or a smaller tile"
+    )
+
+
+def fits_registers(accumulators: int, budget: int, overhead: int = 40) -> Reason:
+    """Accumulators and the addressing beside them fit the consumer's registers without spills."""
+    if accumulators + overhead <= budget:
+        return None
+    return (
+        f"{accumulators} accumulators a thread and {overhead} other registers: a consumer has "
+        f"{budget}; use a smaller tile or two consumers"
+    )
+
+
+def broken(reasons: Iterable[Reason]) -> list[str]:
+    """Return the reasons that are not None."""
+    return [reason for reason in reasons if reason is not None]
+
+
+def literals(record: object) -> list[str]:
+    """Every field that the dataclass of `record` declares a Literal holds one of its values."""
+    return broken(
+        one_of(field, getattr(record, field), allowed)
+        for field, allowed in _literals(type(record)).items()
+    )
+
+
+@cache
+def _literals(kind: type) -> dict[str, tuple[object, ...]]:
+    hints = get_type_hints(kind)
+    return {field: get_args(hint) for field, hint in hints.items() if get_origin(hint) is Literal}

@@ -1,0 +1,116 @@
+"""Operation x Schedule -> KernelSpec: what is computed, how, and for which architecture.
+
+A spec that constructs is valid. Its identity is the digest of every field; its name is a readable
+view that ends in 8 digits of the digest and parses back to the spec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import Field, asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+from warploom.errors import SpecificationError, UnknownNameError
+from warploom.generator.architectures import Architecture, architecture
+
+
+class Operation(Protocol):
+    """What is computed: a frozen dataclass of a family. Specs of one operation agree on results."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def family(self) -> str:
+        """The name of its family."""
+        ...
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The operation in a kernel's name."""
+        ...
+
+
+class Schedule(Protocol):
+    """How it is computed: a frozen dataclass of a family."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The schedule in a kernel's name."""
+        ...
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel: architecture, operation and schedule, checked against the family's rules."""
+
+    arch: str
+    operation: Operation
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        from warploom.generator.families import family
+
+        known = family(self.operation.family)
+        reasons = known.reasons(self.architecture, self.operation, self.schedule)
+        if reasons:
+            raise SpecificationError(
+                "; ".join(reasons), fix="change the schedule (`warploom list FILE --rejected`)"
+            )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture's row in the table."""
+        return architecture(self.arch)
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Every field, as plain JSON values."""
+        return {
+            "arch": self.arch,
+            "operation": asdict(self.operation),
+            "schedule": asdict(self.schedule),
+        }
+
+    @cached_property
+    def canonical_json(self) -> str:
+        """Every field, with sorted keys and no white space: the text that the digest is of."""
+        return json.dumps(self.fields, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON, in hex."""
+        return hashlib.sha256(self.canonical_json.encode()).hexdigest()
+
+    @cached_property
+    def name(self) -> str:
+        """The procedural name: a C identifier, unique by its last 8 digits."""
+        where = (self.operation.family, self.architecture.token)
+        return "_".join((*where, *self.operation.tokens, *self.schedule.tokens, self.digest[:8]))
+
+
+def parse_name(name: str) -> KernelSpec:
+    """Return the spec that `name` names, or raise UnknownNameError."""
+    from warploom.generator.families import FAMILIES
+
+    for known in FAMILIES.values():
+        try:
+            spec = known.parse_name(name)
+        except SpecificationError as error:
+            raise UnknownNameError(f"kernel name {name!r}", rule=str(error)) from error
+        if spec is not None and spec.name == name:
+            return spec
+        if spec is not None:
+            raise UnknownNameError(
+                f"kernel name {name!r}",
+                rule=f"its digest is {spec.digest[:8]} for these fields",
+                fix=f"the name may be from another version; this version's is {spec.name}",
+            )
+    raise UnknownNameError(
+        f"kernel name {name!r}",
+        rule="a name is family_arch_operation_schedule_digest",
+        fix="`warploom list FILE` prints the names of a configuration",
+    )

@@ -1,0 +1,137 @@
+"""Box, swizzle and stride rules of the Tensor Memory Accelerator, as data.
+
+A tile lies in shared memory as one or more boxes; a box is rows of `span` bytes (128, 64, 32 or
+16), swizzled over 8 rows. Sources: CUDA driver API, cuTensorMapEncodeTiled; PTX ISA, wgmma
+shared-memory matrix layouts. `cute/arch/mma_sm90_desc.hpp` has the descriptor's bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.generator.elements import Element
+from warploom.generator.rules import Reason
+
+SPANS = (128, 64, 32, 16)
+LAYOUT_TYPES = {128: 1, 64: 2, 32: 3, 16: 0}  # GmmaDescriptor::layout_type_ by span
+PITCH_BYTES = 16  # TMA reads rows whose pitch and base are multiples of this
+
+
+def widest_span(extent: int, bits: int) -> int:
+    """Return the widest span whose elements divide `extent`; 0 when not even 16 bytes do."""
+    return next((span for span in SPANS if extent * bits % (span * 8) == 0), 0)
+
+
+def readable(pointer: int, pitch_bytes: int) -> bool:
+    """True when TMA can read a matrix of this base address and row pitch in place."""
+    return pointer % PITCH_BYTES == 0 and pitch_bytes % PITCH_BYTES == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A request for one tensor map over a matrix: the innermost extent comes first.
+
+    `tensor` names the tensor that it addresses. Extents and box are in elements, the pitch between
+    rows in bytes; `span` is the swizzle span in bytes (16: none).
+    """
+
+    tensor: str
+    element: Element
+    extents: tuple[int, int]
+    pitch_bytes: int
+    box: tuple[int, int]
+    span: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperandTile:
+    """How one stage of A or B lies in shared memory, and how wgmma walks it.
+
+    K-major: one box, a row per index of m or n, the row holding tile k. MN-major (16-bit elements
+    only): a box for each `box_columns` of m or n, a row per k. All offsets are in bytes.
+    """
+
+    element: Element
+    k_major: bool
+    extent: int  # of m or n
+    tile_k: int
+    span: int
+    slices: int  # a multicast loads the tile in this many parts, one per block of the cluster
+
+    @property
+    def box_columns(self) -> int:
+        """Contiguous elements of one box row."""
+        return self.span * 8 // self.element.bits
+
+    @property
+    def rows(self) -> int:
+        """Rows of one whole box."""
+        return self.extent if self.k_major else self.tile_k
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows that one block of the cluster loads."""
+        return self.rows // self.slices
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """The tensor map's box, innermost first."""
+        return self.box_columns, self.slice_rows
+
+    @property
+    def boxes(self) -> int:
+        """Boxes side by side in the tile."""
+        return 1 if self.k_major else self.extent // self.box_columns
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of one whole box."""
+        return self.rows * self.span
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tile."""
+        return self.boxes * self.box_bytes
+
+    @property
+    def leading_offset(self) -> int:
+        """The descriptor's leading offset: from one box to the next; unused when K-major."""
+        return 0 if self.k_major else self.box_bytes
+
+    @property
+    def stride_offset(self) -> int:
+        """The descriptor's stride offset: from 8 rows to the next 8."""
+        return 8 * self.span
+
+    @property
+    def k_step(self) -> int:
+        """From one instruction's k to the next: 32 bytes along a row, or wgmma_k rows."""
+        return 32 if self.k_major else self.element.wgmma_k * self.span
+
+    @property
+    def layout_type(self) -> int:
+        """The descriptor's swizzle mode."""
+        return LAYOUT_TYPES[self.span]
+
+
+def operand_tile(
+    element: Element, *, k_major: bool, extent: int, tile_k: int, slices: int
+) -> OperandTile:
+    """Lay out one operand's tile; `operand_reason` says whether it is legal."""
+    span = widest_span(tile_k if k_major else extent, element.bits)
+    return OperandTile(element, k_major, extent, tile_k, span, slices)
+
+
+def operand_reason(field: str, tile: OperandTile) -> Reason:
+    """The tile can be loaded in boxes and slices, and wgmma can read it."""
+    if not tile.k_major and tile.element.bits != 16:
+        return f"{field} {tile.element.name} not K-major: wgmma reads only 16-bit types MN-major"
+    if tile.k_major and tile.span != 128:
+        return f"{field} tile k {tile.tile_k}: a K-major row is 128 bytes"
+    if not tile.k_major and tile.span < 32:
+        return f"{field} extent {tile.extent}: an MN-major tile is a multiple of 16"
+    if tile.slice_rows % 8 or tile.rows % tile.slices:
+        return f"{field} {tile.rows} rows in {tile.slices} slices: a slice is a multiple of 8 rows"
+    if tile.slice_rows > 256:
+        return f"{field} box of {tile.slice_rows} rows: a box has at most 256"
+    return None

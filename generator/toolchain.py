@@ -1,0 +1,230 @@
+"""The compiler and the headers that every kernel is built with, and the identity they have.
+
+`find()` looks for CUTLASS, the CUDA headers, CCCL and NVRTC in wheels first and in a CUDA toolkit
+second, and raises ToolchainError naming what is missing or too new. A toolchain's identity hashes
+the contents of all of it, never a path: equal wheels give equal identities on any machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from warploom.errors import ToolchainError
+
+CCCL_VERSIONS = ("3.0", "3.1")  # of CUDA 13.0 and 13.1; from 3.2 on, CuTe 4.2 does not compile
+_CUDA_HEADERS = {  # one header of each wheel
+    "cuda_runtime.h": "nvidia-cuda-runtime",
+    "crt/host_defines.h": "nvidia-cuda-crt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One part of a toolchain: the files below `folder` whose relative path matches `files`."""
+
+    name: str
+    version: str
+    folder: Path
+    files: str
+    wheels: tuple[str, ...]  # that bring these files, where wheels do
+    deep: bool = True  # False: only files right in `folder`, which may be a system's lib
+
+    def recorded(self) -> dict[str, str]:
+        """Relative path -> `sha256=...` as the wheels' RECORD has it; empty where none has."""
+        entries: dict[str, str] = {}
+        for wheel in self.wheels:
+            found = {
+                path: digest
+                for path, digest in _record(wheel, self.folder)
+                if re.fullmatch(self.files, path)
+            }
+            if not found or not all(found.values()):
+                return {}
+            entries |= found
+        return entries
+
+    def hashed(self) -> dict[str, str]:
+        """Relative path -> `sha256=...` of the bytes on disk."""
+        return {
+            relative: _file_digest(path)
+            for path in self.folder.glob("**/*" if self.deep else "*")
+            if re.fullmatch(self.files, relative := path.relative_to(self.folder).as_posix())
+            and path.is_file()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """CUTLASS, CUDA headers, CCCL and NVRTC; `identity` is the SHA-256 of them all, in hex."""
+
+    components: tuple[Component, ...]
+    identity: str
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        """Every NVRTC option but the include paths, in order: these are part of a kernel's key."""
+        return (
+            f"--gpu-architecture={arch}",
+            "-std=c++17",
+            "-default-device",
+            "-DNDEBUG",  # an assert between two wgmma makes ptxas serialise them
+            "-no-source-include",  # or a folder in the working directory shadows the headers
+            "--ptxas-options=-v",
+        )
+
+    @property
+    def include_options(self) -> tuple[str, ...]:
+        """The include paths of this machine."""
+        return tuple(f"-I{part.folder}" for part in self.components if part.name != "NVRTC")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Component name -> version."""
+        return {part.name: part.version for part in self.components}
+
+    def verify(self) -> tuple[Path, ...]:
+        """Return the files whose bytes are not those their wheel recorded (takes a second)."""
+        changed = []
+        for part in self.components:
+            on_disk = part.hashed()
+            changed += [
+                part.folder / relative
+                for relative, digest in part.recorded().items()
+                if on_disk.get(relative) != digest
+            ]
+        return tuple(changed)
+
+
+@cache
+def find() -> Toolchain:
+    """Return this process's toolchain, or raise ToolchainError; it does not change afterwards."""
+    components = (_cutlass(), _cuda_headers(), _cccl(), _nvrtc())
+    digest = hashlib.sha256()
+    for part in components:
+        entries = part.recorded() or part.hashed()
+        lines = (f"{part.name}/{path},{entries[path]}\n" for path in sorted(entries))
+        digest.update("".join(lines).encode())
+    return Toolchain(components, digest.hexdigest())
+
+
+def _cutlass() -> Component:
+    package = importlib.util.find_spec("cutlass_library")
+    for location in (package and package.submodule_search_locations) or ():
+        folder = (Path(location) / "source" / "include").resolve()
+        header = folder / "cutlass" / "version.h"
+        if header.is_file():
+            parts = (_defined(header, f"CUTLASS_{part}") for part in ("MAJOR", "MINOR", "PATCH"))
+            version = ".".join(map(str, parts))
+            return Component("CUTLASS", version, folder, ".*", ("nvidia-cutlass",))
+    raise _missing("CUTLASS headers", "nvidia-cutlass")
+
+
+def _include_folders() -> Iterator[Path]:
+    package = importlib.util.find_spec("nvidia")
+    for location in (package and package.submodule_search_locations) or ():
+        yield (Path(location) / "cu13" / "include").resolve()
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if root:
+            yield (Path(root) / "include").resolve()
+
+
+def _cuda_headers() -> Component:
+    best: list[str] = list(_CUDA_HEADERS)
+    for folder in _include_folders():
+        absent = [header for header in _CUDA_HEADERS if not (folder / header).is_file()]
+        if not absent:
+            number = _defined(folder / "cuda_runtime_api.h", "CUDART_VERSION")
+            version = f"{number // 1000}.{number % 1000 // 10}"
+            # CCCL's wheel brings nv/, which lies beside the CUDA headers.
+            wheels = (*_CUDA_HEADERS.values(), "nvidia-cuda-cccl")
+            return Component("CUDA headers", version, folder, "(?!cccl/).*", wheels)
+        best = min(best, absent, key=len)
+    raise _missing(f"CUDA header {best[0]}", _CUDA_HEADERS[best[0]])
+
+
+def _cccl() -> Component:
+    refused: list[str] = []
+    for include in _include_folders():
+        folder = include / "cccl"
+        header = folder / "cuda" / "std" / "__cccl" / "version.h"
+        if not header.is_file():
+            continue
+        number = _defined(header, "CCCL_VERSION")
+        version = f"{number // 1_000_000}.{number // 1000 % 1000}"
+        if version in CCCL_VERSIONS:
+            return Component("CCCL", version, folder, ".*", ("nvidia-cuda-cccl",))
+        refused.append(f"CCCL {version if number else 'of unknown version'} in {folder}")
+    if refused:
+        raise ToolchainError(
+            ", ".join(refused),
+            rule=f"CuTe compiles with CCCL {' and '.join(CCCL_VERSIONS)} (CUDA 13.0 and 13.1)",
+            fix="pip install 'nvidia-cuda-cccl>=13.0,<13.2'",
+        )
+    raise _missing("CCCL headers", "nvidia-cuda-cccl")
+
+
+def _nvrtc() -> Component:
+    # Asked of the loader that cuda.bindings uses, since torch may have loaded another one already.
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        library = Path(load_nvidia_dynamic_lib("nvrtc").abs_path).resolve()
+    except DynamicLibNotFoundError as error:
+        raise _missing("NVRTC", "nvidia-cuda-nvrtc") from error
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return Component(
+        name="NVRTC",
+        version=f"{major}.{minor}",
+        folder=library.parent,
+        files=r"libnvrtc(-builtins)?\.so\.[0-9.]+",
+        wheels=("nvidia-cuda-nvrtc",),
+        deep=False,
+    )
+
+
+def _missing(what: str, wheel: str) -> ToolchainError:
+    return ToolchainError(
+        f"{what}: not found",
+        rule="compiling needs CUTLASS, CUDA headers, CCCL and NVRTC, from wheels or a CUDA toolkit",
+        fix="pip install 'warploom[nvrtc]', which brings "
+        f"{wheel}, or set CUDA_HOME to a CUDA 13 toolkit",
+    )
+
+
+def _defined(header: Path, macro: str) -> int:
+    """Return the number that `header` defines `macro` as, or 0."""
+    text = header.read_text(encoding="utf-8", errors="replace")
+    match = re.search(rf"^\s*#\s*define\s+{macro}\s+(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def _record(wheel: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Each file that an installed wheel put below `folder`: relative path and `sha256=...`."""
+    try:
+        distribution = importlib.metadata.distribution(wheel)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    root = Path(str(distribution.locate_file(""))).resolve()
+    if folder.is_relative_to(root):
+        prefix = folder.relative_to(root).as_posix() + "/"
+        for line in (distribution.read_text("RECORD") or "").splitlines():
+            if line.startswith(prefix):
+                path, digest, _ = line.removeprefix(prefix).rsplit(",", 2)
+                yield path, digest
+
+
+def _file_digest(path: Path) -> str:
+    """SHA-256 of a file, spelt as in a RECORD."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,0 +1,61 @@
+"""The text of one warpgroup matrix instruction, for exactly the shape and types in use.
+
+CuTe wraps only some n and falls back silently to small ones for others; its extended table costs
+seconds of front end. The interface is that of CUTLASS's atoms (`cute/arch/mma_sm90_gmma.hpp`):
+two descriptors and the accumulators. Source: PTX ISA, wgmma.mma_async.
+"""
+
+from __future__ import annotations
+
+from warploom.generator.elements import Element
+
+
+class TemplateText(str):
+    """Text of more than one token that the generator wrote itself; templates take it as it is."""
+
+    __slots__ = ()
+
+
+_WIDTH = 16  # operands per line of emitted text
+
+
+def _lines(items: list[str], indent: str, join: str) -> str:
+    rows = [items[i : i + _WIDTH] for i in range(0, len(items), _WIDTH)]
+    return (join.rstrip() + "\n" + indent).join(join.join(row) for row in rows)
+
+
+def wgmma(
+    a: Element, b: Element, n: int, *, a_k_major: bool = True, b_k_major: bool = True
+) -> TemplateText:
+    """Return the C++ struct `Wgmma` with `fma(a, b, d)` for one 64 x n instruction.
+
+    `a` and `b` are shared-memory descriptors, `d` the thread's n/2 accumulators: float, or int32_t
+    for int8 operands. It always adds: a kernel that clears its accumulators instead of telling the
+    first product to overwrite them frees their registers for the epilogue (measured: no spills
+    where the other form had 4 to 130 bytes).
+    """
+    integer = a.is_integer
+    count = n // 2
+    accumulator, letter, kind = ("int32_t", "r", "s32") if integer else ("float", "f", "f32")
+    scales = "" if integer else ", 1, 1"
+    majors = f", {int(not a_k_major)}, {int(not b_k_major)}" if a.bits == 16 else ""
+    registers = [f"%{i}" for i in range(count)]
+    quoted = ',"\n        "'.join(
+        ",".join(registers[i : i + _WIDTH]) for i in range(0, count, _WIDTH)
+    )
+    outputs = _lines([f'"+{letter}"(d[{i}])' for i in range(count)], " " * 10, ", ")
+    shape = f"m64n{n}k{a.wgmma_k}"
+    return TemplateText(f"""\
+// D[64 x {n}] += A[64 x {a.wgmma_k}] * B[{a.wgmma_k} x {n}]; A and B by descriptor, D in registers.
+struct Wgmma {{
+  static constexpr int kM = 64, kN = {n}, kK = {a.wgmma_k};
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, {accumulator} (&d)[{count}]) {{
+    asm volatile(
+        "{{\\n.reg .pred add;\\nsetp.eq.b32 add, 0, 0;\\n"
+        "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
+        "{quoted}}}, %{count}, %{count + 1}, add{scales}{majors};\\n}}\\n"
+        : {outputs}
+        : "l"(a), "l"(b));
+  }}
+}};""")

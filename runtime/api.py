@@ -1,0 +1,167 @@
+"""The front door's functions: gemm, plan, load, warmup, explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from warploom.errors import ProblemError, WarploomError
+from warploom.generator.build import build_many
+from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime import epilogue as epilogues
+from warploom.runtime import gemm as gemms
+from warploom.runtime import kernel as kernels
+from warploom.runtime import operators
+from warploom.runtime.counters import counters
+from warploom.runtime.epilogue import Item
+from warploom.runtime.gemm import GemmPlan
+
+__all__ = ["Explanation", "counters", "explain", "gemm", "load", "plan", "warmup"]
+
+
+def _items(
+    scale_a: float | torch.Tensor | None,
+    scale_b: float | torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    residual: torch.Tensor | None,
+    beta: float,
+    epilogue: Sequence[Item] | None,
+) -> Sequence[Item]:
+    if scale_a is scale_b is bias is activation is residual is None:
+        return epilogue or ()
+    if epilogue:
+        raise ProblemError(
+            "epilogue= beside scale, bias, activation or residual",
+            rule="the keywords mean one fixed order, the list means its own",
+            fix="put everything into the list",
+        )
+    return epilogues.items(scale_a, scale_b, bias, activation, residual, beta)
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    beta: float = 1.0,
+    activation: str | None = None,
+    scale_a: float | torch.Tensor | None = None,
+    scale_b: float | torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Sequence[Item] | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Return activation(scale_a scale_b (a b) + bias) + beta residual.
+
+    a is [.., M, K] and b [K, N], of one type: fp16, bf16, e4m3 or int8 (a torch weight [N, K] is b
+    after .t()). Products accumulate in fp32, for int8 in int32. The result [.., M, N] has
+    `out_dtype`: by default that of 16-bit operands, int32 for int8 without epilogue, else bf16.
+
+    scale_a is a number, a one-element tensor or [M]; scale_b likewise or [N]; tensors are fp32.
+    bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read the residual.
+    activation is relu, gelu, gelu_tanh or silu. `epilogue` gives any other order, as a list of
+    items (see `runtime/epilogue.py`). `out` may be exactly the residual. `spec` names the kernel.
+
+    Runs on the current stream without waiting. On CPU tensors the reference computes the same.
+    Raises ProblemError before anything is launched.
+    """
+    if scale_a is scale_b is bias is activation is residual is None:
+        listed: Sequence[Item] = epilogue or ()
+    else:
+        listed = _items(scale_a, scale_b, bias, activation, residual, beta, epilogue)
+    if torch.compiler.is_compiling():
+        return operators.call(a, b, listed, out, out_dtype, spec)
+    if isinstance(spec, str):
+        spec = parse_name(spec)
+    return gemms.gemm(a, b, listed, out, out_dtype, spec)
+
+
+def plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Sequence[Item] = (),
+    spec: KernelSpec | str | None = None,
+) -> GemmPlan:
+    """Plan a call: build and load its kernel now, and return what runs it with least overhead.
+
+    `plan(a, b, out, epilogue=...)` then runs tensors of the same shapes, strides, types and
+    alignment; pass `out` here if it is passed there. Arguments are those of `gemm`.
+    """
+    found = parse_name(spec) if isinstance(spec, str) else spec
+    return gemms.plan(a, b, epilogue, out, out_dtype, found)
+
+
+def load(spec: KernelSpec | str) -> kernels.Kernel:
+    """Return the loaded kernel of a spec or name, building it when the store lacks it."""
+    found = parse_name(spec) if isinstance(spec, str) else spec
+    loaded = kernels.kernel(found, torch.cuda.current_device())
+    loaded.load(found.name, torch.cuda.current_device())
+    return loaded
+
+
+def warmup(path: str | Path, *, jobs: int | None = None) -> int:
+    """Build every kernel of a configuration, in parallel, and load them on the current device.
+
+    Returns their number. Raises the first CompilationError, after all have been tried.
+    """
+    specs = expand_file(Path(path)).specs
+    for result in build_many(specs, kernels.store(), jobs):
+        if isinstance(result, WarploomError):
+            raise result
+    if torch.cuda.is_available():
+        for spec in specs:
+            load(spec)
+    return len(specs)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do, and why."""
+
+    kernel: str
+    reason: str
+    grid: int
+    stored: bool
+    copies: tuple[str, ...]
+    counters: dict[str, int]
+
+    def __str__(self) -> str:
+        """One fact a line."""
+        copies = ", ".join(self.copies) or "none"
+        stored = "compiled" if self.stored else "not compiled yet"
+        return (
+            f"kernel   {self.kernel}\nbecause  {self.reason}\nstore    {stored}\n"
+            f"grid     {self.grid} blocks\ncopies   {copies}"
+        )
+
+
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Sequence[Item] = (),
+    spec: KernelSpec | str | None = None,
+) -> Explanation:
+    """Say which kernel `gemm` would run for these arguments, and what it would copy."""
+    planned = plan(a, b, out=out, out_dtype=out_dtype, epilogue=epilogue, spec=spec)
+    copies = [name for name, copy in (("a", planned.copy_a), ("b", planned.copy_b)) if copy]
+    return Explanation(
+        kernel=planned.choice.spec.name,
+        reason=planned.choice.reason,
+        grid=planned.launch.launches[0].grid if planned.launch else 0,
+        stored=planned.launch is not None,
+        copies=tuple(copies),
+        counters=counters.as_dict(),
+    )

@@ -1,0 +1,21 @@
+"""The torch side of the table of element types."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.elements import ELEMENTS
+
+TORCH: dict[str, torch.dtype] = {name: getattr(torch, row.torch) for name, row in ELEMENTS.items()}
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()}
+
+
+def name_of(dtype: torch.dtype, what: str) -> str:
+    """Return the element name of `dtype`, or raise ProblemError saying what has it."""
+    if dtype in NAMES:
+        return NAMES[dtype]
+    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
+    raise ProblemError(
+        f"{what} of {dtype}", rule=f"element types are {known}", fix=f"convert with {what}.to(...)"
+    )

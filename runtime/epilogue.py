@@ -1,0 +1,190 @@
+"""The epilogue of a call: from keywords, or a list in any order, to steps and their operands.
+
+An item is `("scale", x)`, `("scale_row", v)`, `("scale_column", v)`, `("bias", v)`,
+`("activation", name)` or `("residual", c, beta)`; x is a float or a one-element tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import (
+    Activation,
+    Bias,
+    EpilogueStep,
+    Function,
+    Residual,
+    Scale,
+)
+
+from warploom.runtime.elements import name_of
+
+Item = tuple[Any, ...]
+_KINDS = ("scale", "scale_row", "scale_column", "bias", "activation", "residual")
+
+
+def items(
+    scale_a: float | torch.Tensor | None,
+    scale_b: float | torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    residual: torch.Tensor | None,
+    beta: float,
+) -> list[Item]:
+    """Spell the keywords out as a list: scales, bias, activation, residual."""
+    listed: list[Item] = []
+    for scale, vector in ((scale_a, "scale_row"), (scale_b, "scale_column")):
+        if scale is not None:
+            whole = not isinstance(scale, torch.Tensor) or scale.numel() == 1
+            listed.append(("scale" if whole else vector, scale))
+    if bias is not None:
+        listed.append(("bias", bias))
+    if activation is not None:
+        listed.append(("activation", activation))
+    if residual is not None:
+        listed.append(("residual", residual, beta))
+    return listed
+
+
+def signature(listed: Sequence[Item]) -> tuple[object, ...]:
+    """What of the items decides the kernel and the launch, values of scalars and addresses apart."""
+    return tuple(
+        (
+            item[0],
+            (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device())
+            if isinstance(value, torch.Tensor)
+            else value
+            if isinstance(value, str)
+            else None,
+        )
+        for item in listed
+        for value in item[1:2]
+    )
+
+
+def addresses(listed: Sequence[Item]) -> tuple[int, ...]:
+    """The addresses of the items' tensors, in order."""
+    return tuple(item[1].data_ptr() for item in listed if isinstance(item[1], torch.Tensor))
+
+
+def scalars(listed: Sequence[Item]) -> tuple[float, ...]:
+    """The host scalars of the items, in the order of the kernel's fields."""
+    values: list[float] = []
+    for item in listed:
+        if item[0] == "residual":
+            values.append(float(item[2]))
+        elif item[0] == "scale" and not isinstance(item[1], torch.Tensor):
+            values.append(float(item[1]))
+    return tuple(values)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundEpilogue:
+    """The steps of a call, and the names of the tensors and scalars that it hands the kernel."""
+
+    steps: tuple[EpilogueStep, ...]
+    tensors: tuple[str, ...]
+    scalars: tuple[str, ...]
+    pitch_c: tuple[int, ...]
+    paired: bool  # whether every operand can be read two elements at a time
+
+
+def bind(listed: Sequence[Item], m: int, n: int, device: int) -> BoundEpilogue:
+    """Check the items against D [m, n] on `device` (-1: CPU) and turn them into steps.
+
+    Raises ProblemError naming the item, the rule and the fix.
+    """
+    steps: list[EpilogueStep] = []
+    tensors: list[str] = []
+    scalar_names: list[str] = []
+    pitches: list[int] = []
+    paired = True
+    for index, item in enumerate(listed):
+        step = _step(item, m, n, device)
+        steps.append(step)
+        value = item[1]
+        if isinstance(value, torch.Tensor):
+            tensors.append(f"{item[0].partition('_')[0]}_{index}")
+            if item[0] in ("scale_column", "bias", "residual"):
+                paired &= value.data_ptr() % (2 * value.element_size()) == 0
+        elif isinstance(step, Scale):
+            scalar_names.append(f"scale_{index}")
+        if isinstance(step, Residual):
+            scalar_names.append(f"residual_{index}_beta")
+            pitches.append(value.stride(0))
+            paired &= value.stride(0) % 2 == 0
+    return BoundEpilogue(
+        tuple(steps), tuple(tensors), tuple(scalar_names), tuple(pitches), paired
+    )
+
+
+def check_finite(listed: Sequence[Item]) -> None:
+    """Raise ProblemError for a beta that is not finite."""
+    for item in listed:
+        if item[0] == "residual" and not math.isfinite(item[2]):
+            raise ProblemError(f"beta {item[2]}", rule="is finite", fix="scale the residual first")
+
+
+def _step(item: Item, m: int, n: int, device: int) -> EpilogueStep:
+    if not item or item[0] not in _KINDS or len(item) != (3 if item[0] == "residual" else 2):
+        raise ProblemError(
+            f"epilogue item {item[:1]!r} of length {len(item)}",
+            rule=f"an item is (kind, value), the kind one of {', '.join(_KINDS)}; "
+            "a residual is (kind, tensor, beta)",
+            fix='for example ("bias", bias), ("activation", "relu"), ("residual", c, 1.0)',
+        )
+    kind, value = item[0], item[1]
+    if kind == "activation":
+        if value not in get_args(Function):
+            raise ProblemError(
+                f"activation {value!r}",
+                rule=f"is one of {', '.join(get_args(Function))}",
+                fix="use one of them, or apply it to the result",
+            )
+        return Activation(value)
+    if kind == "scale" and not isinstance(value, torch.Tensor):
+        return Scale("host")
+    shapes = {"scale": (), "scale_row": (m,), "scale_column": (n,), "bias": (n,)}
+    _check_operand(kind, value, shapes.get(kind, (m, n)), device)
+    if kind == "residual":
+        return Residual(_element(kind, value))
+    if kind == "bias":
+        return Bias(_element(kind, value))
+    return Scale({"scale": "device", "scale_row": "row", "scale_column": "column"}[kind])  # type: ignore[arg-type]
+
+
+def _element(kind: str, value: torch.Tensor) -> Any:
+    name = name_of(value.dtype, kind)
+    if name in ("fp16", "bf16", "fp32"):
+        return name
+    raise ProblemError(f"{kind} of {value.dtype}", rule="is fp16, bf16 or fp32", fix="convert it")
+
+
+def _check_operand(kind: str, value: object, shape: tuple[int, ...], device: int) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ProblemError(f"{kind} {value!r}", rule="is a tensor", fix="pass a torch tensor")
+    if value.get_device() != device:
+        raise ProblemError(
+            f"{kind} on {value.device}", rule="is on the device of a and b", fix="move it there"
+        )
+    fits = value.numel() == 1 if kind == "scale" else tuple(value.shape) == shape
+    if not fits:
+        raise ProblemError(
+            f"{kind} of shape {list(value.shape)}",
+            rule=f"has shape {list(shape)} here" if shape else "has one element",
+            fix="reshape it",
+        )
+    if kind.startswith("scale") and value.dtype != torch.float32:
+        raise ProblemError(f"{kind} of {value.dtype}", rule="is fp32", fix="use .float()")
+    if value.numel() > 1 and value.stride(-1) != 1:
+        raise ProblemError(
+            f"{kind} with strides {list(value.stride())}",
+            rule="is contiguous along its last dimension",
+            fix="use .contiguous()",
+        )

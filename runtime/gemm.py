@@ -1,0 +1,324 @@
+"""D = epilogue(A B) on torch tensors: checks, placement, plan, launch.
+
+A call first looks up its plan by everything but addresses and scalar values; only a miss checks,
+chooses a kernel and copies what TMA cannot read. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.elements import element
+from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.families.gemm_launch import GemmProblem
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import readable
+from warploom.runtime import dispatch, epilogue, reference
+from warploom.runtime.counters import counters
+from warploom.runtime.elements import NAMES, name_of
+from warploom.runtime.epilogue import BoundEpilogue, Item
+from warploom.runtime.operands import Placement, extent_bytes, padded_copy, place
+from warploom.runtime.plan import LaunchPlan, plan_launches
+
+_BOUND = 4096  # problems remembered
+_plans: dict[tuple[object, ...], GemmPlan] = {}
+_lock = threading.Lock()
+
+
+@dataclass
+class GemmPlan:
+    """What a kind of call needs: its kernel and launch, and which operands are copied first.
+
+    `plan(a, b, out, ...)` runs it for tensors of the planned shapes, strides and types; it is what
+    `warploom.gemm` itself runs after looking the plan up.
+    """
+
+    key: tuple[object, ...]
+    out_shape: tuple[int, ...]
+    out_dtype: torch.dtype
+    launch: LaunchPlan | None  # None: D is empty
+    copy_a: str | None  # the layout that A is copied to, where TMA cannot read it
+    copy_b: str | None
+    choice: dispatch.Choice
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        epilogue: Sequence[Item] = (),
+    ) -> torch.Tensor:
+        """Run the plan; `epilogue` lists the items it was planned with, in their order."""
+        if signature(a, b, out, epilogue, self.out_dtype, self.key[-1]) != self.key:
+            raise ProblemError(
+                f"a {list(a.shape)} {a.dtype}, b {list(b.shape)} {b.dtype}",
+                rule="a plan runs only what it was made for: shapes, strides, types, alignment",
+                fix="call warploom.plan again, or warploom.gemm",
+            )
+        if out is None:
+            out = a.new_empty(self.out_shape, dtype=self.out_dtype)
+        self.run(a, b, out, epilogue)
+        return out
+
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, listed: Sequence[Item]
+    ) -> None:
+        """Launch on tensors that are known to fit."""
+        if self.launch is None:
+            return
+        if self.copy_a:
+            a = padded_copy(matrix(a), self.copy_a)
+        if self.copy_b:
+            b = padded_copy(b, self.copy_b)
+        addresses = (a.data_ptr(), b.data_ptr(), out.data_ptr())
+        if listed:
+            self.launch.run(addresses + epilogue.addresses(listed), epilogue.scalars(listed))
+        else:
+            self.launch.run(addresses)
+
+
+def matrix(a: torch.Tensor) -> torch.Tensor:
+    """Return A or D [.., M, K] as one matrix; a copy where its strides do not allow a view."""
+    return a if a.dim() == 2 else a.flatten(0, -2)
+
+
+def signature(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    listed: Sequence[Item],
+    out_dtype: torch.dtype | None,
+    spec: object,
+) -> tuple[object, ...]:
+    """Everything that decides the plan: all but addresses (their alignment counts) and scalars."""
+    return (
+        a.shape,
+        a.stride(),
+        a.dtype,
+        a.data_ptr() & 15,
+        a.get_device(),
+        b.shape,
+        b.stride(),
+        b.dtype,
+        b.data_ptr() & 15,
+        b.get_device(),
+        None
+        if out is None
+        else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
+        epilogue.signature(listed) if listed else (),
+        out_dtype,
+        spec,
+    )
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    spec: KernelSpec | None,
+) -> torch.Tensor:
+    """Run the planned call, planning it first when it is new."""
+    if torch.is_grad_enabled():
+        refuse_grad(a, b, out, *(item[1] for item in listed))
+    key = signature(a, b, out, listed, out_dtype, spec)
+    planned = _plans.get(key)
+    if planned is None:
+        planned = plan(a, b, listed, out, out_dtype, spec)
+    if listed:
+        epilogue.check_finite(listed)
+    if out is None:
+        out = a.new_empty(planned.out_shape, dtype=planned.out_dtype)
+    elif planned.launch is not None or a.get_device() < 0:
+        refuse_overlap(out, a, b, listed)
+    if a.get_device() < 0:
+        out.copy_(reference.gemm(a, b, listed, planned.out_dtype))
+    else:
+        planned.run(a, b, out, listed)
+    return out
+
+
+def plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    spec: KernelSpec | None,
+) -> GemmPlan:
+    """Check a call, choose its kernel, load it, and remember the plan."""
+    key = signature(a, b, out, listed, out_dtype, spec)
+    planned = _make(key, a, b, listed, out, out_dtype, spec)
+    counters.add("plans")
+    with _lock:
+        while len(_plans) >= _BOUND:
+            _plans.pop(next(iter(_plans)))
+        _plans[key] = planned
+    return planned
+
+
+def _make(
+    key: tuple[object, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    spec: KernelSpec | None,
+) -> GemmPlan:
+    m, n, k = _extents(a, b)
+    device = a.get_device()
+    bound = epilogue.bind(listed, m, n, device)
+    d_type = result_type(a, out, out_dtype, bool(listed))
+    shape = (*a.shape[:-1], n)
+    d = _check_out(out, shape, d_type, device)
+    allowed_a, allowed_b = _layouts(a, spec)
+    place_a, place_b = place(matrix(a), allowed_a), place(b, allowed_b)
+    if a.dim() > 2 and matrix(a).data_ptr() != a.data_ptr():
+        place_a = None  # flattening copies: copy once, to where TMA reads
+    at_a = place_a or _padded(k if allowed_a[0] == "row" else m, allowed_a[0], a)
+    at_b = place_b or _padded(n if allowed_b[0] == "row" else k, allowed_b[0], b)
+    pitch_d = n if d is None or m <= 1 else d.stride(0)
+    problem = GemmProblem(m, n, k, at_a.pitch, at_b.pitch, pitch_d, bound.pitch_c)
+    operation = GemmOperation(
+        a=name_of(a.dtype, "a"),  # type: ignore[arg-type]
+        b=name_of(b.dtype, "b"),  # type: ignore[arg-type]
+        d=NAMES[d_type],  # type: ignore[arg-type]
+        layout_a=at_a.layout,  # type: ignore[arg-type]
+        layout_b=at_b.layout,  # type: ignore[arg-type]
+        epilogue=bound.steps,
+    )
+    store = _store(d, pitch_d, d_type, bound)
+    choice = dispatch.choose(operation, problem, store, spec)
+    launch = None
+    if device >= 0 and m and n:
+        tensors, scalars = ("a", "b", "d", *bound.tensors), bound.scalars
+        launch = plan_launches(choice.spec, problem, device, tensors, scalars)
+    copy_a = None if place_a else at_a.layout
+    copy_b = None if place_b else at_b.layout
+    return GemmPlan(key, shape, d_type, launch, copy_a, copy_b, choice)
+
+
+def _extents(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
+    if a.dim() < 2 or b.dim() != 2 or a.shape[-1] != b.shape[0]:
+        raise ProblemError(
+            f"a {list(a.shape)} by b {list(b.shape)}",
+            rule="a is [.., M, K] and b is [K, N], with one K",
+            fix="a torch weight [N, K] is b after .t()",
+        )
+    if a.dtype != b.dtype:
+        raise ProblemError(f"a {a.dtype} by b {b.dtype}", rule="have one type", fix="convert one")
+    if a.get_device() != b.get_device():
+        raise ProblemError(
+            f"a on {a.device}, b on {b.device}", rule="are on one device", fix="move one"
+        )
+    m = a.shape[:-1].numel()
+    return m, b.shape[1], b.shape[0]
+
+
+def result_type(
+    a: torch.Tensor, out: torch.Tensor | None, asked: torch.dtype | None, has_epilogue: bool
+) -> torch.dtype:
+    """The type of D: as asked, else out's, else the default for the operands."""
+    if asked is not None:
+        return asked
+    if out is not None:
+        return out.dtype
+    if name_of(a.dtype, "a") == "int8" and not has_epilogue:
+        return torch.int32
+    return a.dtype if element(name_of(a.dtype, "a")).bits == 16 else torch.bfloat16
+
+
+def _check_out(
+    out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: int
+) -> torch.Tensor | None:
+    name_of(dtype, "out")
+    if out is None:
+        return None
+    if tuple(out.shape) != shape or out.dtype != dtype or out.get_device() != device:
+        raise ProblemError(
+            f"out {list(out.shape)} {out.dtype} on {out.device}",
+            rule=f"is {list(shape)} of {dtype} on the device of a",
+            fix="leave out=None to have it made",
+        )
+    flat = out if out.dim() == 2 else out.view(-1, shape[-1]) if out.is_contiguous() else None
+    if flat is None or (out.numel() and out.shape[-1] > 1 and out.stride(-1) != 1):
+        raise ProblemError(
+            f"out with strides {list(out.stride())}",
+            rule="has a contiguous last dimension and one pitch between rows",
+            fix="use a row-major out",
+        )
+    if out.numel() and out.shape[-2] > 1 and flat.stride(0) < flat.shape[1]:
+        raise ProblemError(
+            f"out with strides {list(out.stride())}",
+            rule="has no two elements in one place",
+            fix="do not pass an expanded tensor as out",
+        )
+    return flat
+
+
+def _layouts(
+    a: torch.Tensor, spec: KernelSpec | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The layouts in which A and B may be read in place, the one that a copy takes first."""
+    if spec is not None:
+        operation = spec.operation
+        assert isinstance(operation, GemmOperation)
+        return (operation.layout_a,), (operation.layout_b,)
+    if element(name_of(a.dtype, "a")).bits == 16:
+        return ("row", "col"), ("col", "row")
+    return ("row",), ("col",)
+
+
+def _padded(extent: int, layout: str, of: torch.Tensor) -> Placement:
+    size = of.element_size()
+    return Placement(layout, -(-extent * size // 16) * 16 // size)
+
+
+def _store(
+    d: torch.Tensor | None, pitch_d: int, d_type: torch.dtype, bound: BoundEpilogue
+) -> str:
+    size = element(NAMES[d_type]).bytes
+    base = 0 if d is None else d.data_ptr()
+    return "tma" if bound.paired and readable(base, pitch_d * size) else "direct"
+
+
+def refuse_grad(*values: object) -> None:
+    """Raise ProblemError when autograd expects a graph that these kernels do not build."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise ProblemError(
+                f"a tensor of shape {list(value.shape)} that requires grad",
+                rule="warploom.gemm is not differentiable",
+                fix="call it under torch.no_grad(), or on .detach()ed tensors",
+            )
+
+
+def refuse_overlap(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError when `out` shares memory with an operand, unless it is the residual."""
+    first, last = extent_bytes(out)
+    operands = [("a", a), ("b", b)]
+    operands += [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
+    for name, operand in operands:
+        begin, end = extent_bytes(operand)
+        same = (
+            name == "residual"
+            and begin == first
+            and operand.dtype == out.dtype
+            and matrix(operand).stride() == matrix(out).stride()
+        )
+        if begin < last and first < end and not same:
+            raise ProblemError(
+                f"out at {first:#x}..{last:#x} and {name} at {begin:#x}..{end:#x}",
+                rule="do not overlap; out may be exactly the residual",
+                fix="use another out",
+            )

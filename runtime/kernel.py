@@ -1,0 +1,119 @@
+"""Kernels: a spec's cubin, built or found in the store, loaded once for all devices."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass, field
+
+import torch
+from cuda.bindings import driver
+
+from warploom.generator import build as building
+from warploom.generator.artifact import Artifact
+from warploom.generator.launches import Launch
+from warploom.generator.specification import KernelSpec
+from warploom.generator.store import Store
+
+from warploom.runtime.counters import counters
+from warploom.runtime.driver import check, require_usable
+
+_lock = threading.RLock()
+_kernels: dict[KernelSpec, Kernel] = {}
+_store: list[Store] = []
+
+
+def store() -> Store:
+    """The process's kernel store."""
+    with _lock:
+        if not _store:
+            _store.append(Store.default())
+        return _store[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One launch, ready to go: immutable, so that any thread may fire it at any time."""
+
+    config: driver.CUlaunchConfig
+    function: driver.CUfunction
+    arguments: int  # the address of kernelParams
+    keep: tuple[object, ...]  # what the addresses point into
+
+    def fire(self) -> None:
+        """Launch on the stream that it was prepared for."""
+        status = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)[0]
+        if status != driver.CUresult.CUDA_SUCCESS:
+            check((status,))
+
+
+@dataclass
+class Kernel:
+    """One spec's loaded cubin; its handles serve every device, attributes are set per device."""
+
+    spec: KernelSpec
+    artifact: Artifact
+    _handles: dict[str, driver.CUkernel] = field(default_factory=dict, repr=False)
+    _ready: set[tuple[str, int]] = field(default_factory=set, repr=False)
+
+    def _handle(self, entry: str) -> driver.CUkernel:
+        if not self._handles:
+            library = check(
+                driver.cuLibraryLoadData(self.artifact.cubin, [], [], 0, [], [], 0)
+            )
+            for name in self.artifact.resources:
+                self._handles[name] = check(driver.cuLibraryGetKernel(library, name.encode()))
+            counters.add("loads")
+        return self._handles[entry]
+
+    def load(self, entry: str, device: int) -> driver.CUkernel:
+        """Return the entry's handle, ready on `device` (loaded now, not at the first launch)."""
+        with _lock:
+            if (entry, device) in self._ready:
+                return self._handles[entry]
+            require_usable(device)
+            handle = self._handle(entry)
+            attribute = driver.CUfunction_attribute
+            maximum = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            shared_bytes = self.spec.architecture.shared_bytes
+            check(driver.cuKernelSetAttribute(maximum, shared_bytes, handle, device))
+            with torch.cuda.device(device):
+                check(driver.cuKernelGetFunction(handle))
+            self._ready.add((entry, device))
+            return handle
+
+    def prepare(self, launch: Launch, block: bytes, device: int, stream: int) -> Prepared:
+        """Bind a launch to its packed parameter block and a stream of `device`."""
+        handle = self.load(launch.entry, device)
+        room = ctypes.create_string_buffer(len(block) + 64)
+        address = -(-ctypes.addressof(room) // 64) * 64  # the block holds tensor maps
+        ctypes.memmove(address, block, len(block))
+        arguments = (ctypes.c_void_p * 1)(address)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes, config.hStream = launch.shared_bytes, driver.CUstream(stream)
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimensions = cluster.value.clusterDim
+        dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
+        config.attrs, config.numAttrs = [cluster], 1
+        function = driver.CUfunction(int(handle))
+        return Prepared(config, function, ctypes.addressof(arguments), (room, arguments))
+
+
+def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:
+    """Return the spec's kernel, building it when neither this process nor the store has it.
+
+    With a device, raises DeviceError first where nothing may be built or loaded (during capture,
+    after a fork, on another architecture).
+    """
+    found = _kernels.get(spec)
+    if found is not None:
+        return found
+    if device is not None:
+        require_usable(device)
+    with _lock:
+        if spec not in _kernels:
+            _kernels[spec] = Kernel(spec, building.build(spec, store()))
+        return _kernels[spec]

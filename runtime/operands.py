@@ -1,0 +1,66 @@
+"""How a matrix of a call lies in memory, and whether TMA can read it there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from warploom.generator.tensor_maps import PITCH_BYTES, readable
+
+from warploom.runtime.counters import counters
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A matrix that TMA can read: `row` or `col` major, elements between its rows (columns)."""
+
+    layout: str
+    pitch: int
+
+
+def _pitch(extent: int, count: int, stride: int, size: int) -> int:
+    """The stride between `count` rows of `extent` elements; a single row may claim any."""
+    return stride if count > 1 else -(-extent * size // PITCH_BYTES) * PITCH_BYTES // size
+
+
+def place(matrix: torch.Tensor, allowed: tuple[str, ...]) -> Placement | None:
+    """Return how TMA reads `matrix` in place, in one of the `allowed` layouts, or None.
+
+    Rows must not overlap: a broadcast view (stride 0) is never read in place.
+    """
+    rows, columns = matrix.shape
+    row_stride, column_stride = matrix.stride()
+    size = matrix.element_size()
+    if rows == 0 or columns == 0:
+        return Placement(allowed[0], max(rows, columns))
+    for layout in allowed:
+        extent, count, inner, outer = (
+            (columns, rows, column_stride, row_stride)
+            if layout == "row"
+            else (rows, columns, row_stride, column_stride)
+        )
+        pitch = _pitch(extent, count, outer, size)
+        contiguous = inner == 1 or extent == 1
+        if contiguous and pitch >= extent and readable(matrix.data_ptr(), pitch * size):
+            return Placement(layout, pitch)
+    return None
+
+
+def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
+    """Copy `matrix` to where TMA can read it: rows (or columns) padded to 16 bytes. Counted."""
+    counters.add("copies")
+    source = matrix if layout == "row" else matrix.mT
+    rows, columns = source.shape
+    pitch = -(-columns * source.element_size() // PITCH_BYTES) * PITCH_BYTES // source.element_size()
+    room = torch.empty((rows, pitch), dtype=source.dtype, device=source.device)[:, :columns]
+    room.copy_(source)
+    return room if layout == "row" else room.mT
+
+
+def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's elements and the one past the last."""
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), tensor.data_ptr()
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

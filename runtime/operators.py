@@ -1,0 +1,143 @@
+"""The operators that torch.compile sees, registered with torch.library.
+
+Eager calls do not pass here: a torch operator costs several microseconds a call. An epilogue
+crosses as its kinds, one tensor or none and one number for each item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime import gemm as gemms
+from warploom.runtime.epilogue import Item
+
+_library = torch.library.Library("warploom", "FRAGMENT")
+_ARGUMENTS = (
+    "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
+    "str? spec"
+)
+_library.define(f"gemm({_ARGUMENTS}) -> Tensor")
+_library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out) -> ()")
+
+_TENSOR_KINDS = ("scale_tensor", "scale_row", "scale_column", "bias", "residual")
+
+
+def _flatten(listed: Sequence[Item]) -> tuple[list[str], list[torch.Tensor], list[float]]:
+    kinds: list[str] = []
+    operands: list[torch.Tensor] = []
+    numbers: list[float] = []
+    for item in listed:
+        kind, value = item[0], item[1]
+        if isinstance(value, torch.Tensor):
+            kinds.append("scale_tensor" if kind == "scale" else kind)
+            operands.append(value)
+        elif kind == "activation":
+            kinds.append(value)
+        else:
+            kinds.append(kind)
+            numbers.append(float(value))
+        if kind == "residual":
+            numbers.append(float(item[2]))
+    return kinds, operands, numbers
+
+
+def _listed(
+    kinds: Sequence[str], operands: Sequence[torch.Tensor], numbers: Sequence[float]
+) -> list[Item]:
+    tensor, number = iter(operands), iter(numbers)
+    listed: list[Item] = []
+    for kind in kinds:
+        if kind == "residual":
+            listed.append((kind, next(tensor), next(number)))
+        elif kind in _TENSOR_KINDS:
+            listed.append((kind.replace("_tensor", ""), next(tensor)))
+        elif kind == "scale":
+            listed.append((kind, next(number)))
+        else:
+            listed.append(("activation", kind))
+    return listed
+
+
+def _gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    kinds: Sequence[str],
+    operands: Sequence[torch.Tensor],
+    numbers: Sequence[float],
+    out_dtype: torch.dtype,
+    spec: str | None,
+) -> torch.Tensor:
+    found = parse_name(spec) if spec else None
+    with torch.no_grad():
+        return gemms.gemm(a, b, _listed(kinds, operands, numbers), None, out_dtype, found)
+
+
+def _gemm_out(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    kinds: Sequence[str],
+    operands: Sequence[torch.Tensor],
+    numbers: Sequence[float],
+    out_dtype: torch.dtype,
+    spec: str | None,
+    *,
+    out: torch.Tensor,
+) -> None:
+    found = parse_name(spec) if spec else None
+    with torch.no_grad():
+        gemms.gemm(a, b, _listed(kinds, operands, numbers), out, out_dtype, found)
+
+
+for _key in ("CUDA", "CPU"):
+    _library.impl("gemm", _gemm, _key)
+    _library.impl("gemm_out", _gemm_out, _key)
+
+
+@torch.library.register_fake("warploom::gemm", lib=_library)
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    kinds: Sequence[str],
+    operands: Sequence[torch.Tensor],
+    numbers: Sequence[float],
+    out_dtype: torch.dtype,
+    spec: str | None,
+) -> torch.Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
+
+
+@torch.library.register_fake("warploom::gemm_out", lib=_library)
+def _fake_out(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    kinds: Sequence[str],
+    operands: Sequence[torch.Tensor],
+    numbers: Sequence[float],
+    out_dtype: torch.dtype,
+    spec: str | None,
+    *,
+    out: torch.Tensor,
+) -> None:
+    return None
+
+
+def call(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    spec: KernelSpec | str | None,
+) -> torch.Tensor:
+    """Run the call as an operator, for a compiler to trace."""
+    kinds, operands, numbers = _flatten(listed)
+    name = spec.name if isinstance(spec, KernelSpec) else spec
+    asked = gemms.result_type(a, out, out_dtype, bool(listed))
+    if out is None:
+        result: torch.Tensor = torch.ops.warploom.gemm(a, b, kinds, operands, numbers, asked, name)
+        return result
+    torch.ops.warploom.gemm_out(a, b, kinds, operands, numbers, asked, name, out=out)
+    return out

@@ -1,0 +1,116 @@
+"""A plan: launches of one spec for one problem, bound to addresses once and then only fired.
+
+It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
+address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
+allocated per call on the current stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from warploom.generator.families import family
+from warploom.generator.launches import Address, Argument, Launch, Workspace
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import TensorMap
+
+from warploom.runtime import driver
+from warploom.runtime.counters import counters
+from warploom.runtime.kernel import Kernel, Prepared, kernel
+from warploom.runtime.tensor_map import encode
+
+_BOUND = 1024  # combinations of addresses, stream and scalars kept per plan
+
+
+@dataclass
+class LaunchPlan:
+    """The launches of one problem on one device.
+
+    `tensors` and `scalars` name, in order, what a call hands over; workspaces come after them.
+    """
+
+    spec: KernelSpec
+    device: int
+    tensors: tuple[str, ...]
+    scalars: tuple[str, ...]
+    launches: Sequence[Launch]
+    workspaces: Sequence[Workspace]
+    kernel: Kernel
+    _bound: dict[tuple[object, ...], tuple[Prepared, ...]] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def run(self, addresses: tuple[int, ...], scalars: tuple[float, ...] = ()) -> None:
+        """Launch on the current stream of the plan's device; nothing is waited for."""
+        stream = driver.current_stream(self.device)
+        if self.workspaces:
+            buffers = [self._workspace(workspace) for workspace in self.workspaces]
+            addresses += tuple(buffer.data_ptr() for buffer in buffers)
+        key = (stream, addresses, scalars)
+        prepared = self._bound.get(key)
+        if prepared is None:
+            prepared = self._bind(key, addresses, scalars, stream)
+        for launch in prepared:
+            launch.fire()
+        counters.launches += len(prepared)
+
+    def _workspace(self, workspace: Workspace) -> torch.Tensor:
+        device = torch.device("cuda", self.device)
+        return torch.zeros(workspace.bytes, dtype=torch.uint8, device=device)
+
+    def _bind(
+        self,
+        key: tuple[object, ...],
+        addresses: tuple[int, ...],
+        scalars: tuple[float, ...],
+        stream: int,
+    ) -> tuple[Prepared, ...]:
+        names = (*self.tensors, *(workspace.tensor for workspace in self.workspaces))
+        address = dict(zip(names, addresses, strict=True))
+        scalar = dict(zip(self.scalars, scalars, strict=True))
+        prepared = tuple(
+            self.kernel.prepare(
+                launch, self._pack(launch, address, scalar), self.device, stream
+            )
+            for launch in self.launches
+        )
+        with self._lock:
+            while len(self._bound) >= _BOUND:
+                self._bound.pop(next(iter(self._bound)))
+            self._bound[key] = prepared
+        return prepared
+
+    def _pack(self, launch: Launch, address: dict[str, int], scalar: dict[str, float]) -> bytes:
+        values: dict[str, bytes | int | float] = {}
+        for name, value in launch.parameters.items():
+            match value:
+                case TensorMap():
+                    values[name] = encode(value, address[value.tensor])
+                case Address():
+                    values[name] = address[value.tensor]
+                case Argument():
+                    values[name] = scalar[value.name]
+                case _:
+                    values[name] = value
+        return family(self.spec.operation.family).parameters(self.spec).pack(values)
+
+
+def plan_launches(
+    spec: KernelSpec,
+    problem: object,
+    device: int,
+    tensors: tuple[str, ...],
+    scalars: tuple[str, ...],
+) -> LaunchPlan:
+    """Build or find the spec's kernel, load it, and lay out the launches of `problem`."""
+    described = family(spec.operation.family)
+    built = kernel(spec, device)
+    launches = described.launches(spec, problem, driver.limits(device))
+    for launch in launches:
+        built.load(launch.entry, device)
+    return LaunchPlan(
+        spec, device, tensors, scalars, launches, described.workspaces(spec, problem), built
+    )

@@ -1,0 +1,1 @@
+"""The Jinja templates and C++ parts that kernels are rendered from, as package resources."""

@@ -1,0 +1,49 @@
+"""What every test shares: a private kernel store, the skip of gpu tests, and `--update-golden`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite emitted/golden instead of comparing"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := _reason_for_no_gpu()):
+        pytest.skip(reason)
+
+
+@functools.cache
+def _reason_for_no_gpu() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "needs a Hopper GPU: torch.cuda.is_available() is False"
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0):
+        return f"needs a Hopper GPU (compute capability 9.0): this one has {capability}"
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep every test, and every process it starts, away from the user's store and settings."""
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
+        patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
+        patch.delenv("WARPLOOM_COMPILE", raising=False)
+        yield folder
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """True when golden files are to be rewritten."""
+    return bool(request.config.getoption("--update-golden"))

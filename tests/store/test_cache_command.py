@@ -1,0 +1,82 @@
+"""`warploom cache`: what each command reports, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from warploom.cli.cache import command
+from warploom.generator.artifact import Artifact
+from warploom.generator.store import Store
+
+MakeArtifact = Callable[..., Artifact]
+KeyOf = Callable[[Artifact], str]
+
+
+@pytest.fixture
+def stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_artifact: MakeArtifact, key_of: KeyOf
+) -> Artifact:
+    """Return the one artifact in the store of the environment."""
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.delenv("WARPLOOM_CACHE_PATH", raising=False)
+    artifact = make_artifact()
+    Store.default().put(key_of(artifact), artifact)
+    return artifact
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+
+
+def test_stats_counts_kernels(stored: Artifact, tmp_path: Path) -> None:
+    (row,) = json.loads(invoke("stats", "--json").stdout)["directories"]
+    assert row["path"] == str(tmp_path / "store")
+    assert (row["kernels"], row["objects"], row["quarantined"]) == (1, 1, 0)
+    assert row["bytes"] > len(stored.cubin)
+    assert str(tmp_path / "store") in invoke("stats").stdout
+
+
+def test_explain_says_present_and_otherwise_what_differs(stored: Artifact, key_of: KeyOf) -> None:
+    found = json.loads(invoke("explain", key_of(stored), "--json").stdout)
+    assert (found["present"], found["key"]) == (True, key_of(stored))
+    arguments = ("--name", stored.name, "--toolchain", "old", "--option", "-O0")
+    missed = json.loads(invoke("explain", *arguments, "--json").stdout)
+    assert missed["present"] is False
+    assert {row["field"]: (row["wanted"], row["stored"]) for row in missed["nearest"]} == {
+        "toolchain": ("old", stored.toolchain),
+        "options": (["-O0"], list(stored.options)),
+    }
+    assert stored.toolchain in invoke("explain", *arguments).stdout
+
+
+def test_explain_without_anything_to_look_for_fails_with_advice(stored: Artifact) -> None:
+    result = invoke("explain")
+    assert result.exit_code == 1
+    assert "--name" in result.stderr
+
+
+def test_export_and_import_move_kernels(
+    stored: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_of: KeyOf
+) -> None:
+    path = tmp_path / "kernels.tar"
+    assert json.loads(invoke("export", path, "--json").stdout) == {"kernels": 1}
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "other"))
+    assert json.loads(invoke("import", path, "--json").stdout) == {"kernels": 1}
+    assert Store(tmp_path / "other").get(key_of(stored)) == stored
+    path.write_bytes(b"noise")
+    result = invoke("import", path)
+    assert result.exit_code == 1
+    assert "export it again" in result.stderr
+
+
+def test_gc_empties_a_store_when_told_to(stored: Artifact, key_of: KeyOf) -> None:
+    assert json.loads(invoke("gc", "--older-than", 1, "--json").stdout)["kernels"] == 0
+    collected = json.loads(invoke("gc", "--max-bytes", 0, "--json").stdout)
+    assert collected["kernels"] == 1
+    assert collected["bytes"] > len(stored.cubin)
+    assert Store.default().get(key_of(stored)) is None

@@ -1,0 +1,230 @@
+"""The toolchain's identity follows contents, and a header set that cannot work is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import cuda.pathfinder
+import pytest
+from click.testing import CliRunner, Result
+
+from warploom.cli import doctor
+from warploom.errors import ToolchainError
+from warploom.generator import toolchain
+from warploom.generator.toolchain import Component, Toolchain
+
+FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    toolchain.find.cache_clear()
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Component]:
+    """Return a function that makes a site-packages folder with one wheel of FILES in it."""
+
+    def install(folder: str, record: bool = True) -> Component:
+        site = tmp_path / folder
+        part = Component("headers", "1.0", site / "headers" / "include", ".*", ("headers",))
+        for name, text in FILES.items():
+            path = part.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        information = site / "headers-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: headers\nVersion: 1.0\n"
+        )
+        if record:
+            lines = [f"headers/include/{name},{digest},9" for name, digest in part.hashed().items()]
+            lines += ["headers/__pycache__/x.pyc,,", "../../bin/tool,sha256=abc,1"]
+            (information / "RECORD").write_text("\n".join(lines) + "\n")
+        monkeypatch.syspath_prepend(str(site))
+        return part
+
+    return install
+
+
+def make_include(folder: Path, cccl: str = "3000001", *, crt: bool = True) -> Path:
+    """Lay out the few headers that tell a CUDA include folder and its versions."""
+    headers = {
+        "cuda_runtime.h": "",
+        "cuda_runtime_api.h": "#define CUDART_VERSION  13000\n",
+        "cccl/cuda/std/__cccl/version.h": f"#define CCCL_VERSION {cccl}\n",
+    }
+    if crt:
+        headers["crt/host_defines.h"] = ""
+    for name, text in headers.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def use_includes(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    monkeypatch.setattr(toolchain, "_include_folders", lambda: iter(folders))
+
+
+def test_the_installed_toolchain_has_the_versions_its_headers_state() -> None:
+    found = toolchain.find()
+    assert found.versions["CUTLASS"].startswith("4.2")
+    assert found.versions["CCCL"] in toolchain.CCCL_VERSIONS
+    assert found.versions["NVRTC"].split(".")[0] == "13"
+    assert len(found.identity) == 64
+    assert toolchain.find() is found
+
+
+def test_options_carry_no_path_so_that_keys_agree_between_machines() -> None:
+    options = toolchain.find().options("sm_90a")
+    assert options[:4] == (
+        "--gpu-architecture=sm_90a",
+        "-std=c++17",
+        "-default-device",
+        "-DNDEBUG",
+    )
+    assert not [option for option in options if option.startswith("-I") or "/" in option]
+
+
+def test_include_paths_are_the_three_header_folders_and_not_nvrtcs() -> None:
+    folders = [Path(option.removeprefix("-I")) for option in toolchain.find().include_options]
+    assert len(folders) == 3
+    assert (folders[0] / "cute" / "config.hpp").is_file()
+    assert (folders[1] / "cuda_fp16.h").is_file()
+    assert (folders[2] / "cuda" / "std" / "cstdint").is_file()
+
+
+def test_identity_is_of_contents_not_of_where_they_lie(
+    install: Callable[..., Component],
+) -> None:
+    here, there = install("here").recorded(), install("there").recorded()
+    assert here == there == install("unrecorded", record=False).hashed()
+    assert sorted(here) == ["deep/two.h", "one.h"]
+
+
+def test_files_without_a_recorded_hash_are_not_taken_for_hashed(
+    install: Callable[..., Component],
+) -> None:
+    part = install("site")
+    record = part.folder.parents[1] / "headers-1.0.dist-info" / "RECORD"
+    record.write_text("headers/include/one.h,,\nheaders/include/deep/two.h,sha256=abc,9\n")
+    assert part.recorded() == {}
+    assert install("other", record=False).recorded() == {}
+
+
+def test_a_changed_byte_changes_the_content_hash_and_fails_verification(
+    install: Callable[..., Component],
+) -> None:
+    part = install("site")
+    chain = Toolchain((part,), "0" * 64)
+    assert chain.verify() == ()
+    before = part.hashed()
+    (part.folder / "one.h").write_text("#pragma twice\n")
+    assert chain.verify() == (part.folder / "one.h",)
+    assert {name for name in before if before[name] != part.hashed()[name]} == {"one.h"}
+
+
+@pytest.mark.parametrize(
+    ("number", "named"), [("3002000", "CCCL 3.2"), ("oops", "CCCL of unknown version")]
+)
+def test_a_cccl_that_breaks_cute_is_refused_by_name(
+    number: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_includes(monkeypatch, make_include(tmp_path, cccl=number))
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.find()
+    assert caught.value.value.startswith(named)
+    assert "<13.2" in caught.value.fix
+
+
+def test_a_toolkit_with_a_good_cccl_serves_behind_a_wheel_with_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = make_include(tmp_path / "wheel", cccl="3002000")
+    good = make_include(tmp_path / "toolkit", cccl="3001004")
+    use_includes(monkeypatch, bad, good)
+    found = toolchain.find()
+    assert found.versions["CCCL"] == "3.1"
+    assert found.include_options[1:] == (f"-I{bad}", f"-I{good / 'cccl'}")
+
+
+def test_headers_without_a_record_are_hashed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_include(tmp_path)
+    use_includes(monkeypatch, folder)
+    first = toolchain.find().identity
+    (folder / "cuda_runtime.h").write_text("int changed;\n")
+    toolchain.find.cache_clear()
+    assert toolchain.find().identity != first
+
+
+def test_runtime_headers_without_crt_name_the_missing_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_includes(monkeypatch, make_include(tmp_path, crt=False))
+    with pytest.raises(ToolchainError, match=r"crt/host_defines\.h: not found.*nvidia-cuda-crt"):
+        toolchain.find()
+
+
+def test_missing_cutlass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"CUTLASS headers: not found.*nvidia-cutlass"):
+        toolchain.find()
+
+
+def test_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise cuda.pathfinder.DynamicLibNotFoundError(name)
+
+    monkeypatch.setattr(cuda.pathfinder, "load_nvidia_dynamic_lib", fail)
+    with pytest.raises(ToolchainError, match=r"NVRTC: not found.*nvidia-cuda-nvrtc"):
+        toolchain.find()
+
+
+def run_doctor() -> Result:
+    return CliRunner().invoke(doctor.command, [])
+
+
+def test_doctor_finds_nothing_amiss_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ask_driver", lambda function, *arguments: None)
+    result = run_doctor()
+    assert result.exit_code == 0, result.output
+    assert result.output.count("none: kernels compile here and run elsewhere") == 2
+
+
+def test_doctor_fails_on_a_driver_too_old_for_the_cubins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor,
+        "_ask_driver",
+        lambda function, *arguments: 12080 if function == "cuDriverGetVersion" else None,
+    )
+    result = run_doctor()
+    assert result.exit_code == 1
+    assert "CUDA 12.8, but cubins of NVRTC 13 need a driver of CUDA 13" in result.output
+
+
+def test_doctor_fails_with_the_fix_when_the_toolchain_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run_doctor()
+    assert result.exit_code == 1
+    assert "pip install 'warploom[nvrtc]'" in result.output
+
+
+def test_doctor_names_a_header_that_is_not_as_installed(
+    install: Callable[..., Component], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = install("site")
+    (part.folder / "one.h").write_text("#pragma twice\n")
+    found = toolchain.find()
+    monkeypatch.setattr(
+        doctor, "find", lambda: replace(found, components=(*found.components, part))
+    )
+    result = run_doctor()
+    assert result.exit_code == 1
+    assert str(part.folder / "one.h") in result.output

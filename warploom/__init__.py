@@ -1,0 +1,72 @@
+"""Warploom weaves GPU kernels from YAML; this is the whole of its public Python interface.
+
+Importing it is cheap: the runtime, and torch with it, load when one of its names is first used.
+`warploom.generator` works without either. Errors are the classes listed here, each with the
+value met, the rule it breaks and the fix.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from warploom.errors import (
+    CompilationError,
+    ConfigurationError,
+    DeviceError,
+    KernelMissingError,
+    ProblemError,
+    ResultError,
+    SpecificationError,
+    StoreError,
+    ToolchainError,
+    UnknownNameError,
+    WarploomError,
+)
+
+if TYPE_CHECKING:
+    from warploom.runtime.api import counters, explain, gemm, load, plan, warmup
+
+__all__ = [
+    "CompilationError",
+    "ConfigurationError",
+    "DeviceError",
+    "KernelMissingError",
+    "ProblemError",
+    "ResultError",
+    "SpecificationError",
+    "StoreError",
+    "ToolchainError",
+    "UnknownNameError",
+    "WarploomError",
+    "__version__",
+    "counters",
+    "explain",
+    "gemm",
+    "load",
+    "plan",
+    "warmup",
+]
+
+_LAZY = {
+    name: ("warploom.runtime.api", name)
+    for name in ("counters", "explain", "gemm", "load", "plan", "warmup")
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of the runtime on first use, and keep it (PEP 562)."""
+    if name == "__version__":
+        return version("warploom")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value: object = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Every public name, loaded or not."""
+    return sorted(__all__)

@@ -1,0 +1,75 @@
+"""`warploom compile FILE`: every kernel of a configuration, compiled into the store.
+
+No GPU or driver is needed. What is stored already is not compiled again. The exit code is 2 when
+a kernel failed; the others are compiled and stored all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from warploom.cli.output import Output, reporting
+from warploom.errors import CompilationError
+from warploom.generator.artifact import Artifact
+from warploom.generator.specification import KernelSpec
+
+_COLUMNS = (
+    "name",
+    "tile",
+    "threads",
+    "shared bytes",
+    "registers",
+    "clean",
+    "compile seconds",
+    "cubin bytes",
+)
+
+
+@click.command("compile")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--arch", help="Compile for this architecture instead of the configuration's.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
+)
+@reporting
+def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> None:
+    """Compile the kernels of a configuration into the store.
+
+    A kernel is clean if nothing spills, nothing lives in local memory and no wgmma is serialised.
+    """
+    from warploom.generator import build
+    from warploom.generator.space import expand_file
+
+    specs = [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
+    with output.progress("compiling", total=len(specs)) as advance:
+        results = build.build_many(specs, jobs=jobs, on_done=lambda spec, _: advance(spec.name))
+    built = zip(specs, results, strict=True)
+    rows = [_row(spec, result) for spec, result in built if isinstance(result, Artifact)]
+    output.table("kernels", _COLUMNS, rows)
+    output.value("compiled", build.counters.compiles)
+    output.value("stored before", build.counters.store_hits)
+    failures = [result for result in results if isinstance(result, CompilationError)]
+    output.value("failed", len(failures))
+    for failure in failures:
+        output.text(f"log of {failure.name}", failure.log)
+        output.error(failure)
+
+
+def _row(spec: KernelSpec, artifact: Artifact) -> list[object]:
+    from warploom.generator.families import family
+
+    context = family(spec.operation.family).context(spec)
+    resources = artifact.resources.values()
+    return [
+        artifact.name,
+        "x".join(map(str, context["schedule"].tile)),
+        context["schedule"].threads,
+        context["layout"].shared_bytes,
+        max(entry.registers for entry in resources),
+        all(entry.clean for entry in resources) and not artifact.serialised,
+        artifact.compile_seconds,
+        len(artifact.cubin),
+    ]
