@@ -65,9 +65,9 @@ def broken(reasons: Iterable[Reason]) -> list[str]:
 
 def literals(record: object) -> list[str]:
     """Every field that the dataclass of `record` declares a Literal holds one of its values."""
+    kind: type = type(record)
     return broken(
-        one_of(field, getattr(record, field), allowed)
-        for field, allowed in _literals(type(record)).items()
+        one_of(field, getattr(record, field), allowed) for field, allowed in _literals(kind).items()
     )
 
 

@@ -50,12 +50,13 @@ def wgmma(
 struct Wgmma {{
   static constexpr int kM = 64, kN = {n}, kK = {a.wgmma_k};
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, {accumulator} (&d)[{count}]) {{
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, {accumulator} (&d)[{count}],
+                                             bool add) {{
     asm volatile(
-        "{{\\n.reg .pred add;\\nsetp.eq.b32 add, 0, 0;\\n"
+        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
         "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
         "{quoted}}}, %{count}, %{count + 1}, add{scales}{majors};\\n}}\\n"
         : {outputs}
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(int(add)));
   }}
 }};""")

@@ -10,7 +10,6 @@ import torch
 
 from warploom.errors import ProblemError, WarploomError
 from warploom.generator.build import build_many
-from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import epilogue as epilogues
 from warploom.runtime import gemm as gemms
@@ -114,6 +113,8 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
 
     Returns their number. Raises the first CompilationError, after all have been tried.
     """
+    from warploom.generator.space import expand_file  # brings pydantic, which no call needs
+
     specs = expand_file(Path(path)).specs
     for result in build_many(specs, kernels.store(), jobs):
         if isinstance(result, WarploomError):

@@ -86,9 +86,8 @@ def _checked(spec: KernelSpec, operation: GemmOperation, store: str) -> KernelSp
     if spec.schedule.store == "tma" and store == "direct":
         raise ProblemError(
             f"spec {spec.name}",
-            rule="stores by TMA: D's address and pitch are multiples of 16 bytes, and epilogue "
-            "operands start at pairs",
+            rule="stores by TMA: D's address, rows and pitch are multiples of 16 bytes, and "
+            "epilogue operands start at pairs",
             fix="use a spec with store: direct, or leave spec out",
         )
     return spec
-

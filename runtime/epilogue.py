@@ -22,7 +22,6 @@ from warploom.generator.epilogue import (
     Residual,
     Scale,
 )
-
 from warploom.runtime.elements import name_of
 
 Item = tuple[Any, ...]
@@ -119,9 +118,7 @@ def bind(listed: Sequence[Item], m: int, n: int, device: int) -> BoundEpilogue:
             scalar_names.append(f"residual_{index}_beta")
             pitches.append(value.stride(0))
             paired &= value.stride(0) % 2 == 0
-    return BoundEpilogue(
-        tuple(steps), tuple(tensors), tuple(scalar_names), tuple(pitches), paired
-    )
+    return BoundEpilogue(tuple(steps), tuple(tensors), tuple(scalar_names), tuple(pitches), paired)
 
 
 def check_finite(listed: Sequence[Item]) -> None:

@@ -14,7 +14,6 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.launches import Launch
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
-
 from warploom.runtime.counters import counters
 from warploom.runtime.driver import check, require_usable
 
@@ -58,9 +57,7 @@ class Kernel:
 
     def _handle(self, entry: str) -> driver.CUkernel:
         if not self._handles:
-            library = check(
-                driver.cuLibraryLoadData(self.artifact.cubin, [], [], 0, [], [], 0)
-            )
+            library = check(driver.cuLibraryLoadData(self.artifact.cubin, [], [], 0, [], [], 0))
             for name in self.artifact.resources:
                 self._handles[name] = check(driver.cuLibraryGetKernel(library, name.encode()))
             counters.add("loads")

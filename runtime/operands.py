@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
-
 from warploom.runtime.counters import counters
 
 
@@ -52,7 +51,9 @@ def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
     counters.add("copies")
     source = matrix if layout == "row" else matrix.mT
     rows, columns = source.shape
-    pitch = -(-columns * source.element_size() // PITCH_BYTES) * PITCH_BYTES // source.element_size()
+    pitch = (
+        -(-columns * source.element_size() // PITCH_BYTES) * PITCH_BYTES // source.element_size()
+    )
     room = torch.empty((rows, pitch), dtype=source.dtype, device=source.device)[:, :columns]
     room.copy_(source)
     return room if layout == "row" else room.mT

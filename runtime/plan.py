@@ -8,8 +8,9 @@ allocated per call on the current stream.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -17,13 +18,26 @@ from warploom.generator.families import family
 from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-
 from warploom.runtime import driver
 from warploom.runtime.counters import counters
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.tensor_map import encode
 
+Launches = tuple[Prepared, ...]
+Value = TypeVar("Value")
+
 _BOUND = 1024  # combinations of addresses, stream and scalars kept per plan
+_lock = threading.Lock()
+
+
+def remember(
+    known: dict[tuple[object, ...], Value], key: tuple[object, ...], value: Value, bound: int
+) -> None:
+    """Keep `value` in a map of at most `bound` entries; the oldest go first."""
+    with _lock:
+        while len(known) >= bound:
+            known.pop(next(iter(known)))
+        known[key] = value
 
 
 @dataclass
@@ -40,11 +54,19 @@ class LaunchPlan:
     launches: Sequence[Launch]
     workspaces: Sequence[Workspace]
     kernel: Kernel
-    _bound: dict[tuple[object, ...], tuple[Prepared, ...]] = field(default_factory=dict, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _bound: dict[tuple[object, ...], Launches] = field(default_factory=dict, repr=False)
 
-    def run(self, addresses: tuple[int, ...], scalars: tuple[float, ...] = ()) -> None:
-        """Launch on the current stream of the plan's device; nothing is waited for."""
+    def run(
+        self,
+        addresses: tuple[int, ...],
+        scalars: tuple[float, ...],
+        check: Callable[[], None],
+    ) -> Launches:
+        """Launch on the current stream of the plan's device; nothing is waited for.
+
+        `check` raises where these addresses or scalars must not be used; it is called the first
+        time that they come up.
+        """
         stream = driver.current_stream(self.device)
         if self.workspaces:
             buffers = [self._workspace(workspace) for workspace in self.workspaces]
@@ -52,10 +74,12 @@ class LaunchPlan:
         key = (stream, addresses, scalars)
         prepared = self._bound.get(key)
         if prepared is None:
+            check()
             prepared = self._bind(key, addresses, scalars, stream)
         for launch in prepared:
             launch.fire()
         counters.launches += len(prepared)
+        return prepared
 
     def _workspace(self, workspace: Workspace) -> torch.Tensor:
         device = torch.device("cuda", self.device)
@@ -67,20 +91,15 @@ class LaunchPlan:
         addresses: tuple[int, ...],
         scalars: tuple[float, ...],
         stream: int,
-    ) -> tuple[Prepared, ...]:
+    ) -> Launches:
         names = (*self.tensors, *(workspace.tensor for workspace in self.workspaces))
         address = dict(zip(names, addresses, strict=True))
         scalar = dict(zip(self.scalars, scalars, strict=True))
         prepared = tuple(
-            self.kernel.prepare(
-                launch, self._pack(launch, address, scalar), self.device, stream
-            )
+            self.kernel.prepare(launch, self._pack(launch, address, scalar), self.device, stream)
             for launch in self.launches
         )
-        with self._lock:
-            while len(self._bound) >= _BOUND:
-                self._bound.pop(next(iter(self._bound)))
-            self._bound[key] = prepared
+        remember(self._bound, key, prepared, _BOUND)
         return prepared
 
     def _pack(self, launch: Launch, address: dict[str, int], scalar: dict[str, float]) -> bytes:

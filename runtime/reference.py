@@ -50,7 +50,7 @@ def gemm(
     a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], out_dtype: torch.dtype
 ) -> torch.Tensor:
     """Return epilogue(a b) [.., m, n]: fp32 accumulation, one rounding to `out_dtype`."""
-    flat = a.reshape(-1, a.shape[-1])
+    flat = a.reshape(a.shape[:-1].numel(), a.shape[-1])
     integer = a.dtype == torch.int8
     wide = torch.int64 if integer else torch.float32
     x = flat.to(wide) @ b.to(wide)

@@ -8,7 +8,6 @@ from cuda.bindings import driver
 
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import PITCH_BYTES, TensorMap, readable
-
 from warploom.runtime.driver import check
 
 _SWIZZLES = {

@@ -58,7 +58,8 @@ class GemmOperation:
 class GemmSchedule:
     """How it is computed.
 
-    roles        cooperative: the consumers share a tile, each taking its share of the rows
+    roles        cooperative: the consumers share a tile, each taking its share of the rows;
+                 pingpong: each has a tile of its own, one's epilogue under the other's products
     tile         (m, n, k) of one block; k is 128 bytes
     cluster      blocks along (m, n) that multicast what they share
     consumers    warpgroups that issue wgmma, beside one producer warpgroup that issues TMA
@@ -75,7 +76,7 @@ class GemmSchedule:
     raster: Literal["along_m", "along_n"] = "along_m"
     group: int = 8
     store: Literal["tma", "direct"] = "tma"
-    roles: Literal["cooperative"] = "cooperative"
+    roles: Literal["cooperative", "pingpong"] = "cooperative"
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -102,9 +103,9 @@ class GemmSchedule:
         return self.cluster[0] * self.cluster[1]
 
     @property
-    def wgmma_rows(self) -> int:
-        """64-row blocks of the tile that each consumer holds."""
-        return self.tile[0] // (WGMMA_M * self.consumers)
+    def sharing(self) -> int:
+        """Consumers that share one tile."""
+        return self.consumers if self.roles == "cooperative" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +200,23 @@ def schedule_reasons(
             rules.one_of("consumers", schedule.consumers, (1, 2)),
             None if 1 <= schedule.stages <= 32 else f"stages {schedule.stages}: is 1 to 32",
             None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: is 1 to 1024",
+            rules.one_of("roles", schedule.roles, ("cooperative", "pingpong")),
+            None
+            if schedule.roles == "cooperative" or schedule.consumers == 2
+            else f"roles pingpong with {schedule.consumers} consumer: takes two",
         ]
     )
     if first:  # what follows would divide by them
         return first
     layout = gemm_layout(operation, schedule)
-    rows = rules.multiple_of("tile m", m, WGMMA_M * schedule.consumers)
+    rows = rules.multiple_of("tile m", m, WGMMA_M * schedule.sharing)
     return rules.broken(
         [
-            rows and f"{rows} for {schedule.consumers} consumers",
+            rows and f"{rows} for {schedule.sharing} consumers sharing it",
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
             rules.fits_registers(
-                m * n // (WARPGROUP * schedule.consumers), CONSUMER_REGISTERS[schedule.consumers]
+                m * n // (WARPGROUP * schedule.sharing), CONSUMER_REGISTERS[schedule.consumers]
             ),
             None if schedule.stages >= 2 else f"stages {schedule.stages}: TMA needs at least 2",
             rules.fits_shared(layout.shared_bytes, arch),
@@ -239,7 +244,7 @@ _WORDS = {
 }
 _NAME = re.compile(
     r"gemm_(?P<arch>{arch})_(?P<a>{a})_(?P<b>{a})_(?P<d>{d})_(?P<layout_a>{layout})"
-    r"_(?P<layout_b>{layout})(?P<epilogue>(?:_(?:{step}))*)_(?P<roles>cooperative)"
+    r"_(?P<layout_b>{layout})(?P<epilogue>(?:_(?:{step}))*)_(?P<roles>cooperative|pingpong)"
     r"_(?P<tile>\d+x\d+x\d+)_cluster(?P<cluster>\d+x\d+)_consumers(?P<consumers>\d)"
     r"_stages(?P<stages>\d+)_(?P<raster>along_[mn])_group(?P<group>\d+)_(?P<store>tma|direct)"
     r"_[0-9a-f]{{8}}".format(**_WORDS)

@@ -64,8 +64,6 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
 
 
 def _operand_map(tensor: str, tile: OperandTile, extent: int, k: int, pitch: int) -> Value:
-    if k == 0:  # an empty map must not be encoded; the kernel reads none when k is 0
-        return bytes(Kind.TENSOR_MAP.size)
     return TensorMap(
         tensor=tensor,
         element=tile.element,
@@ -91,14 +89,12 @@ def _step_values(operation: GemmOperation, problem: GemmProblem) -> dict[str, Va
 
 
 def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
-    """One persistent launch; none when D is empty.
+    """One persistent launch. No extent may be 0: no tensor map describes an empty matrix.
 
     Tensors are named a, b, d, and as the epilogue's fields (`bias_0`, `residual_1`); host scalars
     are named as theirs (`scale_0`, `residual_1_beta`).
     """
     operation, schedule = _fields(spec)
-    if problem.m == 0 or problem.n == 0:
-        return []
     layout = gemm.gemm_layout(operation, schedule)
     (tile_m, tile_n, _), (cluster_m, cluster_n) = schedule.tile, schedule.cluster
     d_element = element(operation.d)
@@ -173,11 +169,12 @@ def context(spec: KernelSpec) -> dict[str, Any]:
 
 def _parts(operation: GemmOperation, schedule: GemmSchedule, *, pairs: bool) -> list[str]:
     """The parts of the epilogue in the order of use, each once."""
+    staging = ["pairs.cuh"] if pairs else []
     if not operation.epilogue:
-        return ["pairs.cuh", "epilogue_none.cuh"] if pairs else ["epilogue_none.cuh"]
+        return [*staging, "epilogue_none.cuh"]
     read = "read_pairs.cuh" if schedule.store == "tma" else "read_single.cuh"
     steps = (f"epilogue/{part}" for step in operation.epilogue for part in step.parts)
-    return list(dict.fromkeys(("pairs.cuh", read, *steps, "epilogue.cuh.jinja")))
+    return list(dict.fromkeys((*staging, read, *steps, "epilogue.cuh.jinja")))
 
 
 FAMILY = Family(

@@ -10,4 +10,10 @@ struct Position {
       phase ^= 1;
     }
   }
+
+  __device__ __forceinline__ void skip(int stages) {
+    stage += stages;
+    phase ^= stage / kStages % 2;
+    stage %= kStages;
+  }
 };

@@ -1,6 +1,16 @@
-// Reads a fragment's two columns of a row that starts at an even address; 0 past the last column.
-template <class Element>
-__device__ __forceinline__ Pair<Element> read(const Element* row, const int (&column)[2], int n) {
-  if (column[1] < n) return *reinterpret_cast<const Pair<Element>*>(row + column[0]);
-  return {column[0] < n ? row[column[0]] : Element(0), Element(0)};
-}
+// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
+// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
+// at the load, every load would be waited for before the next is issued.
+template <class Element> struct Columns {
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
+
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
+  }
+};

@@ -1,14 +1,14 @@
 // Multiplies each column of D by its entry of a vector.
 struct ScaleColumn {
   const float* scale;
-  using Operand = Pair<float>;
+  using Operand = Columns<float>;
 
   __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return read(scale, at.column, n);
+    return {scale, at.column, n};
   }
 
   __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.value[i % 2];
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand[i % 2];
   }
 };

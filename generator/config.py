@@ -1,0 +1,171 @@
+"""The edge between YAML and the generator: a file becomes operations and spaces of schedules.
+
+`document.py` reads the file, `config_models.py` says what may be in it. Whatever a file gets wrong
+is one ConfigurationError, with a line `file:line: field: value: rule: fix` for each problem.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema
+
+from warploom.generator import document
+from warploom.generator.config_models import built, family_of, file_model
+from warploom.generator.document import Document, Place
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.family import Family
+from warploom.generator.specification import Operation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[T]):
+    """A value, and where it is written: `file:line: field`."""
+
+    value: T
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One entry of `kernels`: every operation with every point of every schedule's product.
+
+    A schedule maps each field, in the order of the dataclass, to its values.
+    """
+
+    family: Family[Any, Any, Any]
+    operations: tuple[Placed[Operation], ...]
+    schedules: tuple[Mapping[str, tuple[object, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What one file says; nothing in it has been held against the families' rules yet."""
+
+    arch: str
+    spaces: Placed[tuple[Space, ...]]
+
+
+def load(path: Path) -> Configuration:
+    """Read the configuration at `path`, or raise one ConfigurationError with all its problems."""
+    read = document.read(path)
+    model = None
+    try:
+        model = file_model().model_validate_json(json.dumps(read.value))
+    except ValidationError as error:
+        _report(read, error)
+    read.check()
+    file = built(model)
+    spaces = tuple(_space(read, index, entry) for index, entry in enumerate(file["kernels"]))
+    return Configuration(file["arch"], Placed(spaces, read.where(("kernels",))))
+
+
+def schema() -> str:
+    """Return the JSON schema of a configuration, for editors."""
+    described = file_model().model_json_schema(schema_generator=_Schema)
+    return json.dumps({"$schema": _Schema.schema_dialect, **described}, indent=2) + "\n"
+
+
+class _Schema(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False  # a title would only repeat the field's name
+
+
+def _space(read: Document, index: int, entry: dict[str, Any]) -> Space:
+    place: Place = ("kernels", index, "operations")
+    operations = tuple(
+        Placed(operation, read.where((*place, number)))
+        for number, operation in enumerate(entry["operations"])
+    )
+    schedules = tuple(
+        {
+            field: tuple(value) if isinstance(value, list) else (value,)
+            for field, value in schedule.items()
+        }
+        for schedule in entry["schedules"]
+    )
+    return Space(FAMILIES[operations[0].value.family], operations, schedules)
+
+
+# ---- Problems ------------------------------------------------------------------------------------
+
+_LIST, _MAPPING = "should be a list", "should be a mapping"
+_RULES = {  # pydantic speaks of JSON
+    "missing": "is required",
+    "union_tag_not_found": "is required",
+    "extra_forbidden": "is no field of this",
+    "int_type": "should be an integer",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "dict_type": _MAPPING,
+}
+_TAG_PLACES: dict[str, Place] = {  # discriminators, as pydantic names them
+    "'step'": ("step",),
+    f"{family_of.__name__}()": ("operations", 0, "family"),
+}
+_HELP = "`warploom schema` has every field and what it takes"
+
+
+def _report(read: Document, error: ValidationError) -> None:
+    """Note every problem that pydantic found; those of a union, at one place, are one problem."""
+    found: dict[Place, tuple[str, list[str], str]] = {}
+    for detail in error.errors(include_url=False):
+        place, value, rule, fix = _problem(_place(read, detail["loc"]), detail)
+        found.setdefault(place, (value, [], fix))[1].append(rule)
+    for place, (value, rules, fix) in found.items():
+        rule = " or ".join(dict.fromkeys(rules)).replace(" or should be ", " or ")
+        read.report(place, value, rule, fix)
+
+
+def _problem(place: Place, detail: Mapping[str, Any]) -> tuple[Place, str, str, str]:
+    """Return place, value, rule and fix of one of pydantic's errors, found at `place`."""
+    kind, location, context = detail["type"], detail["loc"], detail.get("ctx", {})
+    message = detail["msg"].replace(" after validation", "")
+    rule = _RULES.get(kind) or re.sub(r"^\w+ (should)", r"\1", message)
+    value = json.dumps(detail["input"])
+    if kind == "missing" and isinstance(location[-1], int):
+        return place, value, "should have more items", _HELP
+    if kind == "missing":
+        return (*place, location[-1]), "missing", rule, "add it"
+    if kind == "extra_forbidden":
+        close = _suggestion(location[-1], _field_names())
+        return place, value, rule, close or f"remove it; {_HELP}"
+    if kind == "union_tag_not_found":
+        return (*place, *_TAG_PLACES[context["discriminator"]]), "missing", rule, "add it"
+    if kind == "union_tag_invalid":
+        place = (*place, *_TAG_PLACES[context["discriminator"]])
+        value, rule = json.dumps(context["tag"]), f"should be one of {context['expected_tags']}"
+    return place, value, rule, _suggestion(value, re.findall(r"'(\w+)'", rule)) or _HELP
+
+
+def _suggestion(written: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(written.strip('"'), known, n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+@cache
+def _field_names() -> list[str]:
+    described = file_model().model_json_schema()
+    models = [described, *described["$defs"].values()]
+    return sorted({name for model in models for name in model["properties"]})
+
+
+def _place(read: Document, location: tuple[str | int, ...]) -> Place:
+    """Return the place in the file: a location without the branches that pydantic took."""
+    place: Place = ()
+    for part in location:
+        if (*place, part) in read.lines:
+            place = (*place, part)
+    return place

@@ -1,0 +1,18 @@
+// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
+// next but not from the one after: only once the other has waited for all of its stages may this
+// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
+struct Order {
+  int turn;
+
+  __device__ __forceinline__ explicit Order(int turn) : turn(turn) {
+    if (turn == 1) pass();  // turn 0 begins
+  }
+
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+  __device__ __forceinline__ void pass() const { cutlass::arch::NamedBarrier::arrive(256, 4 - turn); }
+
+  // The last pass opened a turn that has no tile: it must not be left pending.
+  __device__ __forceinline__ void finish(int tiles) const {
+    if (tiles % 2 == turn) begin();
+  }
+};

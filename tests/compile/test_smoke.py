@@ -1,0 +1,64 @@
+"""Every kernel of configs/smoke.yaml compiles for real, without a spill or a serialised wgmma."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from warploom.cli.show import nvcc_command
+from warploom.generator.artifact import Artifact
+from warploom.generator.build import build_many
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.render import render
+from warploom.generator.space import expand_file
+from warploom.generator.store import Store
+from warploom.generator.toolchain import find
+
+ROOT = Path(__file__).parents[2]
+SPECS = {spec.name: spec for spec in expand_file(ROOT / "configs" / "smoke.yaml").specs}
+
+
+@pytest.fixture(scope="module")
+def artifacts(private_store: Path) -> dict[str, Artifact]:
+    results = build_many(list(SPECS.values()), Store.default())
+    failures = [str(result) for result in results if not isinstance(result, Artifact)]
+    assert failures == []
+    return {result.name: result for result in results if isinstance(result, Artifact)}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
+    name: str, artifacts: dict[str, Artifact]
+) -> None:
+    artifact = artifacts[name]
+    assert list(artifact.resources) == [name]
+    resources = artifact.resources[name]
+    assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
+    assert artifact.serialised == ()
+    schedule = SPECS[name].schedule
+    assert isinstance(schedule, GemmSchedule)
+    # What setmaxnreg shares out is what the launch allocates: 65,536 registers by 3 warpgroups.
+    assert resources.registers <= {1: 255, 2: 168}[schedule.consumers]
+    assert artifact.cubin[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None:
+    operation = SPECS[name].operation
+    assert isinstance(operation, GemmOperation)
+    lines = len(render(SPECS[name]).splitlines())
+    assert lines < (600 if operation.epilogue else 420)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
+def test_nvcc_compiles_an_emitted_kernel_too(tmp_path: Path) -> None:
+    spec = max(SPECS.values(), key=lambda spec: len(spec.name))  # the longest epilogue
+    (tmp_path / f"{spec.name}.cu").write_text(render(spec))
+    (cutlass,) = (part.folder for part in find().components if part.name == "CUTLASS")
+    command = nvcc_command(spec, str(cutlass))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"{spec.name}.cubin").read_bytes()[:4] == b"\x7fELF"

@@ -1,0 +1,62 @@
+"""The parameter block: where each field lies, and what bytes a launch is given."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from warploom.generator.parameters import Field, Kind, block
+
+BLOCK = block(
+    [
+        Field("beta", Kind.FLOAT, "float", ""),
+        Field("m", Kind.INT32, "int32_t", ""),
+        Field("bias", Kind.POINTER, "cutlass::half_t", ""),
+        Field("pitch", Kind.INT64, "int64_t", ""),
+        Field("a_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", ""),
+        Field("n", Kind.INT32, "int32_t", ""),
+        Field("b_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", ""),
+    ]
+)
+
+
+def test_fields_lie_by_kind_and_in_the_order_given_within_a_kind() -> None:
+    assert BLOCK.offsets == {
+        "a_map": 0,
+        "b_map": 128,
+        "bias": 256,
+        "pitch": 264,
+        "m": 272,
+        "n": 276,
+        "beta": 280,
+    }
+    assert BLOCK.size == 320  # 284, rounded up to the alignment of a tensor map
+
+
+def test_bytes_are_the_values_at_their_offsets_and_zeros_between() -> None:
+    maps = {"a_map": b"\xaa" * 128, "b_map": b"\xbb" * 128}
+    packed = BLOCK.pack({**maps, "bias": 2**63 + 1, "pitch": -5, "m": 7, "n": -1, "beta": 0.5})
+    assert packed[:256] == maps["a_map"] + maps["b_map"]
+    assert struct.unpack("<QqiIf", packed[256:284]) == (2**63 + 1, -5, 7, 2**32 - 1, 0.5)
+    assert packed[284:] == bytes(36)
+
+
+def test_a_value_that_is_missing_or_does_not_fit_is_an_error() -> None:
+    small = block([Field("m", Kind.INT32, "int32_t", "")])
+    with pytest.raises(KeyError, match="m"):
+        small.pack({})
+    with pytest.raises(struct.error):
+        small.pack({"m": 2**31})
+    assert small.pack({"m": 2**31 - 1})[:4] == b"\xff\xff\xff\x7f"
+
+
+def test_a_name_given_twice_is_an_error() -> None:
+    with pytest.raises(ValueError, match="parameter names repeat"):
+        block([Field("m", Kind.INT32, "int32_t", ""), Field("m", Kind.FLOAT, "float", "")])
+
+
+def test_a_pointer_is_declared_with_its_star_and_a_value_without() -> None:
+    declarations = {field.name: field.declaration for field in BLOCK.fields}
+    assert declarations["bias"] == "cutlass::half_t* bias"
+    assert declarations["m"] == "int32_t m"

@@ -1,0 +1,95 @@
+"""Each rule holds at its limits, and says the value that breaks it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warploom.generator import rules
+from warploom.generator.architectures import architecture
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
+
+ARCH = architecture("sm_90a")
+OPERATION = GemmOperation("bf16", "bf16", "bf16")
+SCHEDULE = GemmSchedule((128, 256, 64), 3)
+
+
+def reasons(operation: GemmOperation = OPERATION, **schedule: Any) -> list[str]:
+    return FAMILIES["gemm"].reasons(ARCH, operation, replace(SCHEDULE, **schedule))
+
+
+def test_wgmma_takes_exactly_the_n_of_the_instruction_set() -> None:
+    def legal(*, integer: bool) -> list[int]:
+        return [n for n in range(-8, 300) if rules.wgmma_n("n", n, integer=integer) is None]
+
+    assert legal(integer=False) == list(range(8, 257, 8))
+    assert legal(integer=True) == [8, 16, 24, *range(32, 257, 16)]
+
+
+def test_shared_memory_is_full_at_its_last_byte() -> None:
+    assert rules.fits_shared(232_448, ARCH) is None
+    assert "shared memory 232449 bytes: sm_90a gives a block 232448" in str(
+        rules.fits_shared(232_449, ARCH)
+    )
+
+
+def test_registers_are_full_at_the_budget() -> None:
+    assert rules.fits_registers(192, 232) is None
+    assert str(rules.fits_registers(193, 232)).startswith("193 accumulators a thread and 40 other")
+
+
+@pytest.mark.parametrize(("value", "good"), [(0, False), (-64, False), (96, False), (128, True)])
+def test_a_multiple_is_positive(value: int, good: bool) -> None:
+    assert (rules.multiple_of("m", value, 64) is None) is good
+
+
+def test_a_schedule_of_the_table_is_legal() -> None:
+    assert reasons() == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ({"tile": (192, 256, 64)}, "tile m 192: is one of 64, 128, 256"),
+        ({"tile": (128, 260, 64)}, "tile n 260: wgmma takes multiples of 8, at most 256"),
+        ({"tile": (128, 256, 32)}, "tile k 32: is one of 64"),
+        ({"cluster": (2, 2)}, "cluster (2, 2): is one of (1, 1), (2, 1), (1, 2)"),
+        ({"stages": 1}, "stages 1: TMA needs at least 2"),
+        ({"stages": 0}, "stages 0: is 1 to 32"),
+        ({"group": 0}, "group 0: is 1 to 1024"),
+        ({"store": "global"}, "store 'global': is one of tma, direct"),
+        ({"raster": "along_k"}, "raster 'along_k': is one of along_m, along_n"),
+        ({"roles": "solo"}, "roles 'solo': is one of cooperative"),
+        ({"consumers": 3}, "consumers 3: is one of 1, 2"),
+        ({"tile": (64, 256, 64)}, "tile m 64: is a positive multiple of 128 for 2 consumers"),
+        ({"tile": (256, 256, 64), "stages": 2}, "256 accumulators a thread and 40 other registers"),
+        ({"stages": 5}, "shared memory 279552 bytes: sm_90a gives a block 232448"),
+        ({"tile": (128, 8, 64), "cluster": (2, 1)}, "b 8 rows in 2 slices: a slice is a multiple"),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
+    schedule: dict[str, Any], reason: str
+) -> None:
+    (found,) = reasons(**schedule)
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("field", ["layout_a", "layout_b"])
+def test_8_bit_operands_that_are_not_k_major_are_refused(field: str) -> None:
+    layouts = {"layout_a": "col"} if field == "layout_a" else {"layout_b": "row"}
+    operation = GemmOperation("e4m3", "e4m3", "bf16", **layouts)  # type: ignore[arg-type]
+    (found,) = reasons(operation, tile=(128, 256, 128))
+    assert f"{field[-1]} e4m3 not K-major: wgmma reads only 16-bit types MN-major" in found
+
+
+def test_shared_memory_is_what_the_stages_the_staging_and_the_barriers_take() -> None:
+    layout = gemm_layout(OPERATION, SCHEDULE)
+    stage = (128 + 256) * 64 * 2
+    staging = 2 * 2 * 64 * 128  # two consumers, two buffers of 64 rows of 128 bytes
+    barriers = 3 * 2 * 8
+    assert (layout.stage_bytes, layout.store_bytes) == (stage, staging)
+    assert 0 <= layout.shared_bytes - (3 * stage + staging + barriers) < 1024
+    assert gemm_layout(OPERATION, replace(SCHEDULE, store="direct")).store_bytes == 0

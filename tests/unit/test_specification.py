@@ -1,0 +1,99 @@
+"""A spec's identity: what it is made of, what its name says, and what never becomes one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warploom.errors import SpecificationError, UnknownNameError
+from warploom.generator.epilogue import Activation, Bias, Residual, Scale
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.specification import KernelSpec, parse_name
+
+PLAIN = KernelSpec("sm_90a", GemmOperation("bf16", "bf16", "fp32"), GemmSchedule((128, 256, 64), 3))
+NAME = (
+    "gemm_sm90a_bf16_bf16_fp32_row_col_cooperative_128x256x64_cluster1x1_consumers2_stages3_"
+    "along_m_group8_tma"
+)
+
+
+DIGEST = hashlib.sha256(
+    b'{"arch":"sm_90a","operation":{"a":"bf16","b":"bf16","d":"fp32","epilogue":[],'
+    b'"family":"gemm","layout_a":"row","layout_b":"col"},"schedule":{"cluster":[1,1],'
+    b'"consumers":2,"group":8,"raster":"along_m","roles":"cooperative","stages":3,'
+    b'"store":"tma","tile":[128,256,64]}}'
+).hexdigest()
+
+
+def with_epilogue(*steps: Any) -> KernelSpec:
+    return replace(PLAIN, operation=GemmOperation("bf16", "bf16", "fp32", epilogue=steps))
+
+
+def test_identity_is_every_field_in_canonical_order() -> None:
+    assert PLAIN.digest == DIGEST
+    assert PLAIN.name == f"{NAME}_{DIGEST[:8]}"
+    assert parse_name(PLAIN.name) == PLAIN
+
+
+def test_the_order_of_steps_is_part_of_the_identity() -> None:
+    one, other = (
+        with_epilogue(Scale("row"), Bias("bf16")),
+        with_epilogue(Bias("bf16"), Scale("row")),
+    )
+    assert one != other
+    assert one.digest != other.digest
+
+
+def test_a_step_whose_name_begins_like_anothers_is_parsed_as_itself() -> None:
+    steps = (Activation("gelu"), Activation("gelu_tanh"), Activation("gelu"), Residual("fp32"))
+    spec = with_epilogue(*steps)
+    assert "_gelu_gelu_tanh_gelu_residual_fp32_" in spec.name
+    assert parse_name(spec.name) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("", "a name is family_arch_operation_schedule_digest"),
+        ("gemm", "a name is family_arch_operation_schedule_digest"),
+        (f"{NAME}_0123456", "a name is family_arch_operation_schedule_digest"),
+        (f"{NAME}_00000000", "its digest is"),
+        (f"{NAME.replace('128x', '0128x')}_00000000", "its digest is"),
+        (f"{NAME.replace('128x', '96x')}_00000000", "tile m 96: is one of 64, 128, 256"),
+        (f"{NAME.replace('_tma', '_silu')}_00000000", "a name is family_arch"),
+        (f"{NAME.replace('sm90a', 'sm100a')}_00000000", "a name is family_arch"),
+    ],
+)
+def test_a_name_that_names_no_kernel_of_this_version_is_an_error(name: str, problem: str) -> None:
+    with pytest.raises(UnknownNameError, match="kernel name") as caught:
+        parse_name(name)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "problem"),
+    [
+        ({"a": "fp32", "b": "fp32"}, "a 'fp32': is one of fp16, bf16, e4m3, int8"),
+        ({"layout_a": "diagonal"}, "layout_a 'diagonal': is one of row, col"),
+        ({"b": "fp16"}, "b fp16: is of the type of a, bf16"),
+        ({"d": "int32"}, "d int32 from bf16 with 0 epilogue steps"),
+        ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 8"),
+        ({"epilogue": (Bias("e4m3"),)}, "epilogue step 'bias_e4m3': is one of scale_host"),
+    ],
+)
+def test_an_illegal_operation_never_becomes_a_spec(operation: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecificationError) as caught:
+        replace(PLAIN, operation=replace(PLAIN.operation, **operation))
+    assert problem in str(caught.value)
+
+
+def test_an_unknown_architecture_or_family_is_named() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"architecture 'sm_80': templates exist for: sm_90a"
+    ):
+        replace(PLAIN, arch="sm_80")
+    with pytest.raises(UnknownNameError, match="family 'conv': known families: gemm"):
+        replace(PLAIN, operation=replace(PLAIN.operation, family="conv"))

@@ -1,0 +1,61 @@
+"""`warploom emit FILE`: the source of every kernel of a configuration, one .cu file each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from warploom.cli.output import Output, reporting
+from warploom.errors import ConfigurationError
+
+
+@click.command("emit")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path("emitted"),
+    show_default=True,
+    help="The folder of the .cu files.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if DIR is out of date.")
+@reporting
+def command(output: Output, path: Path, out: Path, check: bool) -> None:
+    """Write the source of every kernel of a configuration to DIR/NAME.cu.
+
+    With --check, name the files there that are stale, missing or extra instead.
+    """
+    from warploom.generator.render import render
+    from warploom.generator.space import expand_file
+
+    sources = {f"{spec.name}.cu": render(spec) for spec in expand_file(path).specs}
+    present = {file.name: file.read_text() for file in sorted(out.glob("*.cu"))}
+    if check:
+        _compare(output, sources, present)
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in sources.items():
+            if text != present.get(name):
+                (out / name).write_text(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{out}: cannot be written", rule=str(error.strerror), fix="give another --out"
+        ) from error
+    rows = [[name, len(text.splitlines())] for name, text in sources.items()]
+    output.table("files", ["file", "lines"], rows)
+    output.value("folder", out)
+
+
+def _compare(output: Output, sources: dict[str, str], present: dict[str, str]) -> None:
+    states = {
+        "missing": sorted(sources.keys() - present.keys()),
+        "extra": sorted(present.keys() - sources.keys()),
+        "stale": [name for name in sources if present.get(name, sources[name]) != sources[name]],
+    }
+    rows = [[state, name] for state, names in states.items() for name in names]
+    output.table("differences", ["state", "file"], rows)
+    output.value("up to date", not rows)
+    output.exit_code = 1 if rows else 0

@@ -1,0 +1,31 @@
+"""`warploom list FILE`: the kernels of a configuration, or the schedules rejected and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from warploom.cli.output import Output, reporting
+
+
+@click.command("list")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--rejected", is_flag=True, help="Show the rejected schedules, with the reasons.")
+@reporting
+def command(output: Output, path: Path, rejected: bool) -> None:
+    """Show the kernels of a configuration by name, in the order of the file."""
+    from warploom.generator.space import expand_file
+
+    expansion = expand_file(path)
+    if rejected:
+        rows = [
+            ["_".join(point.operation.tokens), "_".join(point.schedule.tokens), reason]
+            for point in expansion.rejected
+            for reason in point.reasons
+        ]
+        output.table("rejections", ["operation", "schedule", "reason"], rows)
+    else:
+        output.table("kernels", ["name"], [[spec.name] for spec in expansion.specs])
+    output.value("legal", len(expansion.specs))
+    output.value("rejected", len(expansion.rejected))

@@ -1,0 +1,67 @@
+"""`warploom show NAME`: one kernel's fields, resources, how to reproduce it, and its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+
+import click
+
+from warploom.cli.output import Output, reporting
+from warploom.errors import ToolchainError
+from warploom.generator.specification import KernelSpec
+
+
+@click.command("show")
+@click.argument("name")
+@click.option("--source", "only_source", is_flag=True, help="Print the source and nothing else.")
+@reporting
+def command(output: Output, name: str, only_source: bool) -> None:
+    """Show the kernel called NAME: any name will do, in a configuration or not."""
+    from warploom.generator.render import render
+    from warploom.generator.specification import parse_name
+
+    spec = parse_name(name)
+    source = render(spec)
+    if not only_source:
+        output.value("digest", spec.digest)
+        output.value("operation", {"arch": spec.arch, **dataclasses.asdict(spec.operation)})
+        output.value("schedule", dataclasses.asdict(spec.schedule))
+        _describe(output, spec, source)
+    output.text("source", source)
+
+
+def _describe(output: Output, spec: KernelSpec, source: str) -> None:
+    """Report what the store knows of the kernel, and the commands that make it anew."""
+    from warploom.generator.store import Store, source_digest
+    from warploom.generator.toolchain import find
+
+    commands = {"source": f"warploom show --source {spec.name} > {spec.name}.cu"}
+    identity = None
+    try:
+        toolchain = find()
+    except ToolchainError as error:
+        output.line(f"toolchain: {error}")
+    else:
+        identity = toolchain.identity
+        folders = {part.name: str(part.folder) for part in toolchain.components}
+        commands["nvcc"] = shlex.join(nvcc_command(spec, folders["CUTLASS"]))
+        commands["NVRTC options"] = shlex.join(toolchain.options(spec.arch))
+    artifact = Store.default().find(source_digest(source), spec.arch, identity)
+    entries = artifact.resources if artifact else {}
+    output.value("stored", artifact is not None)
+    output.table(
+        "resources",
+        ["entry", "registers", "spill bytes", "local bytes"],
+        [
+            [entry, found.registers, found.spill_bytes, found.local_bytes]
+            for entry, found in entries.items()
+        ],
+    )
+    output.value("reproduce", commands)
+
+
+def nvcc_command(spec: KernelSpec, cutlass: str) -> list[str]:
+    """Return the command that makes NAME.cubin of NAME.cu with nvcc, given CUTLASS's headers."""
+    flags = [f"-arch={spec.arch}", "-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG"]
+    return ["nvcc", "-cubin", *flags, f"-I{cutlass}", "-o", f"{spec.name}.cubin", f"{spec.name}.cu"]
