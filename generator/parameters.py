@@ -1,6 +1,6 @@
 """A kernel's parameter block, declared once: it renders the C++ struct and packs its bytes.
 
-The block is a plain struct passed by value: tensor maps first (64-byte aligned), then pointers,
+The block is a plain struct passed by value: tensor maps first (128-byte aligned), then pointers,
 64-bit integers, 32-bit integers, floats. The C++ text asserts sizeof and every offset, so that a
 disagreement is a compile error and never a wrong argument.
 """
@@ -35,7 +35,7 @@ class Kind(Enum):
 
 
 _ORDER = list(Kind)
-_ALIGNMENT = 64  # of CUtensorMap; sizeof is rounded up to it
+_ALIGNMENT = 128  # of CUtensorMap in the headers of CUDA 13; sizeof is rounded up to it
 
 
 @dataclass(frozen=True, slots=True)

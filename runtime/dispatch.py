@@ -1,6 +1,6 @@
-"""Which kernel a problem gets: the spec that was given, else the first class that fits in a table.
+"""Which kernel a problem gets: the spec that was given, else the cheapest schedule of a table.
 
-The tables are measured and lie in configs/; no shape is decided by a branch in code.
+The table is measured and lies in configs/gemm_schedules.yaml; no shape is decided by a branch here.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
-from warploom.generator.families.gemm_launch import GemmProblem
+from warploom.generator.families.gemm_launch import GemmProblem, tiles
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 
 ARCH = "sm_90a"
@@ -30,49 +31,56 @@ class Choice:
 
 
 @cache
-def _table() -> list[dict[str, Any]]:
+def table() -> tuple[dict[str, Any], ...]:
+    """The classes of the table, as they stand in the file."""
     text = resources.files("warploom.configs").joinpath("gemm_schedules.yaml").read_text()
-    classes: list[dict[str, Any]] = yaml.safe_load(text)["classes"]
-    return classes
+    return tuple(yaml.safe_load(text)["classes"])
 
 
 def choose(
-    operation: GemmOperation, problem: GemmProblem, store: str, spec: KernelSpec | None
+    operation: GemmOperation,
+    problem: GemmProblem,
+    store: str,
+    spec: KernelSpec | None,
+    device: DeviceLimits,
 ) -> Choice:
     """Return the kernel for a problem whose D can be stored as `store` (tma or direct).
 
-    A given `spec` must compute this operation and be able to store D.
+    Raises SpecificationError for an operation that is not legal, ProblemError for a given `spec`
+    that computes another one or cannot store D.
     """
     if spec is not None:
         return Choice(_checked(spec, operation, store), "the spec that was given")
-    for index, row in enumerate(_table()):
-        if not _fits(row, operation, problem):
-            continue
-        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row["schedule"].items()}
-        fields["store"] = store
+    best: tuple[float, KernelSpec] | None = None
+    refusal: SpecificationError | None = None
+    for row in _class(operation, problem)["schedules"]:
+        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+        cost = fields.pop("cost")
         try:
-            schedule = complete(ARCH, operation, fields)
-            return Choice(KernelSpec(ARCH, operation, schedule), f"class {index} of the table")
-        except SpecificationError:
-            continue  # the class's tile does not fit this operation: the next one may
-    # Every table ends in a class that fits whatever the operation's own rules allow; a legal
-    # operation gets here only where they refuse it.
-    KernelSpec(ARCH, operation, GemmSchedule(tile=(128, 64, 64), stages=2))
-    raise ProblemError(f"operation {operation}", rule="has no class in the table", fix="pass spec")
+            schedule = complete(ARCH, operation, {**fields, "store": store})
+            candidate = KernelSpec(ARCH, operation, schedule)
+        except SpecificationError as error:
+            refusal = error
+            continue
+        time = waves(schedule, problem, device) * cost
+        if best is None or time < best[0]:
+            best = time, candidate
+    if best is None:
+        raise cast("SpecificationError", refusal)
+    return Choice(best[1], f"least waves * cost ({best[0]:.2f}) of its class in the table")
 
 
-def _fits(row: dict[str, Any], operation: GemmOperation, problem: GemmProblem) -> bool:
-    limits = row.get("when", {})
-    if element(operation.a).bits not in limits.get("bits", (8, 16)):
-        return False
-    for extent in ("m", "n", "k"):
-        low, high = limits.get(extent, (0, 2**31))
-        if not low <= getattr(problem, extent) <= high:
-            return False
-    low, high = limits.get("tiles", (0, 2**31))
-    tile_m, tile_n, _ = row["schedule"]["tile"]
-    tiles = -(-problem.m // tile_m) * -(-problem.n // tile_n)
-    return bool(low <= tiles <= high)
+def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) -> int:
+    """How many tiles the busiest multiprocessor gets."""
+    clusters = max(1, device.multiprocessors // schedule.cluster_size)
+    return -(-tiles(schedule, problem) // clusters)
+
+
+def _class(operation: GemmOperation, problem: GemmProblem) -> dict[str, Any]:
+    bits = element(operation.a).bits
+    return next(
+        row for row in table() if row["bits"] == bits and row["m"][0] <= problem.m <= row["m"][1]
+    )
 
 
 def _checked(spec: KernelSpec, operation: GemmOperation, store: str) -> KernelSpec:
@@ -82,8 +90,7 @@ def _checked(spec: KernelSpec, operation: GemmOperation, store: str) -> KernelSp
             rule=f"computes another operation; this call needs {'_'.join(operation.tokens)}",
             fix="leave spec out, or pass one of this operation",
         )
-    assert isinstance(spec.schedule, GemmSchedule)
-    if spec.schedule.store == "tma" and store == "direct":
+    if cast("GemmSchedule", spec.schedule).store == "tma" and store == "direct":
         raise ProblemError(
             f"spec {spec.name}",
             rule="stores by TMA: D's address, rows and pitch are multiples of 16 bytes, and "

@@ -24,15 +24,14 @@ from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.tensor_map import encode
 
 Launches = tuple[Prepared, ...]
+Key = TypeVar("Key", bound=tuple[object, ...])
 Value = TypeVar("Value")
 
 _BOUND = 1024  # combinations of addresses, stream and scalars kept per plan
 _lock = threading.Lock()
 
 
-def remember(
-    known: dict[tuple[object, ...], Value], key: tuple[object, ...], value: Value, bound: int
-) -> None:
+def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> None:
     """Keep `value` in a map of at most `bound` entries; the oldest go first."""
     with _lock:
         while len(known) >= bound:

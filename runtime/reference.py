@@ -14,6 +14,10 @@ import torch.nn.functional as F
 
 from warploom.runtime.epilogue import Item
 
+_FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
+_STEEPEST = 1.13  # the largest slope of an activation (gelu's)
+_FUNCTION_ERROR = 2.0**-21  # of an activation, relative to its argument: the fast exp's, mostly
+
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -71,6 +75,37 @@ def gemm_exact(
     """Return epilogue(a b) in float64, and |a| |b|: what accumulation errors are relative to."""
     exact = a.double() @ b.double()
     return apply(exact, listed), a.double().abs() @ b.double().abs()
+
+
+def gemm_bound(
+    a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return epilogue(a b) [m, n] in float64, and how far a kernel's D may be from each element.
+
+    That is u |ref| + c |a| |b| for a plain product. Each step of the epilogue passes on the error
+    that it is given and adds its own rounding in fp32.
+    """
+    x, magnitude = gemm_exact(a, b, ())
+    error = accumulation(a.dtype, a.shape[-1]) * magnitude
+    if out_dtype != torch.int32:
+        error += _FLOAT_ROUNDOFF * x.abs()  # int32 accumulators become fp32
+    for item in listed:
+        before, x = x, apply(x, [item])
+        error = _passed_on(item, before, x, error)
+    unit = unit_roundoff(out_dtype)
+    smallest = torch.finfo(out_dtype).tiny if unit else 0.0  # below it, spacing is constant
+    return x, error + unit * (x.abs() + error + smallest)
+
+
+def _passed_on(
+    item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+) -> torch.Tensor:
+    if item[0] == "activation":
+        own = 0.0 if item[1] == "relu" else _FUNCTION_ERROR
+        return _STEEPEST * error + own * before.abs()
+    if item[0] in ("bias", "residual"):
+        return error + _FLOAT_ROUNDOFF * (after.abs() + (after - before).abs())
+    return apply(error, [item]).abs() + 2 * _FLOAT_ROUNDOFF * after.abs()
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

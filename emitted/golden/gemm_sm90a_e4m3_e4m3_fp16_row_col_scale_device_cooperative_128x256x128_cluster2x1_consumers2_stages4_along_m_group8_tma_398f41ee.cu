@@ -34,9 +34,11 @@ using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 256, kTileK = 128;
 constexpr int kClusterM = 2, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 2;    // consumers that share a tile, each with its part of the rows
+constexpr int kTurns = kConsumers / kSharing;      // tiles that a block has in work: with two, one epilogue runs under the other products
 constexpr int kStages = 4;
 constexpr int kGroup = 8;
-constexpr int kWgmmaM = 64, kWgmmaRows = kTileM / (kWgmmaM * kConsumers);  // 64-row blocks a consumer
+constexpr int kWgmmaM = 64, kWgmmaRows = kTileM / (kWgmmaM * kSharing);  // 64-row blocks a consumer
 constexpr int kChunkColumns = 64, kChunks = kTileN / kChunkColumns;  // D is finished by chunks
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 
@@ -44,7 +46,7 @@ using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
 // Packed by the host: these assertions are what keeps the two sides together.
-struct alignas(64) Parameters {
+struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
@@ -53,7 +55,7 @@ struct alignas(64) Parameters {
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 448);
+static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
 static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, m) == 392 && OFFSET(Parameters, n) == 396);
 static_assert(OFFSET(Parameters, k) == 400);
@@ -163,6 +165,20 @@ struct Position {
       phase ^= 1;
     }
   }
+
+  __device__ __forceinline__ void skip(int stages) {
+    stage += stages;
+    phase ^= stage / kStages % 2;
+    stage %= kStages;
+  }
+};
+
+// The consumers share each tile and need no order among themselves.
+struct Order {
+  __device__ __forceinline__ explicit Order(int) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void pass() const {}
+  __device__ __forceinline__ void finish(int) const {}
 };
 
 // The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
@@ -178,6 +194,11 @@ struct Tiles {
   }
 
   __device__ __forceinline__ int count() const { return along * across; }
+
+  // The tiles of one cluster out of `clusters`.
+  __device__ __forceinline__ int taken(int cluster, int clusters) const {
+    return (count() - cluster + clusters - 1) / clusters;
+  }
 
   // The first row and column of this block's tile.
   __device__ __forceinline__ void at(int index, int rank, int& m, int& n) const {
@@ -391,19 +412,22 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int first_row = consumer * kWgmmaRows * kWgmmaM;
-  const uint64_t a = OperandA::describe(shared.a[0]) + consumer * kWgmmaRows * kRowsA;
+  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const uint64_t a = OperandA::describe(shared.a[0]) + part * kWgmmaRows * kRowsA;
   const uint64_t b = OperandB::describe(shared.b[0]);
   Position position{0, 0};
+  position.skip(turn * k_tiles);  // the tiles of other turns
+  const Order order(turn);
   Store store(shared.staging, consumer);
   const Epilogue epilogue(p);
   Epilogue::Rows rows[kWgmmaRows];
   Epilogue::Operands operands[kFragments];
-  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     int m, n;
     tiles.at(tile, rank, m, n);
-    m += first_row;
+    m += part * kWgmmaRows * kWgmmaM;
     Accumulator accumulators[kWgmmaRows][kCount];
+    order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
     multiply(accumulators, a + position.stage * kStageA, b + position.stage * kStageB, false);
@@ -417,6 +441,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       previous = position.stage;
       position.advance();
     }
+    order.pass();
     CUTE_UNROLL
     for (int i = 0; i < kWgmmaRows; ++i) rows[i] = epilogue.load_rows(coordinates(m, n, i * kChunks, 0));
     CUTE_UNROLL
@@ -438,7 +463,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       }
       store(p, x, m, n, chunk);
     }
+    position.skip((kTurns - 1) * k_tiles);
   }
+  order.finish(tiles.taken(cluster, clusters));
   store.finish();
 }
 
@@ -446,14 +473,14 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     gemm_sm90a_e4m3_e4m3_fp16_row_col_scale_device_cooperative_128x256x128_cluster2x1_consumers2_stages4_along_m_group8_tma_398f41ee(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
   const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
-      shared.empty[stage].init(kConsumers * kClusterSize);
+      shared.empty[stage].init(kSharing * kClusterSize);
     }
     cutlass::arch::fence_barrier_init();
   }

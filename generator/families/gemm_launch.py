@@ -88,6 +88,13 @@ def _step_values(operation: GemmOperation, problem: GemmProblem) -> dict[str, Va
     return values
 
 
+def tiles(schedule: GemmSchedule, problem: GemmProblem) -> int:
+    """The tiles of D, counted in clusters: each block of a cluster has one."""
+    rows = schedule.tile[0] * schedule.cluster[0]
+    columns = schedule.tile[1] * schedule.cluster[1]
+    return -(-problem.m // rows) * -(-problem.n // columns)
+
+
 def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
     """One persistent launch. No extent may be 0: no tensor map describes an empty matrix.
 
@@ -96,7 +103,6 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
     """
     operation, schedule = _fields(spec)
     layout = gemm.gemm_layout(operation, schedule)
-    (tile_m, tile_n, _), (cluster_m, cluster_n) = schedule.tile, schedule.cluster
     d_element = element(operation.d)
     pitch_d = problem.pitch_d
     values: dict[str, Value] = {
@@ -113,12 +119,11 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
         values["d_map"] = TensorMap("d", d_element, extents, pitch_bytes, box, layout.store_span)
     else:
         values |= {"d": Address("d"), "d_pitch": pitch_d}
-    tiles = -(-problem.m // (tile_m * cluster_m)) * -(-problem.n // (tile_n * cluster_n))
-    clusters = min(tiles, max(1, device.multiprocessors // schedule.cluster_size))
+    clusters = max(1, device.multiprocessors // schedule.cluster_size)
     return [
         Launch(
             entry=spec.name,
-            grid=clusters * schedule.cluster_size,
+            grid=min(tiles(schedule, problem), clusters) * schedule.cluster_size,
             block=schedule.threads,
             cluster=schedule.cluster_size,
             shared_bytes=layout.shared_bytes,

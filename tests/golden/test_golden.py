@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from warploom.generator.epilogue import STEPS
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 
@@ -31,3 +35,26 @@ def test_no_kernel_that_is_gone_stays_behind(update_golden: bool) -> None:
             file.unlink()
     else:
         assert extra == []
+
+
+def literals(source: type) -> Iterator[tuple[str, object]]:
+    """Every value of every field of a dataclass that is declared a Literal."""
+    for field, hint in get_type_hints(source).items():
+        if get_origin(hint) is Literal:
+            yield from ((field, value) for value in get_args(hint))
+
+
+def test_the_smoke_set_reaches_every_choice_of_an_operation_and_a_schedule() -> None:
+    operations: list[Any] = [spec.operation for spec in SPECS.values()]
+    schedules: list[Any] = [spec.schedule for spec in SPECS.values()]
+    steps = [step for operation in operations for step in operation.epilogue]
+    used: dict[type, list[Any]] = {GemmOperation: operations, GemmSchedule: schedules}
+    used |= {kind: [step for step in steps if type(step) is kind] for kind in map(type, STEPS)}
+    for source, values in used.items():
+        fields = {field for field, _ in literals(source)}
+        reached = {(field, getattr(value, field)) for value in values for field in fields}
+        assert set(literals(source)) - reached == set()
+    layouts = {(operation.layout_a, operation.layout_b) for operation in operations}
+    assert layouts == {("row", "col"), ("row", "row"), ("col", "col"), ("col", "row")}
+    assert {schedule.tile[0] for schedule in schedules} == {64, 128, 256}
+    assert {schedule.cluster for schedule in schedules} == {(1, 1), (2, 1), (1, 2)}

@@ -133,12 +133,12 @@ def test_parameters_are_aligned_disjoint_and_packed_at_their_offsets(
     parameters = GEMM.parameters(spec)
     end = 0
     for field in parameters.fields:
-        alignment = 64 if field.kind is Kind.TENSOR_MAP else field.kind.size
+        alignment = 128 if field.kind is Kind.TENSOR_MAP else field.kind.size
         assert parameters.offsets[field.name] % alignment == 0
         assert parameters.offsets[field.name] >= end
         end = parameters.offsets[field.name] + field.kind.size
-    assert 0 <= parameters.size - end < 64
-    assert parameters.size % 64 == 0
+    assert 0 <= parameters.size - end < 128
+    assert parameters.size % 128 == 0
     values = {field.name: data.draw(value_of(field.kind)) for field in parameters.fields}
     packed = parameters.pack(values)
     assert len(packed) == parameters.size

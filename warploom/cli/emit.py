@@ -30,8 +30,8 @@ def command(output: Output, path: Path, out: Path, check: bool) -> None:
     from warploom.generator.render import render
     from warploom.generator.space import expand_file
 
-    sources = {f"{spec.name}.cu": render(spec) for spec in expand_file(path).specs}
-    present = {file.name: file.read_text() for file in sorted(out.glob("*.cu"))}
+    sources = {f"{spec.name}.cu": render(spec).encode() for spec in expand_file(path).specs}
+    present = {file.name: file.read_bytes() for file in sorted(out.glob("*.cu"))}
     if check:
         _compare(output, sources, present)
         return
@@ -39,7 +39,7 @@ def command(output: Output, path: Path, out: Path, check: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in sources.items():
             if text != present.get(name):
-                (out / name).write_text(text)
+                (out / name).write_bytes(text)
     except OSError as error:
         raise ConfigurationError(
             f"{out}: cannot be written", rule=str(error.strerror), fix="give another --out"
@@ -49,7 +49,7 @@ def command(output: Output, path: Path, out: Path, check: bool) -> None:
     output.value("folder", out)
 
 
-def _compare(output: Output, sources: dict[str, str], present: dict[str, str]) -> None:
+def _compare(output: Output, sources: dict[str, bytes], present: dict[str, bytes]) -> None:
     states = {
         "missing": sorted(sources.keys() - present.keys()),
         "extra": sorted(present.keys() - sources.keys()),

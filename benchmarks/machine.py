@@ -1,0 +1,114 @@
+"""The machine that a benchmark ran on, and the state of its GPU at a moment.
+
+Read through pynvml where it is installed (nvidia-ml-py), else from nvidia-smi; what neither gives
+is recorded as unavailable, with the reason.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from warploom.errors import ToolchainError
+from warploom.generator.toolchain import find
+
+_QUERY = {  # nvidia-smi's name: ours
+    "driver_version": "driver",
+    "clocks.sm": "sm_clock_mhz",
+    "clocks.mem": "memory_clock_mhz",
+    "power.draw": "power_watts",
+    "power.limit": "power_limit_watts",
+    "temperature.gpu": "temperature_celsius",
+}
+
+
+def machine() -> dict[str, Any]:
+    """Return the versions of everything that has a part in the times, and the GPU's name."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda_of_torch": torch.version.cuda,
+        "warploom": version("warploom"),
+    }
+    try:
+        found |= {f"toolchain {name}": value for name, value in find().versions.items()}
+    except ToolchainError as error:
+        found["toolchain"] = str(error)
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return found
+
+
+def warm(seconds: float = 2.0) -> None:
+    """Keep the GPU busy until its clocks settle."""
+    a = torch.randn(8192, 8192, device="cuda").bfloat16()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(20):
+            torch.mm(a, a)
+        torch.cuda.synchronize()
+
+
+def state() -> dict[str, Any]:
+    """Return driver, clocks (MHz), power (watts) and temperature (Celsius) of the current GPU."""
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    try:
+        return _from_pynvml(uuid)
+    except ImportError:
+        pass
+    except Exception as error:  # noqa: BLE001 (pynvml's errors are known only where it is)
+        return {"unavailable": f"pynvml: {error}"}
+    try:
+        return _from_nvidia_smi(uuid)
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"unavailable": f"nvidia-smi: {error}"}
+
+
+def _from_pynvml(uuid: str) -> dict[str, Any]:
+    nvml = import_module("pynvml")
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    return {
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+        "power_watts": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+        "power_limit_watts": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+        "temperature_celsius": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    }
+
+
+def _from_nvidia_smi(uuid: str) -> dict[str, Any]:
+    command = ["nvidia-smi", f"--id={uuid}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(  # noqa: S603 (a constant, and the driver's own name of the GPU)
+        [*command, f"--query-gpu={','.join(_QUERY)}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return parse_nvidia_smi(done.stdout)
+
+
+def parse_nvidia_smi(line: str) -> dict[str, Any]:
+    """Read the values of one line of CSV; what is no number (`[N/A]`) stays text."""
+    values = [value.strip() for value in line.strip().split(",")]
+    found: dict[str, Any] = dict(zip(_QUERY.values(), values, strict=True))
+    for name in list(found)[1:]:
+        try:
+            found[name] = float(found[name])
+        except ValueError:
+            continue
+    return found

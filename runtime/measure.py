@@ -1,0 +1,117 @@
+"""Times and checks results: what the demo, the benchmarks and the tuner have in common.
+
+Contenders take turns, since a figure means something only beside its peer in the same loop. On the
+GPU a contender's calls are captured into one CUDA graph, which keeps the host out of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from statistics import median, quantiles
+
+import torch
+
+from warploom.runtime import reference
+from warploom.runtime.epilogue import Item
+
+Call = Callable[[], object]
+Sampler = Callable[[], float]  # measures once: seconds a call
+
+SAMPLE_SECONDS = 4e-3  # what one sample lasts at least
+_STEEPEST = 1.13  # the largest slope of an activation: that of gelu
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a call, in each round that counts."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median round."""
+        return median(self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """The distance between the quartiles, relative to the median."""
+        low, _, high = quantiles(self.rounds, n=4, method="inclusive")
+        return (high - low) / self.median
+
+
+def interleave(
+    samplers: Mapping[str, Sampler], *, rounds: int = 9, discarded: int = 2
+) -> dict[str, Timing]:
+    """Sample each contender once a round, in turn; the first `discarded` rounds do not count."""
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    for _ in range(rounds):
+        for name, sample in samplers.items():
+            samples[name].append(sample())
+    return {name: Timing(tuple(taken[discarded:])) for name, taken in samples.items()}
+
+
+def laps_for(lap_seconds: float) -> int:
+    """How many laps of `lap_seconds` make a sample."""
+    return max(1, ceil(SAMPLE_SECONDS / lap_seconds))
+
+
+def graph_sampler(calls: Sequence[Call]) -> Sampler:
+    """Capture `calls` into a CUDA graph and return what times one of them on the current stream.
+
+    Give one call for each set of buffers: sets that do not fit the L2 cache together are read from
+    memory. Calls must not wait for the GPU; they write to buffers of their own.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+
+    def lap() -> None:
+        for call in calls:
+            call()
+
+    with torch.cuda.stream(stream):
+        lap()  # compiles, loads and plans, none of which a capture allows
+        laps = laps_for(_elapsed(lap))
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for _ in range(laps):
+            lap()
+        graph.capture_end()
+
+    def sample() -> float:
+        graph.replay()  # untimed: keeps the GPU busy until the timed replay is enqueued
+        return _elapsed(graph.replay) / (laps * len(calls))
+
+    return sample
+
+
+def _elapsed(call: Call) -> float:
+    """Seconds that the GPU takes for `call`; the host waits for the end."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3
+
+
+def error_share(
+    d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item] = ()
+) -> float:
+    """Return the largest error of d = epilogue(a b) [m, n], each as a share of its own bound.
+
+    The reference is float64, from the same a [m, k] and b [k, n]. A share above 1, infinity for a
+    NaN that should not be, is a wrong result.
+    """
+    exact, magnitude = reference.gemm_exact(a, b, listed)
+    for item in listed:
+        if item[0].startswith("scale"):
+            magnitude = reference.apply(magnitude, [item]).abs()
+        elif item[0] == "activation":
+            magnitude = magnitude * _STEEPEST
+    rounding = reference.unit_roundoff(d.dtype) * exact.abs()
+    bound = rounding + reference.accumulation(a.dtype, a.shape[1]) * magnitude
+    error = (d.double() - exact).abs()
+    share = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=inf, posinf=inf)
+    return float(share.max())

@@ -1,0 +1,168 @@
+"""The `warploom` command end to end: what each part of it says, and how it exits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from warploom.cli import main
+from warploom.generator import toolchain
+from warploom.generator.render import render
+from warploom.generator.space import expand_file
+from warploom.generator.specification import parse_name
+
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "configs" / "smoke.yaml"
+SPECS = expand_file(SMOKE).specs
+SMALL = """version: 1
+arch: sm_90a
+kernels:
+  - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]
+    schedules: [{tile: [[64, 64, 64], [96, 64, 64]], consumers: 1}]
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def report(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_list_gives_the_names_in_the_order_of_the_file() -> None:
+    listed = report("list", SMOKE)
+    assert [row["name"] for row in listed["kernels"]] == [spec.name for spec in SPECS]
+    assert (listed["legal"], listed["rejected"]) == (len(SPECS), 0)
+
+
+def test_list_rejected_gives_the_reasons(small: Path) -> None:
+    listed = report("list", small, "--rejected")
+    (row,) = listed["rejections"]
+    assert row["operation"] == "bf16_bf16_bf16_row_col"
+    assert row["schedule"].startswith("cooperative_96x64x64_")
+    assert row["reason"] == "tile m 96: is one of 64, 128, 256"
+    assert (listed["legal"], listed["rejected"]) == (1, 1)
+
+
+@pytest.mark.parametrize("command", ["list", "emit", "compile"])
+def test_a_bad_file_is_the_users_error_with_its_line(command: str, small: Path) -> None:
+    small.write_text(SMALL.replace("bf16", "bf17", 1))
+    result = run(command, small)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f'{small}:4: kernels[0].operations[0].a: "bf17": should be' in result.stderr
+    assert run(command, small.with_name("none.yaml")).exit_code == 1
+
+
+def test_emit_writes_each_kernel_once_and_leaves_what_is_current(
+    small: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "some" / "folder"
+    (row,) = report("emit", small, "--out", out)["files"]
+    (file,) = out.iterdir()
+    assert row == {"file": file.name, "lines": len(file.read_text().splitlines())}
+    assert file.read_text() == render(parse_name(file.stem))
+    written = file.stat().st_mtime_ns
+    assert run("emit", small, "--out", out).exit_code == 0
+    assert file.stat().st_mtime_ns == written
+
+
+def test_emit_check_names_what_is_stale_missing_and_extra(small: Path, tmp_path: Path) -> None:
+    small.write_text(SMALL.replace("[96, 64, 64]", "[64, 96, 64]"))
+    out = tmp_path / "emitted"
+    assert run("emit", small, "--out", out).exit_code == 0
+    assert run("emit", small, "--out", out, "--check").exit_code == 0
+    gone, changed = sorted(out.iterdir())
+    gone.unlink()
+    changed.write_text("// edited by hand\n")
+    (out / "other.cu").write_text("")
+    result = run("emit", small, "--out", out, "--check", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["differences"] == [
+        {"state": "missing", "file": gone.name},
+        {"state": "extra", "file": "other.cu"},
+        {"state": "stale", "file": changed.name},
+    ]
+    assert changed.read_text() == "// edited by hand\n"
+
+
+def test_emit_into_a_place_that_cannot_be_written_is_the_users_error(
+    small: Path, tmp_path: Path
+) -> None:
+    result = run("emit", small, "--out", small / "under-a-file")
+    assert (result.exit_code, "cannot be written: Not a directory" in result.stderr) == (1, True)
+
+
+def test_compile_builds_all_and_then_finds_all(private_store: Path) -> None:
+    rows = report("compile", SMOKE)["kernels"]
+    assert {row["name"] for row in rows} == {spec.name for spec in SPECS}
+    assert [row["name"] for row in rows if not row["clean"]] == []
+    assert report("compile", SMOKE)["stored before"] >= len(SPECS)
+    (directory,) = report("cache", "stats")["directories"]
+    assert directory["kernels"] >= len(SPECS)
+
+
+def test_show_gives_fields_resources_commands_and_source(private_store: Path) -> None:
+    spec = SPECS[0]
+    report("compile", SMOKE)
+    shown = report("show", spec.name)
+    assert shown["source"] == render(spec)
+    assert (shown["digest"], shown["stored"]) == (spec.digest, True)
+    assert shown["operation"]["epilogue"] == []
+    assert shown["schedule"]["tile"] == [128, 256, 64]
+    (resources,) = shown["resources"]
+    assert resources["entry"] == spec.name
+    assert (resources["registers"], resources["spill bytes"]) == (168, 0)
+    nvcc = shown["reproduce"]["nvcc"].split()
+    assert nvcc[:6] == [
+        *["nvcc", "-cubin", "-arch=sm_90a", "-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG"]
+    ]
+    assert Path(nvcc[6].removeprefix("-I"), "cutlass", "version.h").is_file()
+    assert nvcc[7:] == ["-o", f"{spec.name}.cubin", f"{spec.name}.cu"]
+
+
+def test_show_source_is_the_file_that_emit_writes() -> None:
+    assert run("show", "--source", SPECS[0].name).stdout == render(SPECS[0])
+
+
+def test_show_works_without_a_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise toolchain.ToolchainError("NVRTC: not found", rule="it is needed", fix="install it")
+
+    monkeypatch.setattr(toolchain, "find", missing)
+    result = run("show", SPECS[0].name)
+    assert result.exit_code == 0
+    assert "toolchain: NVRTC: not found: it is needed: install it" in result.stdout
+
+
+def test_an_unknown_name_is_the_users_error() -> None:
+    result = run("show", "gemm_of_another_kind")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "kernel name 'gemm_of_another_kind'" in result.stderr
+    assert "`warploom list FILE` prints the names" in result.stderr
+
+
+def test_schema_is_the_tracked_file_and_check_sees_when_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run("schema").stdout == (ROOT / "configs" / "schema.json").read_text()
+    assert report("schema", "--check") == {"up to date": True}
+    (tmp_path / "schema.json").write_text("{}")
+    monkeypatch.setattr("warploom.cli.schema.files", lambda package: tmp_path)
+    result = run("schema", "--check")
+    assert result.exit_code == 1
+    assert "`warploom schema > configs/schema.json` renews it" in result.stdout

@@ -1,0 +1,188 @@
+"""`make demo`: from a YAML file to kernels in the store, then one layer of Llama 3 8B, checked.
+
+The kernels of configs/smoke.yaml are generated and compiled, which needs no GPU. Then the seven
+GEMMs of the layer run through `warploom.gemm` and are held against float64: on a Hopper GPU, with
+times beside torch.mm's, or else on the CPU reference with fewer tokens. The exit code is 3 if a
+result is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from warploom.cli.output import Output, reporting
+from warploom.errors import ResultError, WarploomError
+from warploom.generator.specification import KernelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from warploom.generator.artifact import Artifact
+
+_HIDDEN, _KEY_VALUE, _MLP = 4096, 1024, 14336
+LAYER = {  # the weights of one layer of Llama 3 8B, [N, K] as torch has them
+    "q": (_HIDDEN, _HIDDEN),
+    "k": (_KEY_VALUE, _HIDDEN),
+    "v": (_KEY_VALUE, _HIDDEN),
+    "o": (_HIDDEN, _HIDDEN),
+    "gate": (_MLP, _HIDDEN),
+    "up": (_MLP, _HIDDEN),
+    "down": (_HIDDEN, _MLP),
+}
+TOKENS = {"cuda": 512, "cpu": 64}
+
+
+@click.command()
+@reporting
+def command(output: Output) -> None:
+    """Compile the smoke configuration, then run and check the GEMMs of one transformer layer."""
+    compile_kernels(output)
+    run_layer(output, "cuda" if _has_hopper(output) else "cpu")
+
+
+# ---- Kernels -------------------------------------------------------------------------------------
+
+
+def compile_kernels(output: Output) -> None:
+    """Generate and compile every kernel of configs/smoke.yaml that is not in the store yet."""
+    from warploom.generator import build
+    from warploom.generator.space import expand_file
+
+    path = resources.files("warploom.configs") / "smoke.yaml"
+    with resources.as_file(path) as file:
+        specs = expand_file(Path(file)).specs
+    compiled_before = build.counters.compiles
+    stored: set[KernelSpec] = set()
+    output.line(f"{len(specs)} kernels of configs/smoke.yaml, from YAML to cubin:")
+    with output.progress("compiling", total=len(specs)) as advance:
+
+        def done(spec: KernelSpec, result: build.Result) -> None:
+            if build.counters.compiles == compiled_before:  # what is stored is handed out first
+                stored.add(spec)
+            advance(spec.digest[:8])
+
+        results = build.build_many(specs, on_done=done)
+    rows: list[list[object]] = []
+    for spec, result in zip(specs, results, strict=True):
+        if isinstance(result, WarploomError):
+            raise result
+        rows.append(_kernel_row(spec, result, stored=spec in stored))
+    columns = (
+        *("name", "tile", "threads", "shared bytes", "registers"),
+        *("compile seconds", "cubin bytes"),
+    )
+    output.table("kernels", columns, rows)
+
+
+def _kernel_row(spec: KernelSpec, artifact: Artifact, *, stored: bool) -> list[object]:
+    from warploom.generator.families import family
+
+    context = family(spec.operation.family).context(spec)
+    return [
+        spec.name,
+        "x".join(map(str, context["schedule"].tile)),
+        context["schedule"].threads,
+        context["layout"].shared_bytes,
+        max(entry.registers for entry in artifact.resources.values()),
+        "stored" if stored else artifact.compile_seconds,
+        len(artifact.cubin),
+    ]
+
+
+# ---- Layer ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """What became of one GEMM of the layer; seconds are None where nothing is timed."""
+
+    projection: str
+    weight: tuple[int, int]
+    kernel: str
+    error_share: float
+    seconds: float | None = None
+    torch_seconds: float | None = None
+
+
+def run_layer(output: Output, device: str) -> None:
+    """Run and check the GEMMs of the layer; ResultError if one is wrong."""
+    import torch
+
+    tokens = TOKENS[device]
+    torch.manual_seed(0)
+    where = torch.cuda.get_device_name() if device == "cuda" else "the CPU reference"
+    output.line(f"\nThe seven GEMMs of one Llama 3 8B layer, {tokens} tokens in bf16, on {where}:")
+    with torch.no_grad():
+        gemms = [_run(name, weight, tokens, device) for name, weight in LAYER.items()]
+    columns = ["projection", "M", "N", "K", "kernel", "error / bound"]
+    rows: list[list[object]] = [
+        [gemm.projection, tokens, *gemm.weight, gemm.kernel, gemm.error_share] for gemm in gemms
+    ]
+    if device == "cuda":
+        columns += ["microseconds", "torch.mm", "ratio"]
+        for row, gemm in zip(rows, gemms, strict=True):
+            row += _times(gemm)
+    output.table("layer", columns, rows)
+    wrong = [gemm.projection for gemm in gemms if gemm.error_share > 1]
+    if wrong:
+        raise ResultError(
+            f"projections {', '.join(wrong)}",
+            rule="differ from float64 by more than the bound of an element",
+            fix="`make gpu-test` finds which kernels are wrong on this GPU",
+        )
+    output.line("Each element is within its bound of the float64 result.")
+
+
+def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
+    import torch
+
+    import warploom
+    from warploom.runtime.measure import error_share, graph_sampler, interleave
+
+    n, k = weight
+    a = torch.randn(tokens, k, device=device).bfloat16()
+    b = (torch.randn(n, k, device=device) * k**-0.5).bfloat16().t()
+    d = warploom.gemm(a, b)
+    kernel = warploom.explain(a, b).kernel
+    gemm = Gemm(name, weight, kernel, error_share(d, a, b))
+    if device == "cpu":
+        return gemm
+    peer = torch.empty_like(d)
+    timings = interleave(
+        {
+            "warploom": graph_sampler([lambda: warploom.gemm(a, b, out=d)]),
+            "torch": graph_sampler([lambda: torch.mm(a, b, out=peer)]),
+        }
+    )
+    seconds = timings["warploom"].median, timings["torch"].median
+    # What was timed is what is checked.
+    return Gemm(name, weight, kernel, max(gemm.error_share, error_share(d, a, b)), *seconds)
+
+
+def _times(gemm: Gemm) -> list[object]:
+    assert gemm.seconds and gemm.torch_seconds
+    return [gemm.seconds * 1e6, gemm.torch_seconds * 1e6, gemm.torch_seconds / gemm.seconds]
+
+
+def _has_hopper(output: Output) -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        output.line(
+            "\nNo GPU here: the reference runs, on fewer tokens and without times; the kernels named "
+            "are those that a Hopper GPU would run."
+        )
+        return False
+    capability = torch.cuda.get_device_capability()
+    if capability != (9, 0):
+        output.line(f"\nThis GPU is of compute capability {capability}, not Hopper's (9, 0).")
+    return capability == (9, 0)
+
+
+if __name__ == "__main__":
+    command()
