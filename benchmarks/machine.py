@@ -9,8 +9,9 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from datetime import date
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -31,10 +32,11 @@ _QUERY = {  # nvidia-smi's name: ours
 def machine() -> dict[str, Any]:
     """Return the versions of everything that has a part in the times, and the GPU's name."""
     found: dict[str, Any] = {
+        "date": date.today().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda_of_torch": torch.version.cuda,
-        "warploom": version("warploom"),
+        "warploom": _version(),
     }
     try:
         found |= {f"toolchain {name}": value for name, value in find().versions.items()}
@@ -46,9 +48,16 @@ def machine() -> dict[str, Any]:
             "gpu": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
-            "cudnn": torch.backends.cudnn.version(),
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         }
     return found
+
+
+def _version() -> str:
+    try:
+        return version("warploom")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "not installed"
 
 
 def warm(seconds: float = 2.0) -> None:
@@ -68,7 +77,7 @@ def state() -> dict[str, Any]:
         return _from_pynvml(uuid)
     except ImportError:
         pass
-    except Exception as error:  # noqa: BLE001 (pynvml's errors are known only where it is)
+    except Exception as error:  # pynvml's own class is known only where it is
         return {"unavailable": f"pynvml: {error}"}
     try:
         return _from_nvidia_smi(uuid)

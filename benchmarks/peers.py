@@ -6,10 +6,11 @@ random. Layouts are those of warploom: a `col` operand is the transposed view of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import torch
 
@@ -18,20 +19,27 @@ from benchmarks.protocol import Contender
 from warploom.generator.elements import element
 from warploom.generator.epilogue import EpilogueStep, Scale
 from warploom.generator.families.gemm import GemmOperation, Layout
+from warploom.generator.families.gemm.schedule import Input, Output
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.epilogue import Item
 from warploom.runtime.measure import Call, error_share
+
+_SCALES: dict[str, tuple[EpilogueStep, ...]] = {
+    "none": (),
+    "tensor": (Scale("device"), Scale("device")),
+    "row_column": (Scale("row"), Scale("column")),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A type of GEMM: its elements, its scaling, and the function of torch that is its peer."""
 
-    a: Any  # an input element's name, of b too
-    d: Any
+    a: Input  # of b too
+    d: Output
     peer: str
-    epilogue: tuple[EpilogueStep, ...] = ()
+    scaling: Literal["none", "tensor", "row_column"] = "none"
 
     @property
     def bits(self) -> tuple[int, int]:
@@ -40,13 +48,14 @@ class Kind:
 
     def operation(self, layout_a: Layout = "row", layout_b: Layout = "col") -> GemmOperation:
         """The operation that Warploom is asked for."""
-        return GemmOperation(self.a, self.a, self.d, layout_a, layout_b, self.epilogue)
+        epilogue = _SCALES[self.scaling]
+        return GemmOperation(self.a, self.a, self.d, layout_a, layout_b, epilogue)
 
 
 KINDS = {
     "bf16": Kind("bf16", "bf16", "torch.mm"),
-    "e4m3": Kind("e4m3", "bf16", "torch._scaled_mm", (Scale("device"), Scale("device"))),
-    "e4m3_row_column": Kind("e4m3", "bf16", "torch._scaled_mm", (Scale("row"), Scale("column"))),
+    "e4m3": Kind("e4m3", "bf16", "torch._scaled_mm", "tensor"),
+    "e4m3_row_column": Kind("e4m3", "bf16", "torch._scaled_mm", "row_column"),
     "int8": Kind("int8", "int32", "torch._int_mm"),
 }
 
@@ -67,7 +76,7 @@ class Operands:
         """The scales as an epilogue of Warploom's."""
         if not self.scales:
             return ()
-        kinds = ("scale",) * 2 if self.scales[0].numel() == 1 else ("scale_row", "scale_column")
+        kinds = ("scale",) * 2 if self.scales[0].dim() == 1 else ("scale_row", "scale_column")
         return tuple((kind, s.flatten()) for kind, s in zip(kinds, self.scales, strict=True))
 
 
@@ -90,9 +99,12 @@ def operands(
 
     a = matrix(m, k) if layout_a == "row" else matrix(k, m).t()
     b = matrix(k, n) if layout_b == "row" else matrix(n, k).t()
-    shapes = {"device": [(1,), (1,)], "row": [(m, 1), (1, n)]}
-    by = kind.epilogue[0].by if kind.epilogue and isinstance(kind.epilogue[0], Scale) else ""
-    scales = (torch.rand(shape, device=device) + 0.5 for shape in shapes.get(by, []))
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "none": [],
+        "tensor": [(1,), (1,)],
+        "row_column": [(m, 1), (1, n)],
+    }
+    scales = (torch.rand(shape, device=device) + 0.5 for shape in shapes[kind.scaling])
     return Operands(a, b, tuple(scales))
 
 
@@ -139,9 +151,10 @@ def peer_call(kind: Kind, one: Operands, out: torch.Tensor) -> Call:
 
 
 def _out(kind: Kind, one: Operands) -> torch.Tensor:
-    return torch.empty(
-        one.a.shape[0], one.b.shape[1], dtype=TORCH[kind.d], device=one.a.device
-    )
+    """An output full of what no right result is full of."""
+    dtype = TORCH[kind.d]
+    wrong = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+    return torch.full((one.a.shape[0], one.b.shape[1]), wrong, dtype=dtype, device=one.a.device)
 
 
 def _worst(sets: Sequence[Operands], outs: Sequence[torch.Tensor]) -> float:

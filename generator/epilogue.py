@@ -40,6 +40,10 @@ class Step:
         """The step in a kernel's name."""
         raise NotImplementedError
 
+    def registers(self, *, paired: bool) -> int:
+        """32-bit registers that what is loaded for one fragment takes, read in pairs or not."""
+        return 0
+
     @property
     def parts(self) -> tuple[str, ...]:
         """The files under templates/parts/epilogue/ that define the step's C++ class."""
@@ -73,6 +77,9 @@ class Scale(Step):
     def reads(self) -> Literal["nothing", "row", "fragment"]:
         return {"row": "row", "column": "fragment"}.get(self.by, "nothing")  # type: ignore[return-value]
 
+    def registers(self, *, paired: bool) -> int:
+        return 2 if self.by == "column" else 0
+
     @property
     def parts(self) -> tuple[str, ...]:
         return (f"scale_{self.by}.cuh",)
@@ -101,6 +108,9 @@ class Bias(Step):
     @property
     def reads(self) -> Literal["nothing", "row", "fragment"]:
         return "fragment"
+
+    def registers(self, *, paired: bool) -> int:
+        return 2 * element(self.element).bits // 32 if paired else 2
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -149,6 +159,9 @@ class Residual(Step):
     @property
     def reads(self) -> Literal["nothing", "row", "fragment"]:
         return "fragment"
+
+    def registers(self, *, paired: bool) -> int:
+        return 4 * element(self.element).bits // 32 if paired else 4
 
     @property
     def parts(self) -> tuple[str, ...]:

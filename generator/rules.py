@@ -48,13 +48,13 @@ def fits_shared(used: int, arch: Architecture) -> Reason:
     )
 
 
-def fits_registers(accumulators: int, budget: int, overhead: int = 40) -> Reason:
-    """Accumulators and the addressing beside them fit the consumer's registers without spills."""
-    if accumulators + overhead <= budget:
+def fits_registers(registers: int, budget: int) -> Reason:
+    """What a thread is expected to hold fits its registers without spills."""
+    if registers <= budget:
         return None
     return (
-        f"{accumulators} accumulators a thread and {overhead} other registers: a consumer has "
-        f"{budget}; use a smaller tile or two consumers"
+        f"{registers} registers expected, {budget} to have: use a smaller tile, two consumers, or "
+        "fewer epilogue operands"
     )
 
 

@@ -16,7 +16,7 @@ class TemplateText(str):
     __slots__ = ()
 
 
-_WIDTH = 16  # operands per line of emitted text
+_WIDTH = 32  # operands per line of emitted text
 
 
 def _lines(items: list[str], indent: str, join: str) -> str:
@@ -27,12 +27,12 @@ def _lines(items: list[str], indent: str, join: str) -> str:
 def wgmma(
     a: Element, b: Element, n: int, *, a_k_major: bool = True, b_k_major: bool = True
 ) -> TemplateText:
-    """Return the C++ struct `Wgmma` with `fma(a, b, d)` for one 64 x n instruction.
+    """Return the C++ struct `Wgmma` with `fma(a, b, d, add)` for one 64 x n instruction.
 
     `a` and `b` are shared-memory descriptors, `d` the thread's n/2 accumulators: float, or int32_t
-    for int8 operands. It always adds: a kernel that clears its accumulators instead of telling the
-    first product to overwrite them frees their registers for the epilogue (measured: no spills
-    where the other form had 4 to 130 bytes).
+    for int8 operands. Where `add` is false by a constant the product overwrites them, and the
+    compiler may use their registers for something else until then (a run-time flag pins them
+    through the epilogue: 4 to 130 bytes of spills).
     """
     integer = a.is_integer
     count = n // 2
@@ -45,13 +45,13 @@ def wgmma(
     )
     outputs = _lines([f'"+{letter}"(d[{i}])' for i in range(count)], " " * 10, ", ")
     shape = f"m64n{n}k{a.wgmma_k}"
+    signature = f"uint64_t a, uint64_t b, {accumulator} (&d)[{count}], bool add"
     return TemplateText(f"""\
 // D[64 x {n}] += A[64 x {a.wgmma_k}] * B[{a.wgmma_k} x {n}]; A and B by descriptor, D in registers.
 struct Wgmma {{
-  static constexpr int kM = 64, kN = {n}, kK = {a.wgmma_k};
+  static constexpr int kK = {a.wgmma_k};
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, {accumulator} (&d)[{count}],
-                                             bool add) {{
+  __device__ __forceinline__ static void fma({signature}) {{
     asm volatile(
         "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
         "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"

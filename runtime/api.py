@@ -22,26 +22,6 @@ from warploom.runtime.gemm import GemmPlan
 __all__ = ["Explanation", "counters", "explain", "gemm", "load", "plan", "warmup"]
 
 
-def _items(
-    scale_a: float | torch.Tensor | None,
-    scale_b: float | torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    residual: torch.Tensor | None,
-    beta: float,
-    epilogue: Sequence[Item] | None,
-) -> Sequence[Item]:
-    if scale_a is scale_b is bias is activation is residual is None:
-        return epilogue or ()
-    if epilogue:
-        raise ProblemError(
-            "epilogue= beside scale, bias, activation or residual",
-            rule="the keywords mean one fixed order, the list means its own",
-            fix="put everything into the list",
-        )
-    return epilogues.items(scale_a, scale_b, bias, activation, residual, beta)
-
-
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -71,10 +51,15 @@ def gemm(
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
     """
-    if scale_a is scale_b is bias is activation is residual is None:
-        listed: Sequence[Item] = epilogue or ()
-    else:
-        listed = _items(scale_a, scale_b, bias, activation, residual, beta, epilogue)
+    listed: Sequence[Item] = epilogue or ()
+    if any(keyword is not None for keyword in (scale_a, scale_b, bias, activation, residual)):
+        if epilogue:
+            raise ProblemError(
+                "epilogue= beside scale, bias, activation or residual",
+                rule="the keywords mean one fixed order, the list means its own",
+                fix="put everything into the list",
+            )
+        listed = epilogues.items(scale_a, scale_b, bias, activation, residual, beta)
     if torch.compiler.is_compiling():
         return operators.call(a, b, listed, out, out_dtype, spec)
     if isinstance(spec, str):

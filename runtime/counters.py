@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, fields
 
+from warploom.generator import build
+
 
 @dataclass
 class Counters:
@@ -15,13 +17,21 @@ class Counters:
     place, launches of kernels.
     """
 
-    compiles: int = 0
-    store_hits: int = 0
     loads: int = 0
     plans: int = 0
     copies: int = 0
     launches: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def compiles(self) -> int:
+        """Kernels compiled; the generator counts them."""
+        return build.counters.compiles
+
+    @property
+    def store_hits(self) -> int:
+        """Kernels found stored; the generator counts them."""
+        return build.counters.store_hits
 
     def add(self, name: str, count: int = 1) -> None:
         """Add to one counter, safely from any thread."""
@@ -31,13 +41,16 @@ class Counters:
     def reset(self) -> None:
         """Set all counters to 0."""
         with self._lock:
-            for counter in fields(self):
-                if not counter.name.startswith("_"):
-                    setattr(self, counter.name, 0)
+            for name in self._names():
+                setattr(self, name, 0)
+            build.counters.compiles = build.counters.store_hits = 0
 
     def as_dict(self) -> dict[str, int]:
         """All counters by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
+        return {name: getattr(self, name) for name in ("compiles", "store_hits", *self._names())}
+
+    def _names(self) -> list[str]:
+        return [counter.name for counter in fields(self) if not counter.name.startswith("_")]
 
 
 counters = Counters()

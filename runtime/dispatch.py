@@ -13,9 +13,16 @@ from typing import Any, cast
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
+from warploom.generator import rules
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
-from warploom.generator.families.gemm_launch import GemmProblem, tiles
+from warploom.generator.families.gemm import (
+    FAMILY,
+    GemmOperation,
+    GemmProblem,
+    GemmSchedule,
+    complete,
+    tiles,
+)
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 
@@ -46,23 +53,27 @@ def choose(
 ) -> Choice:
     """Return the kernel for a problem whose D can be stored as `store` (tma or direct).
 
-    Raises SpecificationError for an operation that is not legal, ProblemError for a given `spec`
-    that computes another one or cannot store D.
+    Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
+    another one or cannot store D.
     """
+    if reasons := rules.literals(operation) or FAMILY.operation_reasons(operation):
+        value, _, rule = reasons[0].partition(": ")
+        fix = "convert the operands, or choose another out_dtype or epilogue"
+        raise ProblemError(value, rule=rule, fix=fix)
     if spec is not None:
         return Choice(_checked(spec, operation, store), "the spec that was given")
     best: tuple[float, KernelSpec] | None = None
     refusal: SpecificationError | None = None
     for row in _class(operation, problem)["schedules"]:
         fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-        cost = fields.pop("cost")
+        del fields["cost"]
         try:
             schedule = complete(ARCH, operation, {**fields, "store": store})
             candidate = KernelSpec(ARCH, operation, schedule)
         except SpecificationError as error:
             refusal = error
             continue
-        time = waves(schedule, problem, device) * cost
+        time = waves(schedule, problem, device) * row["cost"]
         if best is None or time < best[0]:
             best = time, candidate
     if best is None:

@@ -1,4 +1,4 @@
-"""The CUDA driver as this project uses it: checked calls, device limits, and the rules of a process.
+"""The CUDA driver as this project uses it: checked calls, device limits, a process's rules.
 
 Streams and devices are torch's. Handles die with a fork: a child that inherits them is told so
 before the driver is.
@@ -21,16 +21,17 @@ _forked = False
 
 def _mark_forked() -> None:
     global _forked
-    _forked = torch.cuda.is_initialized() or _forked
+    _forked = torch.cuda.is_initialized() or _forked  # type: ignore[no-untyped-call]
 
 
 os.register_at_fork(after_in_child=_mark_forked)
 
 
-def check(result: tuple[Any, ...]) -> Any:
+def check(result: tuple[Any, ...]) -> Any:  # noqa: ANN401 (as the driver's wrappers are)
     """Return what a driver call returned beside its status, or raise DeviceError."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
+        _refuse_fork()
         _, text = driver.cuGetErrorString(status)
         raise DeviceError(
             f"{status.name}: {text.decode() if text else 'unknown CUDA error'}",
@@ -39,15 +40,19 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def require_usable(device: int) -> None:
-    """Raise DeviceError where kernels cannot be built or loaded now on `device`."""
+def _refuse_fork() -> None:
     if _forked:
         raise DeviceError(
             "a process forked after CUDA was initialised",
             rule="driver handles do not survive a fork",
             fix='start workers with multiprocessing.get_context("spawn")',
         )
-    torch.cuda.init()
+
+
+def require_usable(device: int) -> None:
+    """Raise DeviceError where kernels cannot be built or loaded now on `device`."""
+    _refuse_fork()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     if torch.cuda.is_current_stream_capturing():
         raise DeviceError(
             "the current stream is capturing a CUDA graph",
@@ -57,7 +62,7 @@ def require_usable(device: int) -> None:
     capability = torch.cuda.get_device_capability(device)
     if capability != (9, 0):
         raise DeviceError(
-            f"cuda:{device} {torch.cuda.get_device_name(device)} of compute capability {capability}",
+            f"cuda:{device} {torch.cuda.get_device_name(device)}, compute capability {capability}",
             rule="kernels are for sm_90a: compute capability (9, 0)",
             fix="run on an H100, H200 or GH200, or pass CPU tensors for the reference",
         )
@@ -65,8 +70,18 @@ def require_usable(device: int) -> None:
 
 @cache
 def limits(device: int) -> DeviceLimits:
-    """What launches depend on of `device`."""
+    """What launches depend on of `device`. Raises DeviceError where none can be made there."""
+    require_usable(device)
     return DeviceLimits(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+os.register_at_fork(after_in_child=limits.cache_clear)
+
+
+def enter(device: int) -> None:
+    """Make torch's context on `device` current in this thread, which may be new to CUDA."""
+    context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))))
+    check(driver.cuCtxSetCurrent(context))
 
 
 def current_stream(device: int) -> int:
@@ -75,4 +90,4 @@ def current_stream(device: int) -> int:
     torch.cuda.current_stream(device).cuda_stream is the same at ten times the cost (it makes two
     objects); the code that torch.compile generates uses this one too.
     """
-    return torch._C._cuda_getCurrentRawStream(device)  # type: ignore[no-any-return]
+    return torch._C._cuda_getCurrentRawStream(device)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from numbers import Real
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -52,19 +53,15 @@ def items(
 
 
 def signature(listed: Sequence[Item]) -> tuple[object, ...]:
-    """What of the items decides the kernel and the launch, values of scalars and addresses apart."""
-    return tuple(
-        (
-            item[0],
-            (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.get_device())
-            if isinstance(value, torch.Tensor)
-            else value
-            if isinstance(value, str)
-            else None,
-        )
-        for item in listed
-        for value in item[1:2]
-    )
+    """What of the items decides kernel and launch: all but scalars' values and addresses."""
+    return tuple((len(item), *item[:1], *map(_decisive, item[1:2])) for item in listed)
+
+
+def _decisive(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        aligned = value.data_ptr() & 15
+        return value.dtype, value.shape, value.stride(), aligned, value.get_device()
+    return value if isinstance(value, str) else None
 
 
 def addresses(listed: Sequence[Item]) -> tuple[int, ...]:
@@ -122,10 +119,12 @@ def bind(listed: Sequence[Item], m: int, n: int, device: int) -> BoundEpilogue:
 
 
 def check_finite(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for a beta that is not finite."""
+    """Raise ProblemError for a beta that is not a finite number."""
     for item in listed:
-        if item[0] == "residual" and not math.isfinite(item[2]):
-            raise ProblemError(f"beta {item[2]}", rule="is finite", fix="scale the residual first")
+        if item[0] == "residual" and not (isinstance(item[2], Real) and math.isfinite(item[2])):
+            raise ProblemError(
+                f"beta {item[2]!r}", rule="is a finite number", fix="scale the residual itself"
+            )
 
 
 def _step(item: Item, m: int, n: int, device: int) -> EpilogueStep:
@@ -145,7 +144,7 @@ def _step(item: Item, m: int, n: int, device: int) -> EpilogueStep:
                 fix="use one of them, or apply it to the result",
             )
         return Activation(value)
-    if kind == "scale" and not isinstance(value, torch.Tensor):
+    if kind == "scale" and isinstance(value, Real):
         return Scale("host")
     shapes = {"scale": (), "scale_row": (m,), "scale_column": (n,), "bias": (n,)}
     _check_operand(kind, value, shapes.get(kind, (m, n)), device)
@@ -156,16 +155,17 @@ def _step(item: Item, m: int, n: int, device: int) -> EpilogueStep:
     return Scale({"scale": "device", "scale_row": "row", "scale_column": "column"}[kind])  # type: ignore[arg-type]
 
 
-def _element(kind: str, value: torch.Tensor) -> Any:
+def _element(kind: str, value: torch.Tensor) -> Literal["fp16", "bf16", "fp32"]:
     name = name_of(value.dtype, kind)
     if name in ("fp16", "bf16", "fp32"):
-        return name
+        return cast("Literal['fp16', 'bf16', 'fp32']", name)
     raise ProblemError(f"{kind} of {value.dtype}", rule="is fp16, bf16 or fp32", fix="convert it")
 
 
 def _check_operand(kind: str, value: object, shape: tuple[int, ...], device: int) -> None:
     if not isinstance(value, torch.Tensor):
-        raise ProblemError(f"{kind} {value!r}", rule="is a tensor", fix="pass a torch tensor")
+        rule = "is a tensor, or a number" if kind == "scale" else "is a tensor"
+        raise ProblemError(f"{kind} {value!r}", rule=rule, fix="pass a torch tensor")
     if value.get_device() != device:
         raise ProblemError(
             f"{kind} on {value.device}", rule="is on the device of a and b", fix="move it there"

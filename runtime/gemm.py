@@ -6,15 +6,16 @@ chooses a kernel and copies what TMA cannot read. Nothing here waits for the GPU
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import GemmOperation
-from warploom.generator.families.gemm_launch import GemmProblem
+from warploom.generator.families.gemm import GemmOperation, GemmProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
@@ -27,6 +28,8 @@ from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
 _BOUND = 4096  # problems remembered
 _plans: dict[tuple[object, ...], GemmPlan] = {}
+
+os.register_at_fork(after_in_child=_plans.clear)  # what they launch is the parent's
 
 
 @dataclass
@@ -69,8 +72,11 @@ class GemmPlan:
             b.data_ptr(),
             out.data_ptr(),
         )
-        met = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
-        met += (out.shape, out.stride(), out.dtype)
+        met = (
+            *(a.shape, a.stride(), a.dtype),
+            *(b.shape, b.stride(), b.dtype),
+            *(out.shape, out.stride(), out.dtype),
+        )
         ready = self._ready.get(key)
         if ready is not None and ready[0] == met:
             for launch in ready[1]:
@@ -110,10 +116,10 @@ class GemmPlan:
         read_a = padded_copy(matrix(a), self.copy_a) if self.copy_a else a
         read_b = padded_copy(b, self.copy_b) if self.copy_b else b
         addresses = (read_a.data_ptr(), read_b.data_ptr(), out.data_ptr())
-        if listed:
-            addresses += epilogue.addresses(listed)
-            return self.launch.run(addresses, epilogue.scalars(listed), check)
-        return self.launch.run(addresses, (), check)
+        if not listed:
+            return self.launch.run(addresses, (), check)
+        addresses_listed = (*addresses, *epilogue.addresses(listed))
+        return self.launch.run(addresses_listed, epilogue.scalars(listed), check)
 
 
 def matrix(a: torch.Tensor) -> torch.Tensor:
@@ -160,7 +166,7 @@ def gemm(
 ) -> torch.Tensor:
     """Run the planned call, planning it first when it is new."""
     if torch.is_grad_enabled():
-        refuse_grad(a, b, out, *(item[1] for item in listed))
+        refuse_grad(a, b, out, *(value for item in listed for value in item[1:2]))
     key = signature(a, b, out, listed, out_dtype, spec)
     planned = _plans.get(key)
     if planned is None:
@@ -239,7 +245,7 @@ def _extents(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
         )
     if a.dtype != b.dtype:
         raise ProblemError(f"a {a.dtype} by b {b.dtype}", rule="have one type", fix="convert one")
-    if a.get_device() != b.get_device():
+    if a.device != b.device:
         raise ProblemError(
             f"a on {a.device}, b on {b.device}", rule="are on one device", fix="move one"
         )
@@ -272,7 +278,7 @@ def _check_out(
             rule=f"is {list(shape)} of {dtype} on the device of a",
             fix="leave out=None to have it made",
         )
-    flat = out if out.dim() == 2 else out.view(-1, shape[-1]) if out.is_contiguous() else None
+    flat = matrix(out) if out.dim() == 2 or out.is_contiguous() else None
     if flat is None or (out.numel() and out.shape[-1] > 1 and out.stride(-1) != 1):
         raise ProblemError(
             f"out with strides {list(out.stride())}",
@@ -291,8 +297,7 @@ def _check_out(
 def _layouts(a: torch.Tensor, spec: KernelSpec | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The layouts in which A and B may be read in place, the one that a copy takes first."""
     if spec is not None:
-        operation = spec.operation
-        assert isinstance(operation, GemmOperation)
+        operation = cast("GemmOperation", spec.operation)
         return (operation.layout_a,), (operation.layout_b,)
     if element(name_of(a.dtype, "a")).bits == 16:
         return ("row", "col"), ("col", "row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from dataclasses import dataclass, field
 
@@ -15,11 +16,13 @@ from warploom.generator.launches import Launch
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.counters import counters
-from warploom.runtime.driver import check, require_usable
+from warploom.runtime.driver import check, enter, require_usable
 
 _lock = threading.RLock()
 _kernels: dict[KernelSpec, Kernel] = {}
 _store: list[Store] = []
+
+os.register_at_fork(after_in_child=_kernels.clear)  # their handles are the parent's
 
 
 def store() -> Store:
@@ -38,10 +41,19 @@ class Prepared:
     function: driver.CUfunction
     arguments: int  # the address of kernelParams
     keep: tuple[object, ...]  # what the addresses point into
+    device: int
+    roams: bool  # launches on the default stream: that of whichever device is current
 
     def fire(self) -> None:
         """Launch on the stream that it was prepared for."""
+        if self.roams and torch.cuda.current_device() != self.device:
+            with torch.cuda.device(self.device):
+                self.fire()
+            return
         status = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)[0]
+        if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # this thread is new to CUDA
+            enter(self.device)
+            status = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)[0]
         if status != driver.CUresult.CUDA_SUCCESS:
             check((status,))
 
@@ -75,6 +87,7 @@ class Kernel:
             shared_bytes = self.spec.architecture.shared_bytes
             check(driver.cuKernelSetAttribute(maximum, shared_bytes, handle, device))
             with torch.cuda.device(device):
+                enter(device)
                 check(driver.cuKernelGetFunction(handle))
             self._ready.add((entry, device))
             return handle
@@ -96,7 +109,9 @@ class Kernel:
         dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
         config.attrs, config.numAttrs = [cluster], 1
         function = driver.CUfunction(int(handle))
-        return Prepared(config, function, ctypes.addressof(arguments), (room, arguments))
+        roams = stream == 0 and torch.cuda.device_count() > 1
+        keep = (room, arguments)
+        return Prepared(config, function, ctypes.addressof(arguments), keep, device, roams)
 
 
 def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:

@@ -7,6 +7,7 @@ crosses as its kinds, one tensor or none and one number for each item.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import gemm as gemms
 from warploom.runtime.epilogue import Item
 
-_library = torch.library.Library("warploom", "FRAGMENT")
+_library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
 _ARGUMENTS = (
     "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
     "str? spec"
@@ -96,7 +97,7 @@ for _key in ("CUDA", "CPU"):
     _library.impl("gemm_out", _gemm_out, _key)
 
 
-@torch.library.register_fake("warploom::gemm", lib=_library)
+@torch.library.register_fake("warploom::gemm", lib=_library)  # type: ignore[untyped-decorator]
 def _fake(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -109,7 +110,7 @@ def _fake(
     return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
 
 
-@torch.library.register_fake("warploom::gemm_out", lib=_library)
+@torch.library.register_fake("warploom::gemm_out", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_out(
     a: torch.Tensor,
     b: torch.Tensor,

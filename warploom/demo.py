@@ -20,8 +20,6 @@ from warploom.errors import ResultError, WarploomError
 from warploom.generator.specification import KernelSpec
 
 if TYPE_CHECKING:
-    import torch
-
     from warploom.generator.artifact import Artifact
 
 _HIDDEN, _KEY_VALUE, _MLP = 4096, 1024, 14336
@@ -99,14 +97,13 @@ def _kernel_row(spec: KernelSpec, artifact: Artifact, *, stored: bool) -> list[o
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """What became of one GEMM of the layer; seconds are None where nothing is timed."""
+    """What became of one GEMM of the layer; `seconds` are ours and torch's, where it is timed."""
 
     projection: str
     weight: tuple[int, int]
     kernel: str
     error_share: float
-    seconds: float | None = None
-    torch_seconds: float | None = None
+    seconds: tuple[float, float] | None = None
 
 
 def run_layer(output: Output, device: str) -> None:
@@ -119,14 +116,17 @@ def run_layer(output: Output, device: str) -> None:
     output.line(f"\nThe seven GEMMs of one Llama 3 8B layer, {tokens} tokens in bf16, on {where}:")
     with torch.no_grad():
         gemms = [_run(name, weight, tokens, device) for name, weight in LAYER.items()]
-    columns = ["projection", "M", "N", "K", "kernel", "error / bound"]
+    kernel = "kernel" if device == "cuda" else "kernel on an H200"
+    columns = ["projection", "M", "N", "K", kernel, "error / bound"]
     rows: list[list[object]] = [
         [gemm.projection, tokens, *gemm.weight, gemm.kernel, gemm.error_share] for gemm in gemms
     ]
     if device == "cuda":
         columns += ["microseconds", "torch.mm", "ratio"]
-        for row, gemm in zip(rows, gemms, strict=True):
-            row += _times(gemm)
+    for row, gemm in zip(rows, gemms, strict=True):
+        if gemm.seconds:
+            ours, peer = gemm.seconds
+            row += [ours * 1e6, peer * 1e6, peer / ours]
     output.table("layer", columns, rows)
     wrong = [gemm.projection for gemm in gemms if gemm.error_share > 1]
     if wrong:
@@ -149,9 +149,8 @@ def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
     b = (torch.randn(n, k, device=device) * k**-0.5).bfloat16().t()
     d = warploom.gemm(a, b)
     kernel = warploom.explain(a, b).kernel
-    gemm = Gemm(name, weight, kernel, error_share(d, a, b))
     if device == "cpu":
-        return gemm
+        return Gemm(name, weight, kernel, error_share(d, a, b))
     peer = torch.empty_like(d)
     timings = interleave(
         {
@@ -160,23 +159,14 @@ def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
         }
     )
     seconds = timings["warploom"].median, timings["torch"].median
-    # What was timed is what is checked.
-    return Gemm(name, weight, kernel, max(gemm.error_share, error_share(d, a, b)), *seconds)
-
-
-def _times(gemm: Gemm) -> list[object]:
-    assert gemm.seconds and gemm.torch_seconds
-    return [gemm.seconds * 1e6, gemm.torch_seconds * 1e6, gemm.torch_seconds / gemm.seconds]
+    return Gemm(name, weight, kernel, error_share(d, a, b), seconds)
 
 
 def _has_hopper(output: Output) -> bool:
     import torch
 
     if not torch.cuda.is_available():
-        output.line(
-            "\nNo GPU here: the reference runs, on fewer tokens and without times; the kernels named "
-            "are those that a Hopper GPU would run."
-        )
+        output.line("\nNo GPU here: the reference computes, on fewer tokens and without times.")
         return False
     capability = torch.cuda.get_device_capability()
     if capability != (9, 0):

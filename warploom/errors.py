@@ -67,7 +67,9 @@ class CompilationError(WarploomError):
         self.log = log
         self.source = source
         lines = log.splitlines()
-        first = next((line for line in lines if re.search(r"\berror\s*:", line)), "".join(lines[:1]))
+        first = next(
+            (line for line in lines if re.search(r"\berror\s*:", line)), "".join(lines[:1])
+        )
         super().__init__(
             f"{name}: {first.strip() or 'NVRTC gave no log'}",
             fix="the whole log and the source are on the error's `log` and `source`",

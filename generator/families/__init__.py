@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.errors import UnknownNameError
-from warploom.generator.families import gemm_launch
+from warploom.generator.families import gemm
 from warploom.generator.families.family import Family
 
-FAMILIES: dict[str, Family[Any, Any, Any]] = {gemm_launch.FAMILY.name: gemm_launch.FAMILY}
+FAMILIES: dict[str, Family[Any, Any, Any]] = {gemm.FAMILY.name: gemm.FAMILY}
 
 
 def family(name: str) -> Family[Any, Any, Any]:

@@ -2,7 +2,6 @@
 struct Epilogue {
   struct Rows {};
   struct Operands {};
-
   __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
   __device__ __forceinline__ Rows load_rows(const Coordinates&) const { return {}; }
   __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }

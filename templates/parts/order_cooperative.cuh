@@ -1,7 +1,7 @@
-// The consumers share each tile and need no order among themselves.
+// The consumers share each tile: there are no turns to take.
 struct Order {
-  __device__ __forceinline__ explicit Order(int) {}
+  __device__ __forceinline__ Order(int, int, Position&) {}
   __device__ __forceinline__ void begin() const {}
-  __device__ __forceinline__ void pass() const {}
+  __device__ __forceinline__ void pass(Position&) const {}
   __device__ __forceinline__ void finish(int) const {}
 };

@@ -5,15 +5,7 @@ struct Position {
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-
-  __device__ __forceinline__ void skip(int stages) {
-    stage += stages;
-    phase ^= stage / kStages % 2;
-    stage %= kStages;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    phase ^= stage == 0;
   }
 };

@@ -1,26 +1,18 @@
-"""GEMM at launch: problem, parameter block, launches, and what its template is rendered with."""
+"""GEMM at launch: the problem, the parameter block, the launches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Residual
-from warploom.generator.families import gemm
-from warploom.generator.families.family import Family
-from warploom.generator.families.gemm import (
-    CONSUMER_REGISTERS,
-    PRODUCER_REGISTERS,
-    WGMMA_M,
-    GemmOperation,
-    GemmSchedule,
-)
+from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.schedule import WGMMA_M, GemmOperation, GemmSchedule
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import OperandTile, TensorMap
-from warploom.generator.wgmma import wgmma
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,7 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
     are named as theirs (`scale_0`, `residual_1_beta`).
     """
     operation, schedule = _fields(spec)
-    layout = gemm.gemm_layout(operation, schedule)
+    layout = gemm_layout(operation, schedule)
     d_element = element(operation.d)
     pitch_d = problem.pitch_d
     values: dict[str, Value] = {
@@ -135,65 +127,3 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
 def workspaces(spec: KernelSpec, problem: GemmProblem) -> list[Workspace]:
     """None: the accumulators never leave the block."""
     return []
-
-
-def context(spec: KernelSpec) -> dict[str, Any]:
-    """What the template is rendered with, beside the spec itself."""
-    operation, schedule = _fields(spec)
-    layout = gemm.gemm_layout(operation, schedule)
-    a, d = element(operation.a), element(operation.d)
-    stages_matrix = d.bits == 16 and layout.chunk_columns >= 16  # what one stmatrix moves
-    return {
-        "operation": operation,
-        "schedule": schedule,
-        "layout": layout,
-        "parameters": parameters(spec),
-        "accumulator": operation.accumulator,
-        "a": a,
-        "b": element(operation.b),
-        "d": d,
-        "wgmma": wgmma(
-            a,
-            element(operation.b),
-            schedule.tile[1],
-            a_k_major=layout.a.k_major,
-            b_k_major=layout.b.k_major,
-        ),
-        "chunk_columns": layout.chunk_columns,
-        "steps": [
-            {"index": i, "cpp": step.cpp, "reads": step.reads, "fields": step.fields(i)}
-            for i, step in enumerate(operation.epilogue)
-        ],
-        "parts": _parts(operation, schedule, pairs=schedule.store == "tma" and not stages_matrix),
-        "reallocates_registers": schedule.consumers == 2,
-        "producer_registers": PRODUCER_REGISTERS,
-        "consumer_registers": CONSUMER_REGISTERS[schedule.consumers],
-        "stage_part": "stage_matrix" if stages_matrix else "stage_pairs",
-    }
-
-
-def _parts(operation: GemmOperation, schedule: GemmSchedule, *, pairs: bool) -> list[str]:
-    """The parts of the epilogue in the order of use, each once."""
-    staging = ["pairs.cuh"] if pairs else []
-    if not operation.epilogue:
-        return [*staging, "epilogue_none.cuh"]
-    read = "read_pairs.cuh" if schedule.store == "tma" else "read_single.cuh"
-    steps = (f"epilogue/{part}" for step in operation.epilogue for part in step.parts)
-    return list(dict.fromkeys((*staging, read, *steps, "epilogue.cuh.jinja")))
-
-
-FAMILY = Family(
-    name="gemm",
-    template="gemm.cu.jinja",
-    operation=GemmOperation,
-    schedule=GemmSchedule,
-    automatic=("stages",),
-    operation_reasons=gemm.operation_reasons,
-    schedule_reasons=gemm.schedule_reasons,
-    complete=gemm.complete,
-    parse_name=gemm.parse_name,
-    parameters=parameters,
-    context=context,
-    launches=launches,
-    workspaces=workspaces,
-)

@@ -1,0 +1,136 @@
+"""`python -m benchmarks.tables`: the README's tables, drawn from results/*.json.
+
+Prints them, or with `--write FILE` puts them between FILE's two markers. Documents of one benchmark
+are drawn together, in the order of their file names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from benchmarks.protocol import read, summary
+
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_NOTHING = "Nothing has been measured yet."
+
+CellJson = Mapping[str, Any]
+
+
+def draw(folder: Path = RESULTS) -> str:
+    """Return the markdown of every result in `folder`."""
+    documents = [read(path) for path in sorted(folder.glob("*.json"))]
+    parts = []
+    for name, title, drawer in _DRAWERS:
+        found = [document for document in documents if document["benchmark"] == name]
+        if found:
+            cells = [cell for document in found for cell in document["cells"]]
+            parts.append(f"**{title}** ({_place(found[0])})\n\n{drawer(cells)}")
+    return "\n\n".join(parts) or _NOTHING
+
+
+def insert(text: str, tables: str) -> str:
+    """Return `text` with `tables` between the markers; ValueError if it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the text has no {BEGIN} followed by {END}")
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, rule, *rows))
+
+
+def _place(document: Mapping[str, Any]) -> str:
+    machine = document["machine"]
+    driver = next((state["driver"] for state in document["states"] if "driver" in state), None)
+    known = (machine.get("gpu"), driver and f"driver {driver}", f"torch {machine['torch']}")
+    return ", ".join([*filter(None, known), machine["date"]])
+
+
+def _microseconds(entry: Mapping[str, Any]) -> str:
+    return "absent" if entry["seconds"] is None else f"{entry['seconds'] * 1e6:.1f}"
+
+
+def _ratio(cell: CellJson) -> str:
+    return "-" if cell["ratio"] is None else f"{cell['ratio']:.3f}"
+
+
+def _products(cells: Sequence[CellJson]) -> str:
+    columns = ["cell", "Warploom us", "TFLOP/s", "torch us", "torch / Warploom", "floor us"]
+    rows = []
+    for cell in cells:
+        ours, peer = cell["entries"][:2]
+        problem = cell["problem"]
+        flops = 2 * problem["m"] * problem["n"] * problem["k"]
+        rate = "-" if ours["seconds"] is None else f"{flops / ours['seconds'] * 1e-12:.0f}"
+        floor = f"{cell['floor']['seconds'] * 1e6:.1f}"
+        times = (_microseconds(ours), rate, _microseconds(peer), _ratio(cell), floor)
+        rows.append((cell["name"], *times))
+    return markdown(columns, rows)
+
+
+def _summaries(cells: Sequence[CellJson]) -> str:
+    rows = []
+    for kind, group in groupby(cells, key=lambda cell: str(cell["problem"]["type"])):
+        told = summary(group)
+        mean = told.pop("geometric_mean")
+        rows.append((kind, "-" if mean is None else f"{mean:.3f}", *map(str, told.values())))
+    columns = ["type", "torch / Warploom", "cells", "won", "tied", "lost", "absent", "wrong"]
+    return markdown(columns, rows)
+
+
+def _squares(cells: Sequence[CellJson]) -> str:
+    return f"{_products(cells)}\n\n{_summaries(cells)}"
+
+
+def _entries(cells: Sequence[CellJson]) -> str:
+    rows = [
+        (f"{cell['name']}: {entry['contender']}", _microseconds(entry))
+        for cell in cells
+        for entry in cell["entries"]
+    ]
+    return markdown(["what", "us"], rows)
+
+
+def _compilations(cells: Sequence[CellJson]) -> str:
+    seconds = [cell["entries"][0]["seconds"] for cell in cells]
+    ratios = [1 / cell["ratio"] for cell in cells if cell["ratio"]]
+    told = [("kernels", f"{len(seconds)}"), ("median s", f"{median(seconds):.2f}")]
+    told.append(("slowest s", f"{max(seconds):.2f}"))
+    if ratios:
+        told.append(("slowest / baseline", f"{max(ratios):.2f}"))
+    return markdown(["what", "value"], told)
+
+
+_DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
+    ("gemm_squares", "Large products", _squares),
+    ("gemm_llm", "Linear layers of language models, M from 1 to 8192", _summaries),
+    ("gemm_training", "Layouts, and a layer's three products", _products),
+    ("gemm_fused", "Scale, bias, gelu and residual in the kernel, 4096x14336x4096", _entries),
+    ("gemm_host", "Host time of a warm call, 256x256x256", _entries),
+    ("gemm_compile", "NVRTC's time for a shipped kernel, in a fresh process", _compilations),
+)
+
+
+@click.command()
+@click.option("--write", "path", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def main(path: Path | None) -> None:
+    """Draw the tables of every result."""
+    if path:
+        path.write_text(insert(path.read_text(), draw()))
+    else:
+        click.echo(draw())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""GEMM's rules: which operations and schedules are legal, and what `auto` becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from warploom.generator import rules
+from warploom.generator.architectures import Architecture, architecture
+from warploom.generator.elements import element
+from warploom.generator.epilogue import legal
+from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.schedule import WGMMA_M, GemmOperation, GemmSchedule
+from warploom.generator.tensor_maps import operand_reason
+
+
+def operation_reasons(operation: GemmOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    a, b, d = element(operation.a), element(operation.b), element(operation.d)
+    plain_int32 = a.is_integer and not operation.epilogue
+    return rules.broken(
+        [
+            None if a == b else f"b {b.name}: is of the type of a, {a.name}",
+            legal(operation.epilogue),
+            None
+            if d.name != "int32" or plain_int32
+            else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
+            "int32 is for int8 operands without epilogue",
+        ]
+    )
+
+
+def schedule_reasons(
+    arch: Architecture, operation: GemmOperation, schedule: GemmSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation on `arch`; empty when it does."""
+    m, n, k = schedule.tile
+    bits = element(operation.a).bits
+    first = rules.broken(
+        [
+            rules.one_of("tile m", m, (64, 128, 256)),
+            rules.wgmma_n("tile n", n, integer=element(operation.a).is_integer),
+            rules.one_of("tile k", k, (1024 // bits,)),
+            rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
+            rules.one_of("consumers", schedule.consumers, (1, 2)),
+            None if 1 <= schedule.stages <= 32 else f"stages {schedule.stages}: is 1 to 32",
+            None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: is 1 to 1024",
+            rules.one_of("roles", schedule.roles, ("cooperative", "pingpong")),
+            None
+            if schedule.roles == "cooperative" or schedule.consumers == 2
+            else f"roles pingpong with {schedule.consumers} consumer: takes two",
+        ]
+    )
+    if first:  # what follows would divide by them
+        return first
+    layout = gemm_layout(operation, schedule)
+    rows = rules.multiple_of("tile m", m, WGMMA_M * schedule.sharing)
+    return rules.broken(
+        [
+            rows and f"{rows} for {schedule.sharing} consumers sharing it",
+            operand_reason("a", layout.a),
+            operand_reason("b", layout.b),
+            rules.fits_registers(layout.registers, layout.register_budget),
+            None if schedule.stages >= 2 else f"stages {schedule.stages}: TMA needs at least 2",
+            rules.fits_shared(layout.shared_bytes, arch),
+        ]
+    )
+
+
+def complete(arch: str, operation: GemmOperation, fields: Mapping[str, Any]) -> GemmSchedule:
+    """Make a schedule of `fields`; `stages: auto` becomes as many as fill shared memory."""
+    if fields.get("stages", "auto") != "auto":
+        return GemmSchedule(**fields)
+    schedule = GemmSchedule(**{**fields, "stages": 2})
+    layout = gemm_layout(operation, schedule)
+    room = architecture(arch).shared_bytes // 1024 * 1024 - layout.fixed_bytes
+    stages = room // max(1, layout.stage_bytes + 2 * 8)
+    return replace(schedule, stages=max(2, min(32, stages)))

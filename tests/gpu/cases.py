@@ -1,0 +1,146 @@
+"""The kernels that the gpu tests run, one table for each thing that can go wrong, and the shapes.
+
+All are built before the first test, in parallel. Tables vary one thing each; where a schedule's
+fields have no bearing on each other, their values take turns.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, cast
+
+from warploom.generator.elements import element
+from warploom.generator.epilogue import STEPS, Activation, Bias, EpilogueStep, Residual, Scale
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
+from warploom.generator.specification import KernelSpec
+
+# Each but one has a prime extent. n is rounded up where D is stored by TMA, 16 bytes at a time.
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "single": (1, 1, 1),
+    "whole": (64, 512, 64),
+    "ragged": (257, 131, 193),
+    "one k tile, not full": (61, 512, 37),
+    "many k tiles": (129, 257, 2063),
+    "many rows": (1023, 1021, 520),
+    "more tiles than multiprocessors": (3001, 2003, 129),
+}
+DEFAULT_D = {"fp16": "fp16", "bf16": "bf16", "e4m3": "bf16", "int8": "int32"}
+
+
+def spec(
+    tile: tuple[int, int] = (128, 128),
+    *,
+    a: str = "bf16",
+    d: str | None = None,
+    layouts: str = "row col",
+    epilogue: tuple[EpilogueStep, ...] = (),
+    **schedule: Any,
+) -> KernelSpec:
+    """Return a kernel; what is not given is the plainest, and as many stages as fit."""
+    layout_a, layout_b = layouts.split()
+    d = d or ("bf16" if epilogue and a == "int8" else DEFAULT_D[a])
+    operation = GemmOperation(a, a, d, layout_a, layout_b, epilogue)  # type: ignore[arg-type]
+    fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
+    return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
+
+
+def short(kernel: KernelSpec) -> str:
+    """The kernel's name without what all names share."""
+    return kernel.name.removeprefix("gemm_sm90a_")[:-9]
+
+
+def stored_by_tma(kernel: KernelSpec) -> bool:
+    """Whether D must have rows of whole 16 bytes."""
+    return cast("GemmSchedule", kernel.schedule).store == "tma"
+
+
+def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, int]:
+    """Return `shape` with the next n that the kernel can store."""
+    m, n, k = shape
+    unit = 16 // element(cast("GemmOperation", kernel.operation).d).bytes
+    return (m, n + -n % unit, k) if stored_by_tma(kernel) else shape
+
+
+STORES = ("tma", "direct")
+PAIRS = [
+    *product(("fp16", "bf16", "e4m3", "int8"), ("fp16", "bf16", "fp32")),
+    ("int8", "int32"),
+]
+TYPES = [spec(a=a, d=d, store=store) for a, d in PAIRS for store in STORES]
+
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+LAYOUTS = [
+    spec(tile, layouts=layouts, a=a, cluster=cluster, **others)
+    for layouts in ("row col", "row row", "col col", "col row")
+    for tile, a, cluster, others in (
+        ((128, 128), "bf16", (1, 1), {}),
+        ((256, 96), "fp16", (2, 1), {}),
+        ((64, 176), "bf16", (1, 2), {"consumers": 1}),
+        ((64, 256), "fp16", (2, 1), {"roles": "pingpong"}),
+    )
+]
+
+# tile m n, cluster, and the rest
+SCHEDULES = [
+    spec(tile, a=a, cluster=cluster, **others)
+    for tile, a, cluster, others in (
+        ((64, 8), "bf16", (1, 1), {"consumers": 1, "stages": 2}),
+        ((64, 24), "bf16", (1, 2), {"consumers": 1, "group": 1}),
+        ((64, 96), "bf16", (2, 1), {"consumers": 1, "raster": "along_n", "group": 3}),
+        ((64, 256), "bf16", (1, 1), {"consumers": 1, "store": "direct", "raster": "along_n"}),
+        ((64, 8), "e4m3", (1, 1), {"consumers": 1}),
+        ((64, 16), "int8", (2, 1), {"consumers": 1, "stages": 3}),
+        ((128, 8), "bf16", (1, 2), {"store": "direct", "stages": 2}),
+        ((128, 24), "bf16", (1, 1), {"group": 3}),
+        ((128, 96), "bf16", (2, 1), {"consumers": 1, "group": 1}),
+        ((128, 176), "bf16", (1, 2), {"raster": "along_n", "group": 1}),
+        ((128, 256), "bf16", (2, 1), {}),
+        ((128, 256), "bf16", (1, 2), {"stages": 2, "group": 3, "raster": "along_n"}),
+        ((128, 256), "bf16", (1, 1), {"store": "direct", "group": 1000}),
+        ((128, 256), "e4m3", (2, 1), {}),
+        ((128, 256), "int8", (1, 2), {"raster": "along_n"}),
+        ((256, 8), "bf16", (1, 1), {"raster": "along_n", "group": 3}),
+        ((256, 96), "bf16", (1, 2), {"stages": 2}),
+        ((256, 176), "bf16", (2, 1), {"group": 3}),
+        ((256, 128), "e4m3", (1, 2), {"store": "direct"}),
+        ((256, 64), "int8", (2, 1), {"raster": "along_n"}),
+        ((64, 8), "bf16", (1, 2), {"roles": "pingpong", "stages": 2}),
+        ((64, 96), "bf16", (1, 1), {"roles": "pingpong", "raster": "along_n", "group": 1}),
+        ((64, 256), "bf16", (1, 2), {"roles": "pingpong", "store": "direct"}),
+        ((128, 24), "bf16", (1, 1), {"roles": "pingpong", "stages": 2, "group": 3}),
+        ((128, 128), "bf16", (2, 1), {"roles": "pingpong"}),
+        ((128, 176), "bf16", (2, 1), {"roles": "pingpong", "raster": "along_n"}),
+        ((128, 128), "e4m3", (1, 2), {"roles": "pingpong", "stages": 3}),
+        ((128, 160), "int8", (2, 1), {"roles": "pingpong", "store": "direct"}),
+    )
+]
+
+SCALES = (Scale("row"), Scale("column"))
+ORDERS: dict[str, tuple[EpilogueStep, ...]] = {
+    "layer": (Scale("device"), Bias("bf16"), Activation("gelu_tanh"), Residual("bf16")),
+    "vectors": (*SCALES, Bias("fp32"), Activation("silu"), Residual("fp32")),
+    "residual first": (Residual("fp16"), Activation("gelu"), Bias("fp16"), Scale("host")),
+    "twice": (Bias("bf16"), Residual("bf16"), Activation("relu"), Bias("fp32"), Residual("fp32")),
+    "eight": (*SCALES, *SCALES, Bias("fp32"), Bias("fp16"), Activation("relu"), Scale("host")),
+}
+EPILOGUES = [
+    *(spec((128, 96), epilogue=(step,), store=store) for step in STEPS for store in STORES),
+    *(spec((128, 96), epilogue=steps, store=store) for steps in ORDERS.values() for store in STORES),
+    spec((128, 256), cluster=(2, 1), epilogue=ORDERS["layer"]),
+    spec((64, 24), consumers=1, d="fp32", epilogue=ORDERS["layer"]),
+    spec((256, 128), layouts="col row", epilogue=ORDERS["residual first"]),
+    *(
+        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=ORDERS["vectors"])
+        for a, d in (("e4m3", "bf16"), ("int8", "fp16"), ("fp16", "fp32"))
+    ),
+]
+
+SIMPLE = {  # for tests of something else than the kernel itself
+    "tma": spec((128, 128), cluster=(2, 1), stages=4),
+    "direct": spec((128, 128), cluster=(2, 1), stages=4, store="direct"),
+    "residual": spec((64, 96), consumers=1, epilogue=(Residual("bf16"),)),
+    "residual direct": spec((64, 96), consumers=1, epilogue=(Residual("bf16"),), store="direct"),
+    "relu": spec((64, 96), consumers=1, epilogue=(Activation("relu"),)),
+}
+
+ALL = list(dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *SIMPLE.values())))

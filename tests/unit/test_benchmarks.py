@@ -1,0 +1,327 @@
+"""Everything of the benchmarks but the GPU: arithmetic, records, tables, and peers on the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import gemm, machine, tables
+from benchmarks.peers import KINDS, operands, ours, peer
+from benchmarks.protocol import (
+    Cell,
+    Contender,
+    Entry,
+    Floor,
+    Record,
+    buffer_sets,
+    compete,
+    gemm_floor,
+    read,
+    summary,
+)
+from warploom.runtime.measure import (
+    SAMPLE_SECONDS,
+    Call,
+    Sampler,
+    Timing,
+    error_share,
+    interleave,
+    laps_for,
+)
+
+README = Path(__file__).parents[2] / "README.md"
+PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}
+FLOOR = Floor(1e-6, "flops")
+
+
+def constant(seconds: float) -> Callable[[Sequence[Call]], Sampler]:
+    """A sampler that makes every call once and takes `seconds`."""
+
+    def sampler(calls: Sequence[Call]) -> Sampler:
+        for call in calls:
+            call()
+        return lambda: seconds
+
+    return sampler
+
+
+def cell(ours: float | None, peer: float | None, share: float = 0.5) -> Cell:
+    reason = {"absent": "no such thing"}
+    entries = (
+        Entry("warploom", ours, 0.01, "gemm_x", share) if ours else Entry("warploom", **reason),
+        Entry("torch.mm", peer, 0.01, None, share) if peer else Entry("torch.mm", **reason),
+    )
+    return Cell("bf16 cubed", PROBLEM, entries, FLOOR)
+
+
+# ---- Arithmetic ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits", "microseconds", "limit"),
+    [
+        ((8192, 8192, 8192), (16, 16), 1374.4, "flops"),
+        ((8192, 8192, 8192), (8, 16), 687.2, "flops"),
+        ((1, 4096, 4096), (16, 16), 7.717, "bytes"),
+        ((1, 28672, 4096), (16, 16), 54.01, "bytes"),
+        ((16, 4096, 4096), (8, 32), 3.932, "bytes"),
+    ],
+)
+def test_a_floor_counts_flops_and_bytes_once(
+    shape: tuple[int, int, int], bits: tuple[int, int], microseconds: float, limit: str
+) -> None:
+    floor = gemm_floor(*shape, *bits)
+    assert floor.seconds * 1e6 == pytest.approx(microseconds, rel=1e-3)
+    assert floor.limit == limit
+
+
+def test_buffers_in_turn_outlast_the_cache_twice() -> None:
+    l2 = 50 * 2**20
+    assert buffer_sets(200 * 2**20, l2) == 1
+    assert buffer_sets(100 * 2**20, l2) == 1
+    assert buffer_sets(99 * 2**20, l2) == 2
+    assert buffer_sets(2**20, l2) == 100
+
+
+def test_a_timing_is_a_median_and_not_moved_by_one_outlier() -> None:
+    timing = Timing((1.0, 1.1, 0.9, 1.0, 50.0))
+    assert timing.median == 1.0
+    assert timing.spread == pytest.approx(0.1)
+
+
+def test_contenders_take_turns_and_the_first_rounds_do_not_count() -> None:
+    order: list[str] = []
+
+    def sampler(name: str) -> Sampler:
+        def sample() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return sample
+
+    timings = interleave({"a": sampler("a"), "b": sampler("b")}, rounds=4, discarded=2)
+    assert order == ["a", "b"] * 4
+    assert (timings["a"].rounds, timings["b"].rounds) == ((5.0, 7.0), (6.0, 8.0))
+
+
+def test_a_sample_lasts_long_enough_to_be_timed() -> None:
+    assert laps_for(SAMPLE_SECONDS / 10) == 10
+    assert laps_for(1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "verdict"),
+    [
+        (1.0, 1.03, "won"),
+        (1.0, 1.01, "tied"),
+        (1.0, 0.99, "tied"),
+        (1.0, 0.97, "lost"),
+        (1.0, None, "absent"),
+        (None, 1.0, "absent"),
+    ],
+)
+def test_two_percent_decide_a_cell(ours: float | None, peer: float | None, verdict: str) -> None:
+    assert cell(ours, peer).verdict == verdict
+
+
+def test_a_fast_wrong_result_is_no_win() -> None:
+    assert cell(1.0, 9.0, share=1.5).verdict == "wrong"
+
+
+def test_a_summary_takes_the_geometric_mean_of_the_cells_that_have_a_ratio() -> None:
+    cells = [cell(1.0, 4.0), cell(1.0, 1.0), cell(2.0, 1.0), cell(1.0, None)]
+    told = summary(one.as_json() for one in cells)
+    assert told.pop("geometric_mean") == pytest.approx(2 ** (1 / 3))
+    assert told == {"cells": 4, "won": 1, "tied": 1, "lost": 1, "absent": 1, "wrong": 0}
+
+
+def test_the_cells_are_those_of_the_list() -> None:
+    assert gemm.cells("squares")[0] == (8192, 8192, 8192)
+    assert len(gemm.cells("squares")) == 5
+    assert len(gemm.cells("llm")) == 10 * 18
+    assert gemm.cells("llm", [16])[1] == (16, 4096, 4096)
+    assert gemm.cells("squares", [2048]) == [(2048, 4096, 4096)]
+
+
+# ---- Contenders ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peer_and_warploom_compute_one_function(kind: str) -> None:
+    torch.manual_seed(0)
+    sets = [operands(KINDS[kind], 48, 80, 96, "cpu") for _ in range(2)]
+    contenders = [ours(KINDS[kind], sets), peer(KINDS[kind], sets)]
+    found = compete(kind, PROBLEM, contenders, sampler=constant(1e-5))
+    for entry in found.entries:
+        assert entry.absent is None
+        assert entry.error_share is not None
+        assert entry.error_share <= 1
+    assert str(found.entries[0].kernel).startswith(f"gemm_sm90a_{KINDS[kind].a}")
+
+
+def test_the_operation_of_a_kind_is_the_one_that_its_call_gets() -> None:
+    for kind in KINDS.values():
+        contender = ours(kind, [operands(kind, 1, 80, 96, "cpu")])
+        assert contender.kernel is not None
+        assert "_".join(kind.operation().tokens) in contender.kernel()
+
+
+def test_an_output_that_nothing_wrote_is_wrong() -> None:
+    kind = KINDS["bf16"]
+    contender = ours(kind, [operands(kind, 32, 32, 64, "cpu")])
+    assert contender.error_share is not None
+    assert contender.error_share() == float("inf")
+
+
+def test_one_wrong_element_is_wrong() -> None:
+    one = operands(KINDS["int8"], 32, 32, 64, "cpu")
+    d = torch._int_mm(one.a, one.b)
+    assert error_share(d, one.a, one.b) == 0
+    d[3, 5] += 1
+    assert error_share(d, one.a, one.b) == float("inf")
+
+
+def test_a_contender_that_refuses_is_absent_with_its_reason_and_the_others_run() -> None:
+    def refuse() -> None:
+        raise RuntimeError("self.size(0) needs to be greater than 16\nand more lines")
+
+    contenders = [Contender("warploom", [lambda: None]), Contender("torch._int_mm", [refuse])]
+    found = compete("cell", PROBLEM, contenders, sampler=constant(1e-5))
+    assert found.entries[0].seconds == 1e-5
+    assert found.entries[1].absent == "self.size(0) needs to be greater than 16"
+    assert found.verdict == "absent"
+
+
+def test_the_fused_cell_is_checked_and_compares_fused_with_plain() -> None:
+    found = gemm.fused((32, 48, 64), "cpu", constant(1e-5))
+    assert [entry.contender for entry in found.entries] == ["fused", "plain", "torch.mm"]
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.entries)
+    assert found.ratio == 1.0
+
+
+def test_the_kernels_compiled_are_the_shipped_ones_each_once() -> None:
+    specs = gemm.shipped()
+    assert len(set(specs)) == len(specs) > 20
+    assert {spec.operation for spec in specs} >= {kind.operation() for kind in KINDS.values()}
+
+
+# ---- Records -------------------------------------------------------------------------------------
+
+
+def test_a_record_is_on_disk_after_every_cell_and_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "gemm.json"
+    record = Record(path, "gemm_squares", {"torch": "2.13"})
+    for count in (1, 2):
+        record.add(cell(1.0, 1.5))
+        assert len(read(path)["cells"]) == count
+    found = read(path)
+    assert set(found) == {"schema", "benchmark", "machine", "states", "cells"}
+    assert set(found["cells"][0]) == {"name", "problem", "entries", "floor", "ratio", "verdict"}
+    assert set(found["cells"][0]["entries"][0]) == set(Entry.__slots__)
+    assert (found["cells"][0]["ratio"], found["cells"][0]["verdict"]) == (1.5, "won")
+
+
+def test_a_record_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"schema": 0}))
+    with pytest.raises(ValueError, match="schema 0, not 1"):
+        read(path)
+
+
+def test_nvidia_smi_is_read_by_name_and_what_is_not_available_stays_text() -> None:
+    found = machine.parse_nvidia_smi("580.159.04, 1980, 3201, 652.13, [N/A], 61\n")
+    assert found == {
+        "driver": "580.159.04",
+        "sm_clock_mhz": 1980.0,
+        "memory_clock_mhz": 3201.0,
+        "power_watts": 652.13,
+        "power_limit_watts": "[N/A]",
+        "temperature_celsius": 61.0,
+    }
+
+
+def test_a_machine_without_a_gpu_still_names_its_versions() -> None:
+    assert {"date", "python", "torch", "warploom", "toolchain NVRTC"} <= set(machine.machine())
+
+
+@pytest.mark.parametrize(
+    ("measured", "exit_code"),
+    [
+        ([cell(1.0, 1.0)], 0),
+        ([cell(1.0, None)], 0),
+        ([cell(1.0, 1.0), cell(None, 1.0)], 2),
+        ([cell(1.0, 1.0, share=2.0), cell(None, 1.0)], 3),
+    ],
+)
+def test_the_exit_code_tells_of_wrong_and_absent_results_of_ours(
+    measured: list[Cell], exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def canned(*_arguments: Any) -> Iterator[Cell]:
+        yield from measured
+
+    monkeypatch.setattr(gemm, "_measured", canned)
+    path = tmp_path / "out.json"
+    result = CliRunner().invoke(gemm.main, ["--compile", "--json", str(path)])
+    assert result.exit_code == exit_code, result.output
+    assert read(path)["benchmark"] == "gemm_compile"
+    assert len(read(path)["cells"]) == len(measured)
+
+
+def test_an_unknown_type_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    arguments = ["--types", "bf16,fp4", "--json", str(tmp_path / "out.json")]
+    result = CliRunner().invoke(gemm.main, arguments)
+    assert result.exit_code == 2
+    assert "fp4: types are bf16, e4m3" in result.output
+
+
+# ---- Tables --------------------------------------------------------------------------------------
+
+
+def write(folder: Path, benchmark: str, cells: Sequence[Cell]) -> None:
+    about = {"gpu": "NVIDIA H200", "torch": "2.13.0", "date": "2026-11-21"}
+    record = Record(folder / f"{benchmark}.json", benchmark, about)
+    record.state({"driver": "580.1"})
+    for one in cells:
+        record.add(one)
+
+
+def test_tables_are_drawn_from_the_records(tmp_path: Path) -> None:
+    write(tmp_path, "gemm_squares", [cell(4e-6, 5e-6), cell(1e-6, None)])
+    assert tables.draw(tmp_path).splitlines() == [
+        "**Large products** (NVIDIA H200, driver 580.1, torch 2.13.0, 2026-11-21)",
+        "",
+        "| cell | Warploom us | TFLOP/s | torch us | torch / Warploom | floor us |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| bf16 cubed | 4.0 | 537 | 5.0 | 1.250 | 1.0 |",
+        "| bf16 cubed | 1.0 | 2147 | absent | - | 1.0 |",
+        "",
+        "| type | torch / Warploom | cells | won | tied | lost | absent | wrong |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| bf16 | 1.250 | 2 | 1 | 0 | 0 | 1 | 0 |",
+    ]
+
+
+@pytest.mark.parametrize("benchmark", ["llm", "training", "fused", "host", "compile"])
+def test_every_benchmark_has_a_table(benchmark: str, tmp_path: Path) -> None:
+    write(tmp_path, f"gemm_{benchmark}", [cell(4e-6, 5e-6)])
+    assert "| --- | ---: |" in tables.draw(tmp_path)
+
+
+def test_tables_go_between_the_markers_and_nowhere_else() -> None:
+    text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
+    assert tables.insert(text, "new") == f"before\n{tables.BEGIN}\nnew\n{tables.END}\nafter\n"
+    with pytest.raises(ValueError, match="measured: begin"):
+        tables.insert("no markers", "new")
+
+
+def test_the_readme_shows_the_results_that_are_recorded() -> None:
+    text = README.read_text()
+    assert tables.insert(text, tables.draw()) == text, (
+        "python -m benchmarks.tables --write README.md"
+    )

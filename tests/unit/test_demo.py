@@ -1,0 +1,100 @@
+"""The demo without its size: what it shows, and how it ends when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import warploom
+from warploom import demo
+from warploom.errors import CompilationError
+from warploom.generator import build
+from warploom.generator.artifact import Artifact, Resources
+from warploom.generator.specification import KernelSpec
+
+LAYER = dict(demo.LAYER)
+Done = Callable[[KernelSpec, build.Result], None]
+
+
+def artifact(spec: KernelSpec) -> Artifact:
+    resources = {spec.name: Resources(registers=168, spill_bytes=0, local_bytes=0)}
+    return Artifact(spec.name, spec.arch, b"cubin", "", "", (), resources, (), 1.25)
+
+
+def build_many(specs: Sequence[KernelSpec], on_done: Done) -> list[build.Result]:
+    """The first kernel is stored, the others are compiled."""
+    results: list[build.Result] = []
+    for index, spec in enumerate(specs):
+        build.counters.compiles += index > 0
+        results.append(artifact(spec))
+        on_done(spec, results[-1])
+    return results
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_many", build_many)
+    monkeypatch.setattr(demo, "LAYER", {"q": (96, 80), "down": (80, 96)})
+    monkeypatch.setattr(demo, "TOKENS", {"cpu": 7})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(demo.command, arguments)
+
+
+def test_the_layer_is_that_of_llama_3_8b() -> None:
+    # Its 32 layers hold 6.98e9 of the model's 8.03e9 parameters; embedding and head hold the rest.
+    weights = 32 * sum(n * k for n, k in LAYER.values())
+    assert len(LAYER) == 7
+    assert weights + 2 * 128256 * LAYER["q"][1] == pytest.approx(8.03e9, rel=1e-3)
+
+
+def test_every_kernel_and_every_gemm_is_shown() -> None:
+    result = run("--json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert len(shown["kernels"]) >= 8
+    assert [row["compile seconds"] for row in shown["kernels"]][:2] == ["stored", 1.25]
+    assert shown["kernels"][0]["tile"] == "128x256x64"
+    assert shown["kernels"][0]["registers"] == 168
+    assert [(row["projection"], row["M"]) for row in shown["layer"]] == [("q", 7), ("down", 7)]
+    assert max(row["error / bound"] for row in shown["layer"]) <= 1
+
+
+def test_plain_text_without_a_terminal_says_that_there_is_no_gpu() -> None:
+    result = run()
+    assert "No GPU here" in result.stdout
+    assert "7 tokens in bf16, on the CPU reference" in result.stdout
+    assert "\x1b" not in result.output
+
+
+def test_a_wrong_result_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = warploom.gemm
+
+    def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        d = right(a, b)
+        d[0, 0] += 1
+        return d
+
+    monkeypatch.setattr(warploom, "gemm", wrong)
+    result = run()
+    assert result.exit_code == 3
+    assert "projections q, down" in result.stderr
+
+
+def test_a_kernel_that_does_not_compile_ends_in_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(specs: Sequence[KernelSpec], on_done: Done) -> list[build.Result]:
+        log = "x.cu(1): error: no"
+        return [CompilationError(spec.name, log=log, source="") for spec in specs]
+
+    monkeypatch.setattr(build, "build_many", failing)
+    result = run()
+    assert result.exit_code == 2
+    assert "error: no" in result.stderr

@@ -1,0 +1,92 @@
+"""The documents keep their word: their commands and programs run, their messages exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
+README = (ROOT / "README.md").read_text()
+ROOMS = ("warploom", "generator", "runtime")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The contents of the code blocks marked exactly so."""
+    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every configuration that the guide says to save."""
+    folder = tmp_path_factory.mktemp("guide")
+    for block in blocks(GUIDE, "yaml"):
+        name = block.splitlines()[0].removeprefix("# ")
+        (folder / name).write_text(block)
+    return folder
+
+
+def test_every_command_of_the_guide_that_needs_no_gpu_works(folder: Path) -> None:
+    lines = "".join(blocks(GUIDE, "console")).splitlines()
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    assert len(commands) > 10
+    for command in commands:
+        done = run(command, folder)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("text", [GUIDE, README], ids=["guide", "README"])
+def test_every_program_that_needs_no_gpu_works(text: str, folder: Path) -> None:
+    (folder / "program.py").write_text("\n".join(blocks(text, "python")))
+    done = run("python program.py", folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_configuration_of_the_readme_is_one(folder: Path) -> None:
+    (block,) = blocks(README, "yaml")
+    (folder / "readme.yaml").write_text(block)
+    done = run("warploom list readme.yaml", folder)
+    assert "legal: 2" in done.stdout, done.stderr
+
+
+def test_every_message_of_the_guide_is_one_that_is_raised() -> None:
+    sources = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", sources)  # a message may span lines of source
+    table = GUIDE.partition("## Troubleshooting")[2]
+    messages = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert len(messages) > 10
+    assert [message for message in messages if message not in joined] == []
+
+
+def test_every_variable_of_the_guide_is_read_and_the_other_way_round() -> None:
+    sources = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    variables = set(re.findall(r"WARPLOOM_[A-Z_]+", sources))
+    assert variables == set(re.findall(r"^\| `(WARPLOOM_[A-Z_]+)`", GUIDE, re.MULTILINE))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    broken = [
+        (document.name, target)
+        for document in documents
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text())
+        if not (document.parent / target).exists()
+    ]
+    assert broken == []
