@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from benchmarks.protocol import (
     gemm_bytes,
     gemm_floor,
 )
+from warploom.errors import CompilationError
 from warploom.generator.families.gemm import GemmProblem, Layout
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
@@ -177,10 +179,17 @@ def compiling(specs: Sequence[KernelSpec], baseline: Path | None) -> list[Cell]:
     if baseline:
         samplers[baseline.name] = _compilation(baseline.stem, baseline.read_text())
     timings = interleave(samplers, rounds=3, discarded=0)
-    entries = {name: Entry(name, time.median, time.spread) for name, time in timings.items()}
-    beside = (entries[baseline.name],) if baseline else ()
+
+    def entry(contender: str, name: str, kernel: str | None = None) -> Entry:
+        return Entry(contender, timings[name].median, timings[name].spread, kernel)
+
+    beside = (entry(baseline.name, baseline.name),) if baseline else ()
     return [
-        Cell(f"NVRTC {spec.digest[:8]}", {"kernel": spec.name}, (entries[spec.name], *beside))
+        Cell(
+            f"NVRTC {spec.digest[:8]}",
+            {"kernel": spec.name},
+            (entry("warploom", spec.name, spec.name), *beside),
+        )
         for spec in specs
     ]
 
@@ -279,7 +288,8 @@ def _measured(
             yield from compiling(shipped(), baseline)
         case _:
             if specs:
-                warploom.warmup(specs)
+                with suppress(CompilationError):  # where it competes, it is absent
+                    warploom.warmup(specs)
             given = expand_file(specs).specs if specs else []
             for kind in types:
                 for shape in cells(which, m):

@@ -46,14 +46,15 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   float* scale_0;  // scale[n]
+  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
-static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, m) == 392 && OFFSET(Parameters, n) == 396);
-static_assert(OFFSET(Parameters, k) == 400);
+static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, a_bytes) == 392 && OFFSET(Parameters, m) == 396);
+static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 256] += A[64 x 16] * B[16 x 256]; A and B by descriptor, D in registers.
@@ -366,7 +367,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
+      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
       OperandA::load(p.a_map, full, shared.a[position.stage], m, k_tile * kTileK, rank);
       OperandB::load(p.b_map, full, shared.b[position.stage], n, k_tile * kTileK, rank);
       position.advance();

@@ -49,6 +49,7 @@ struct alignas(128) Parameters {
   cutlass::bfloat16_t* bias_1;  // bias[n]
   cutlass::bfloat16_t* residual_3;  // C[m][pitch]
   int64_t residual_3_pitch;  // elements between rows of C
+  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
@@ -57,8 +58,8 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
 static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, bias_1) == 392 && OFFSET(Parameters, residual_3) == 400);
-static_assert(OFFSET(Parameters, residual_3_pitch) == 408 && OFFSET(Parameters, m) == 416 && OFFSET(Parameters, n) == 420);
-static_assert(OFFSET(Parameters, k) == 424 && OFFSET(Parameters, residual_3_beta) == 428);
+static_assert(OFFSET(Parameters, residual_3_pitch) == 408 && OFFSET(Parameters, a_bytes) == 416 && OFFSET(Parameters, m) == 420);
+static_assert(OFFSET(Parameters, n) == 424 && OFFSET(Parameters, k) == 428 && OFFSET(Parameters, residual_3_beta) == 432);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 256] += A[64 x 16] * B[16 x 256]; A and B by descriptor, D in registers.
@@ -395,7 +396,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
+      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
       OperandA::load(p.a_map, full, shared.a[position.stage], m, k_tile * kTileK, rank);
       OperandB::load(p.b_map, full, shared.b[position.stage], n, k_tile * kTileK, rank);
       position.advance();

@@ -47,14 +47,15 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor d_map;  // D, in staging boxes
   float* scale_0;  // scale[m]
   float* scale_1;  // scale[n]
+  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
-static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, scale_1) == 392 && OFFSET(Parameters, m) == 400);
-static_assert(OFFSET(Parameters, n) == 404 && OFFSET(Parameters, k) == 408);
+static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, scale_1) == 392 && OFFSET(Parameters, a_bytes) == 400);
+static_assert(OFFSET(Parameters, m) == 404 && OFFSET(Parameters, n) == 408 && OFFSET(Parameters, k) == 412);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 256] += A[64 x 32] * B[32 x 256]; A and B by descriptor, D in registers.
@@ -345,7 +346,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
+      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
       OperandA::load(p.a_map, full, shared.a[position.stage], m, k_tile * kTileK, rank);
       OperandB::load(p.b_map, full, shared.b[position.stage], n, k_tile * kTileK, rank);
       position.advance();

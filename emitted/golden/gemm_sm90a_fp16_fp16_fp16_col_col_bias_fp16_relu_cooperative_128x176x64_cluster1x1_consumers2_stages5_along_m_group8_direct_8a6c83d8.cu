@@ -47,14 +47,15 @@ struct alignas(128) Parameters {
   cutlass::half_t* d;  // D[m][pitch]
   cutlass::half_t* bias_0;  // bias[n]
   int64_t d_pitch;  // elements between rows of D
+  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d) == 256);
-static_assert(OFFSET(Parameters, bias_0) == 264 && OFFSET(Parameters, d_pitch) == 272 && OFFSET(Parameters, m) == 280);
-static_assert(OFFSET(Parameters, n) == 284 && OFFSET(Parameters, k) == 288);
+static_assert(OFFSET(Parameters, bias_0) == 264 && OFFSET(Parameters, d_pitch) == 272 && OFFSET(Parameters, a_bytes) == 280);
+static_assert(OFFSET(Parameters, m) == 284 && OFFSET(Parameters, n) == 288 && OFFSET(Parameters, k) == 292);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 176] += A[64 x 16] * B[16 x 176]; A and B by descriptor, D in registers.
@@ -293,7 +294,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
+      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
       OperandA::load(p.a_map, full, shared.a[position.stage], m, k_tile * kTileK, rank);
       OperandB::load(p.b_map, full, shared.b[position.stage], n, k_tile * kTileK, rank);
       position.advance();

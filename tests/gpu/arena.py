@@ -112,7 +112,10 @@ def _item(
         operand = guarded(1, extent, dtype, odd=odd)
         kind = "bias" if isinstance(step, Bias) else f"scale_{step.by}".replace("_device", "")
         item = (kind, operand.view[0])
-    fill(operand.view, generator)
+    if isinstance(step, Scale):
+        operand.view.uniform_(-1, 1, generator=generator)
+    else:
+        fill(operand.view, generator)
     return operand, item
 
 
@@ -132,7 +135,7 @@ def assert_within(d: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> 
 
 
 def verify(made: Call) -> torch.Tensor:
-    """Run a call; assert D within its bound, nothing beside D written, no operand changed or copied."""
+    """Run a call; assert D within its bound, nothing else written, no operand changed or copied."""
     given = [made.a, made.b, *made.operands]
     before = [operand.room.clone() for operand in given]
     copies = warploom.counters.copies
@@ -144,5 +147,3 @@ def verify(made: Call) -> torch.Tensor:
     assert all(torch.equal(now.room, then) for now, then in zip(given, before, strict=True))
     assert warploom.counters.copies == copies
     return d
-
-

@@ -11,8 +11,10 @@ from typing import Any, cast
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS, Activation, Bias, EpilogueStep, Residual, Scale
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, complete
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.dispatch import choose
 
 # Each but one has a prime extent. n is rounded up where D is stored by TMA, 16 bytes at a time.
 SHAPES: dict[str, tuple[int, int, int]] = {
@@ -125,7 +127,11 @@ ORDERS: dict[str, tuple[EpilogueStep, ...]] = {
 }
 EPILOGUES = [
     *(spec((128, 96), epilogue=(step,), store=store) for step in STEPS for store in STORES),
-    *(spec((128, 96), epilogue=steps, store=store) for steps in ORDERS.values() for store in STORES),
+    *(
+        spec((128, 96), epilogue=steps, store=store)
+        for steps in ORDERS.values()
+        for store in STORES
+    ),
     spec((128, 256), cluster=(2, 1), epilogue=ORDERS["layer"]),
     spec((64, 24), consumers=1, d="fp32", epilogue=ORDERS["layer"]),
     spec((256, 128), layouts="col row", epilogue=ORDERS["residual first"]),
@@ -141,6 +147,24 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "residual": spec((64, 96), consumers=1, epilogue=(Residual("bf16"),)),
     "residual direct": spec((64, 96), consumers=1, epilogue=(Residual("bf16"),), store="direct"),
     "relu": spec((64, 96), consumers=1, epilogue=(Activation("relu"),)),
+    "layer": spec((128, 96), epilogue=ORDERS["layer"]),
 }
 
-ALL = list(dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *SIMPLE.values())))
+CHOSEN_SHAPES = [*SHAPES.values(), (2047, 6144, 256)]
+CHOSEN_OPERATIONS = [
+    GemmOperation(a, a, "bf16", epilogue=(Scale("host"),))  # type: ignore[arg-type]
+    for a in ("bf16", "e4m3", "int8")
+]
+
+
+def chosen(operation: GemmOperation, shape: tuple[int, int, int]) -> KernelSpec:
+    """Return the kernel that the table has for a shape on an H200, D contiguous."""
+    m, n, k = shape
+    store = "direct" if n * element(operation.d).bytes % 16 else "tma"
+    problem = GemmProblem(m, n, k, pitch_a=k, pitch_b=k, pitch_d=n)
+    return choose(operation, problem, store, None, DeviceLimits(multiprocessors=132)).spec
+
+
+CHOSEN = [chosen(operation, shape) for operation in CHOSEN_OPERATIONS for shape in CHOSEN_SHAPES]
+
+ALL = list(dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *SIMPLE.values(), *CHOSEN)))

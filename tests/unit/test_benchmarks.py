@@ -52,11 +52,12 @@ def constant(seconds: float) -> Callable[[Sequence[Call]], Sampler]:
 
 
 def cell(ours: float | None, peer: float | None, share: float = 0.5) -> Cell:
-    reason = {"absent": "no such thing"}
-    entries = (
-        Entry("warploom", ours, 0.01, "gemm_x", share) if ours else Entry("warploom", **reason),
-        Entry("torch.mm", peer, 0.01, None, share) if peer else Entry("torch.mm", **reason),
-    )
+    def entry(name: str, seconds: float | None) -> Entry:
+        if seconds is None:
+            return Entry(name, absent="no such thing")
+        return Entry(name, seconds, spread=0.01, error_share=share)
+
+    entries = (entry("warploom", ours), entry("torch.mm", peer))
     return Cell("bf16 cubed", PROBLEM, entries, FLOOR)
 
 
@@ -209,6 +210,22 @@ def test_the_kernels_compiled_are_the_shipped_ones_each_once() -> None:
     specs = gemm.shipped()
     assert len(set(specs)) == len(specs) > 20
     assert {spec.operation for spec in specs} >= {kind.operation() for kind in KINDS.values()}
+
+
+def test_compile_times_stand_beside_the_baseline_of_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gemm, "_compilation", lambda name, _source: lambda: 1.0 if name == "draft" else 1.25
+    )
+    baseline = tmp_path / "draft.cu"
+    baseline.write_text("")
+    (spec, *_) = gemm.shipped()
+    (found,) = gemm.compiling([spec], baseline)
+    assert [entry.contender for entry in found.entries] == ["warploom", "draft.cu"]
+    assert found.entries[0].kernel == spec.name
+    assert found.ratio == 0.8
+    assert gemm.compiling([spec], None)[0].verdict == "absent"
 
 
 # ---- Records -------------------------------------------------------------------------------------

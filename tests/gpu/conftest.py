@@ -1,0 +1,55 @@
+"""What the gpu tests share: their kernels, built at once, and the record of a passed session.
+
+`--record FILE` writes what this GPU passed to FILE, if nothing failed; `make gpu-test` asks for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for cases, arena and record, which are no tests
+
+import cases
+import record
+
+from warploom.errors import WarploomError
+from warploom.generator.artifact import Artifact
+from warploom.generator.build import build_many
+from warploom.runtime import kernel as kernels
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, help="write what passed here, if everything did")
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    path = config.getoption("--record")
+    stats = terminalreporter.stats
+    if path is None or exitstatus != 0 or not stats.get("passed"):
+        return
+    found = [entry for report in stats["passed"] for entry in report.user_properties]
+    counts = {kind: len(stats.get(kind, ())) for kind in ("passed", "failed", "skipped")}
+    record.write(path, counts, found)
+    terminalreporter.write_line(f"wrote {path}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built(private_store: Path) -> dict[str, Artifact]:
+    """Every kernel of the tables, by name, built in parallel before the first test."""
+    results = build_many(cases.ALL, kernels.store())
+    for result in results:
+        if isinstance(result, WarploomError):
+            raise result
+    return {result.name: result for result in results if isinstance(result, Artifact)}
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+    """`note("mutants.NAME", outcome)` puts an outcome in the record, under its dotted name."""
+    return record_property

@@ -1,0 +1,68 @@
+"""tests/gpu/record.json: which GPU passed these tests, with what, and on which state of the code.
+
+`digest()` is of every file that decides what a kernel does; a test on the CPU compares it with the
+record's. Nothing here needs a GPU until `write` is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("record.json")
+DECISIVE = (
+    "templates/**/*.cuh",
+    "templates/**/*.jinja",
+    "generator/families/**/*.py",
+    "generator/elements.py",
+    "generator/epilogue.py",
+    "generator/launches.py",
+    "generator/parameters.py",
+    "generator/render.py",
+    "generator/rules.py",
+    "generator/tensor_maps.py",
+    "generator/wgmma.py",
+    "runtime/**/*.py",
+)
+
+
+def digest() -> str:
+    """SHA-256, in hex, over the paths and bytes of the files that decide what a kernel does."""
+    hashed = hashlib.sha256()
+    for path in sorted({path for pattern in DECISIVE for path in ROOT.glob(pattern)}):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        hashed.update(f"{path.relative_to(ROOT).as_posix()} {content}\n".encode())
+    return hashed.hexdigest()
+
+
+def write(path: Path, counts: dict[str, int], found: Sequence[tuple[str, object]]) -> None:
+    """Write the record; `found` are dotted names and outcomes, (`sanitizers.memcheck`, `clean`)."""
+    content: dict[str, Any] = {
+        "digest": digest(),
+        "date": datetime.now(UTC).date().isoformat(),
+        **_machine(),
+        "tests": counts,
+    }
+    for name, value in sorted(found):
+        group, _, entry = name.partition(".")
+        content.setdefault(group, {})[entry] = value
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+    from cuda.bindings import driver
+
+    from warploom.generator.toolchain import find
+
+    _, version = driver.cuDriverGetVersion()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": f"{version // 1000}.{version % 1000 // 10}",
+        "versions": {"torch": torch.__version__, **find().versions},
+    }
