@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
 TYPING := build/typing
+RECORD := tests/gpu/record.json
 .DEFAULT_GOAL := test
 
 .PHONY: demo test lint gpu-test clean tree
@@ -21,7 +22,8 @@ lint: $(INSTALLED) tree
 	MYPYPATH=$(TYPING) $(VENV)/bin/mypy -p warploom
 
 gpu-test: tree
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING) $(PYTHON) -m pytest -m gpu tests/gpu
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING) \
+		$(PYTHON) -m pytest -q -m gpu --record $(RECORD) tests/gpu
 
 clean:
 	rm -rf $(VENV) build warploom.egg-info

@@ -50,11 +50,11 @@ class Prepared:
             with torch.cuda.device(self.device):
                 self.fire()
             return
-        status = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)[0]
-        if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # this thread is new to CUDA
-            enter(self.device)
-            status = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)[0]
-        if status != driver.CUresult.CUDA_SUCCESS:
+        (status,) = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)
+        if status:  # the driver's success is 0
+            if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread new to CUDA
+                enter(self.device)
+                (status,) = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)
             check((status,))
 
 

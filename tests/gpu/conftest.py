@@ -29,9 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
-    path = config.getoption("--record")
+    path = config.getoption("--record", None)
     stats = terminalreporter.stats
-    if path is None or exitstatus != 0 or not stats.get("passed"):
+    if path is None or exitstatus != 0 or "deselected" in stats:
         return
     found = [entry for report in stats["passed"] for entry in report.user_properties]
     counts = {kind: len(stats.get(kind, ())) for kind in ("passed", "failed", "skipped")}

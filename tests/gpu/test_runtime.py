@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import arena
@@ -260,7 +261,7 @@ def test_nothing_but_the_kernel_runs_for_operands_in_place() -> None:
     assert ran == [made.spec.name]
 
 
-def test_load_makes_a_kernel_ready_and_warmup_a_configuration(tmp_path: Any) -> None:
+def test_load_makes_a_kernel_ready_and_warmup_a_configuration(tmp_path: Path) -> None:
     before = warploom.counters.loads
     warploom.load(unused(3).name)
     assert warploom.counters.loads == before + 1

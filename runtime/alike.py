@@ -1,0 +1,35 @@
+"""Recognises tensors with the type, device, shape and strides of given ones, at a tenth of a call.
+
+Reading nine properties in Python costs 0.6 us, half of what a planned launch may add to the
+driver's time; torch's own guards (those of torch.compile) compare in C++. They are not public, so
+where they are missing the comparison is made in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def properties(*tensors: torch.Tensor) -> tuple[object, ...]:
+    """What two tensors must share to be alike."""
+    return tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)
+
+
+def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return a function that says whether as many tensors are each like the one given here."""
+    try:
+        guards: Any = torch._C._dynamo.guards.TensorGuards
+        check: Callable[..., bool] = guards(
+            *tensors,
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+        ).check
+        if check(*tensors) is True:
+            return check
+    except (AttributeError, TypeError):
+        pass
+    known = properties(*tensors)
+    return lambda *others: properties(*others) == known

@@ -1,0 +1,52 @@
+"""torch.compile and torch.library on the GPU."""
+
+from __future__ import annotations
+
+import arena
+import pytest
+import torch
+from cases import SIMPLE
+
+import warploom
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_torch_compile_takes_a_layer_without_a_graph_break(backend: str) -> None:
+    made = arena.call(SIMPLE["layer"], 257, 136, 193)
+    a, b, bias, residual = made.a.view, made.b.view, made.listed[1][1], made.listed[3][1]
+
+    def layer(a: torch.Tensor) -> torch.Tensor:
+        hidden = warploom.gemm(a, b, bias=bias, activation="silu")
+        return warploom.gemm(hidden, hidden.t(), out_dtype=torch.float32)
+
+    def with_residual(a: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(a, b, residual=residual, beta=0.5, scale_a=2.0)
+
+    for function in (layer, with_residual):
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        for scale in (1.0, 2.0):
+            assert torch.equal(compiled(a * scale), function(a * scale))
+
+
+def test_torch_compile_writes_to_out() -> None:
+    made = arena.call(SIMPLE["tma"], 257, 136, 193)
+    b = made.b.view
+
+    def into(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(a, b, out=out)
+
+    compiled = torch.compile(into, fullgraph=True, backend="inductor")
+    out = torch.full((257, 136), torch.nan, dtype=torch.bfloat16, device="cuda")
+    compiled(made.a.view, out)
+    assert torch.equal(out, warploom.gemm(made.a.view, b))
+
+
+def test_torch_finds_no_fault_with_the_operators() -> None:
+    made = arena.call(SIMPLE["layer"], 257, 136, 193)
+    bias = made.listed[1][1]
+    arguments = (made.a.view, made.b.view, ["bias", "relu"], [bias], [], torch.bfloat16, None)
+    torch.library.opcheck(torch.ops.warploom.gemm.default, arguments)
+    out = {"out": torch.zeros(257, 136, dtype=torch.bfloat16, device="cuda")}
+    torch.library.opcheck(torch.ops.warploom.gemm_out.default, arguments, out)
