@@ -22,7 +22,7 @@ lint: $(INSTALLED) tree
 	MYPYPATH=$(TYPING) $(VENV)/bin/mypy -p warploom
 
 gpu-test: tree
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING) \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING):$$PYTHONPATH \
 		$(PYTHON) -m pytest -q -m gpu --record $(RECORD) tests/gpu
 
 clean:

@@ -78,6 +78,7 @@ class Toolchain:
             "-DNDEBUG",  # an assert between two wgmma makes ptxas serialise them
             "-no-source-include",  # or a folder in the working directory shadows the headers
             "--ptxas-options=-v",
+            "--no-cache",  # a kernel from NVRTC's own cache comes without the report of ptxas
         )
 
     @property

@@ -14,7 +14,7 @@ class Counters:
 
     compiles and store_hits are of kernels built in this process, loads of cubins handed to the
     driver, plans of calls seen for the first time, copies of operands that TMA cannot read in
-    place, launches of kernels.
+    place, launches of kernels (unlocked: threads that launch at once may lose counts).
     """
 
     loads: int = 0

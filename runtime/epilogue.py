@@ -48,7 +48,8 @@ def items(
     if activation is not None:
         listed.append(("activation", activation))
     if residual is not None:
-        listed.append(("residual", residual, beta))
+        flat = residual.dim() <= 2 if isinstance(residual, torch.Tensor) else True
+        listed.append(("residual", residual if flat else residual.flatten(0, -2), beta))
     return listed
 
 

@@ -24,11 +24,13 @@ from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.epilogue import BoundEpilogue, Item
-from warploom.runtime.operands import Placement, extent_bytes, padded_copy, place
+from warploom.runtime.operands import Placement, extent_bytes, overlap, padded_copy, place
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
 _BOUND = 4096  # problems remembered
 _plans: dict[tuple[object, ...], GemmPlan] = {}
+
+os.register_at_fork(after_in_child=_plans.clear)  # a forked call is planned anew, and so refused
 
 os.register_at_fork(after_in_child=_plans.clear)  # what they launch is the parent's
 
@@ -183,6 +185,8 @@ def plan(
     spec: KernelSpec | None,
 ) -> GemmPlan:
     """Check a call, choose its kernel, load it, and remember the plan."""
+    if torch.is_grad_enabled():
+        refuse_grad(a, b, out, *(value for item in listed for value in item[1:2]))
     key = signature(a, b, out, listed, out_dtype, spec)
     planned = _make(key, a, b, listed, out, out_dtype, spec)
     counters.add("plans")
@@ -202,7 +206,7 @@ def _make(
     m, n, k = _extents(a, b)
     device = a.get_device()
     bound = epilogue.bind(listed, m, n, device)
-    d_type = result_type(a, out, out_dtype, bool(listed))
+    d_type = result_type(a, out, out_dtype, len(listed) > 0)
     shape = (*a.shape[:-1], n)
     d = _check_out(out, shape, d_type, device)
     allowed_a, allowed_b = _layouts(a, spec)
@@ -331,20 +335,19 @@ def refuse_overlap(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> None:
     """Raise ProblemError when `out` shares memory with an operand, unless it is the residual."""
-    first, last = extent_bytes(out)
     operands = [("a", a), ("b", b)]
     operands += [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
     for name, operand in operands:
-        begin, end = extent_bytes(operand)
         same = (
             name == "residual"
-            and begin == first
+            and operand.data_ptr() == out.data_ptr()
             and operand.dtype == out.dtype
             and matrix(operand).stride() == matrix(out).stride()
         )
-        if begin < last and first < end and not same:
+        if overlap(out, operand) and not same:
             raise ProblemError(
-                f"out at {first:#x}..{last:#x} and {name} at {begin:#x}..{end:#x}",
+                "out at {:#x}..{:#x}".format(*extent_bytes(out))
+                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
                 rule="do not overlap; out may be exactly the residual",
                 fix="use another out",
             )

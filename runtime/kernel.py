@@ -64,15 +64,18 @@ class Kernel:
 
     spec: KernelSpec
     artifact: Artifact
+    _library: driver.CUlibrary | None = field(default=None, repr=False)
     _handles: dict[str, driver.CUkernel] = field(default_factory=dict, repr=False)
     _ready: set[tuple[str, int]] = field(default_factory=set, repr=False)
 
     def _handle(self, entry: str) -> driver.CUkernel:
-        if not self._handles:
-            library = check(driver.cuLibraryLoadData(self.artifact.cubin, [], [], 0, [], [], 0))
-            for name in self.artifact.resources:
-                self._handles[name] = check(driver.cuLibraryGetKernel(library, name.encode()))
+        if self._library is None:
+            self._library = check(
+                driver.cuLibraryLoadData(self.artifact.cubin, [], [], 0, [], [], 0)
+            )
             counters.add("loads")
+        if entry not in self._handles:
+            self._handles[entry] = check(driver.cuLibraryGetKernel(self._library, entry.encode()))
         return self._handles[entry]
 
     def load(self, entry: str, device: int) -> driver.CUkernel:

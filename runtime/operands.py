@@ -59,6 +59,22 @@ def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
     return room if layout == "row" else room.mT
 
 
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True when two tensors may share memory; column ranges of rows of one pitch are told apart."""
+    (first, last), (begin, end) = extent_bytes(one), extent_bytes(other)
+    if begin >= last or first >= end:
+        return False
+    pitches = {t.stride(-2) * t.element_size() for t in (one, other) if t.dim() > 1}
+    if len(pitches) != 1 or one.dim() != other.dim() or min(pitches) == 0:
+        return True
+    (pitch,) = pitches
+    widths = [t.shape[-1] * t.element_size() for t in (one, other) if t.stride(-1) == 1]
+    if len(widths) != 2 or one.dim() != 2 or max(widths) > pitch:
+        return True
+    shift = (begin - first) % pitch  # where other's columns begin, counted from one's
+    return shift < widths[0] or shift + widths[1] > pitch
+
+
 def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's elements and the one past the last."""
     if tensor.numel() == 0:

@@ -136,7 +136,7 @@ def call(
     """Run the call as an operator, for a compiler to trace."""
     kinds, operands, numbers = _flatten(listed)
     name = spec.name if isinstance(spec, KernelSpec) else spec
-    asked = gemms.result_type(a, out, out_dtype, bool(listed))
+    asked = gemms.result_type(a, out, out_dtype, len(listed) > 0)
     if out is None:
         result: torch.Tensor = torch.ops.warploom.gemm(a, b, kinds, operands, numbers, asked, name)
         return result

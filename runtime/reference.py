@@ -45,28 +45,18 @@ def apply(x: torch.Tensor, listed: Sequence[Item]) -> torch.Tensor:
     return x
 
 
-def round_to(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round to the output type; integers are exact already."""
-    return x.to(dtype)
-
-
 def gemm(
     a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return epilogue(a b) [.., m, n]: fp32 accumulation, one rounding to `out_dtype`."""
-    flat = a.reshape(a.shape[:-1].numel(), a.shape[-1])
-    integer = a.dtype == torch.int8
-    wide = torch.int64 if integer else torch.float32
-    x = flat.to(wide) @ b.to(wide)
-    if out_dtype != torch.int32:
-        x = apply(x.to(torch.float32), [_flat(item, x.shape) for item in listed])
-    return round_to(x, out_dtype).reshape(*a.shape[:-1], b.shape[1])
+    """Return epilogue(a b) [.., m, n]: fp32 accumulation, one rounding to `out_dtype`.
 
-
-def _flat(item: Item, shape: Sequence[int]) -> Item:
-    if item[0] == "residual" and item[1].dim() > 2:
-        return (item[0], item[1].reshape(shape), *item[2:])
-    return item
+    int8 accumulates in float64, which holds its sums exactly.
+    """
+    wide = torch.float64 if a.dtype == torch.int8 else torch.float32
+    x = a.reshape(a.shape[:-1].numel(), a.shape[-1]).to(wide) @ b.to(wide)
+    if listed:
+        x = apply(x.to(torch.float32), listed)
+    return x.to(out_dtype).reshape(*a.shape[:-1], b.shape[1])
 
 
 def gemm_exact(

@@ -31,7 +31,7 @@ def pytest_terminal_summary(
 ) -> None:
     path = config.getoption("--record", None)
     stats = terminalreporter.stats
-    if path is None or exitstatus != 0 or "deselected" in stats:
+    if path is None or exitstatus != 0 or "deselected" in stats or "passed" not in stats:
         return
     found = [entry for report in stats["passed"] for entry in report.user_properties]
     counts = {kind: len(stats.get(kind, ())) for kind in ("passed", "failed", "skipped")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,13 +57,13 @@ def write(path: Path, counts: dict[str, int], found: Sequence[tuple[str, object]
 
 def _machine() -> dict[str, Any]:
     import torch
-    from cuda.bindings import driver
 
     from warploom.generator.toolchain import find
 
-    _, version = driver.cuDriverGetVersion()
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": f"{version // 1000}.{version % 1000 // 10}",
+        "driver": driver.splitlines()[0].strip(),
         "versions": {"torch": torch.__version__, **find().versions},
     }

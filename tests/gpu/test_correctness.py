@@ -116,7 +116,7 @@ def test_the_bound_is_not_tighter_than_the_vendors_library(
         setting = f"allow_{name}_reduced_precision_reduction"
         monkeypatch.setattr(torch.backends.cuda.matmul, setting, False)
     generator = torch.Generator("cuda").manual_seed(k)
-    a, b = (torch.empty(264, k, dtype=dtype, device="cuda") for _ in range(2))
+    a, b = (torch.empty(272, k, dtype=dtype, device="cuda") for _ in range(2))
     for operand in (a, b):
         arena.fill(operand, generator)
     if dtype == torch.float8_e4m3fn:

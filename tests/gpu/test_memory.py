@@ -14,6 +14,7 @@ from cases import SIMPLE
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.generator.specification import KernelSpec
 from warploom.runtime import reference
 
 pytestmark = pytest.mark.gpu
@@ -147,6 +148,16 @@ def test_what_is_not_finite_stays_in_its_row_and_its_column(
         affected.copy_(clean[row] if operand is made.a.view else clean[:, row])
         assert torch.equal(d, clean)
         operand[index] = kept
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 31, 64, 65, 127])
+@pytest.mark.parametrize("kernel", cases.SCHEDULES, ids=cases.short)
+def test_rows_that_are_not_loaded_are_not_stored(kernel: KernelSpec, m: int) -> None:
+    before = arena.call(kernel, *cases.fitting((257, 131, 520), kernel))
+    if before.a.view.is_floating_point():
+        before.a.view.fill_(torch.nan)  # and so shared memory, for a while
+    before.run()
+    arena.verify(arena.call(kernel, *cases.fitting((m, 131, 193), kernel)))
 
 
 def test_nan_in_an_epilogue_operand_stays_in_its_column_or_element() -> None:

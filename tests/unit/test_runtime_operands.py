@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from warploom.runtime.counters import counters
-from warploom.runtime.operands import Placement, extent_bytes, padded_copy, place
+from warploom.runtime.operands import Placement, extent_bytes, overlap, padded_copy, place
 
 EITHER = ("row", "col")
 
@@ -79,3 +79,16 @@ def test_the_extent_of_a_view_ends_at_its_last_element() -> None:
     assert end - begin == 2 * (4 * 24 + 23)
     begin, end = extent_bytes(view[:0])
     assert begin == end
+
+
+def test_disjoint_columns_of_one_buffer_do_not_overlap() -> None:
+    buffer = torch.zeros(6, 20)
+    left, right, middle = buffer[:, :8], buffer[:, 8:], buffer[2:4, 5:9]
+    assert not overlap(left, right)
+    assert not overlap(right, left)
+    assert overlap(left, middle)
+    assert overlap(middle, right)
+    assert overlap(buffer[:, 2:10], buffer[1:, :3])
+    assert overlap(left, buffer.flatten()[7:9])
+    assert overlap(buffer[:3], buffer[2:])
+    assert not overlap(buffer[:3], buffer[3:])

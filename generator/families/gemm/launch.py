@@ -62,9 +62,10 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
 
 
 def _a_tile(tile: OperandTile, m: int) -> OperandTile:
-    """A's tile with no more rows than there are, in eights: TMA takes its time to fill the rest with
-    zeros (at m = 1, 22.8 us became 16.3 for a weight of 6144 x 4096), and the rows of D that they
-    would make are not stored.
+    """A's tile with no more rows than there are, in eights.
+
+    TMA takes its time to fill the rest with zeros (at m = 1, 22.8 us became 16.3 for a weight of
+    6144 x 4096), and the rows of D that they would make are not stored.
     """
     if not tile.k_major or tile.slices > 1:
         return tile
