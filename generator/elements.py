@@ -25,6 +25,11 @@ class Element:
         return self.bits // 8
 
     @property
+    def is_fp8(self) -> bool:
+        """True for the 8-bit floats, which wgmma multiplies in any mixture."""
+        return self.name in ("e4m3", "e5m2")
+
+    @property
     def is_integer(self) -> bool:
         """True for int8 and int32."""
         return self.name.startswith("int")
@@ -37,6 +42,7 @@ ELEMENTS: dict[str, Element] = {
         Element("bf16", 16, "cutlass::bfloat16_t", "bfloat16", "BFLOAT16", "bf16", 16),
         Element("fp32", 32, "float", "float32", "FLOAT32", "", 0),
         Element("e4m3", 8, "cutlass::float_e4m3_t", "float8_e4m3fn", "UINT8", "e4m3", 32),
+        Element("e5m2", 8, "cutlass::float_e5m2_t", "float8_e5m2", "UINT8", "e5m2", 32),
         Element("int8", 8, "int8_t", "int8", "UINT8", "s8", 32),
         Element("int32", 32, "int32_t", "int32", "INT32", "", 0),
     )

@@ -39,9 +39,10 @@ def gemm(
 ) -> torch.Tensor:
     """Return activation(scale_a scale_b (a b) + bias) + beta residual.
 
-    a is [.., M, K] and b [K, N], of one type: fp16, bf16, e4m3 or int8 (a torch weight [N, K] is b
-    after .t()). Products accumulate in fp32, for int8 in int32. The result [.., M, N] has
-    `out_dtype`: by default that of 16-bit operands, int32 for int8 without epilogue, else bf16.
+    a is [.., M, K] and b [K, N] (a torch weight [N, K] is b after .t()), of one type: fp16, bf16,
+    e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Products accumulate in fp32, for int8 in int32. The
+    result [.., M, N] has `out_dtype`: by default that of 16-bit operands, int32 for int8 without
+    epilogue, else bf16.
 
     scale_a is a number, a one-element tensor or [M]; scale_b likewise or [N]; tensors are fp32.
     bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read the residual.

@@ -88,9 +88,13 @@ def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) ->
 
 
 def _class(operation: GemmOperation, problem: GemmProblem) -> dict[str, Any]:
-    bits = element(operation.a).bits
+    bits, layouts = element(operation.a).bits, [operation.layout_a, operation.layout_b]
     return next(
-        row for row in table() if row["bits"] == bits and row["m"][0] <= problem.m <= row["m"][1]
+        row
+        for row in table()
+        if row["bits"] == bits
+        and row["m"][0] <= problem.m <= row["m"][1]
+        and row.get("layouts", layouts) == layouts
     )
 
 

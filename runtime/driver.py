@@ -16,15 +16,21 @@ from cuda.bindings import driver
 from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
 
-_forked = False
+_used = False  # whether CUDA was initialised when this process was last forked
+_forked = False  # whether this process came of such a fork
 
 
-def _mark_forked() -> None:
+def _note_use() -> None:
+    global _used
+    _used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _note_fork() -> None:
     global _forked
-    _forked = torch.cuda.is_initialized() or _forked  # type: ignore[no-untyped-call]
+    _forked = _forked or _used
 
 
-os.register_at_fork(after_in_child=_mark_forked)
+os.register_at_fork(before=_note_use, after_in_child=_note_fork)
 
 
 def check(result: tuple[Any, ...]) -> Any:  # noqa: ANN401 (as the driver's wrappers are)
@@ -79,7 +85,9 @@ os.register_at_fork(after_in_child=limits.cache_clear)
 
 
 def enter(device: int) -> None:
-    """Make torch's context on `device` current in this thread, which may be new to CUDA."""
+    """Make torch's context on `device` current in this thread, if it is new to CUDA."""
+    if int(check(driver.cuCtxGetCurrent())):
+        return
     context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))))
     check(driver.cuCtxSetCurrent(context))
 

@@ -244,8 +244,13 @@ def _extents(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
             rule="a is [.., M, K] and b is [K, N], with one K",
             fix="a torch weight [N, K] is b after .t()",
         )
-    if a.dtype != b.dtype:
-        raise ProblemError(f"a {a.dtype} by b {b.dtype}", rule="have one type", fix="convert one")
+    mixed = a.dtype != b.dtype
+    if mixed and not all(element(name_of(t.dtype, "an operand")).is_fp8 for t in (a, b)):
+        raise ProblemError(
+            f"a {a.dtype} by b {b.dtype}",
+            rule="have one type, or are both fp8",
+            fix="convert one",
+        )
     if a.device != b.device:
         raise ProblemError(
             f"a on {a.device}, b on {b.device}", rule="are on one device", fix="move one"

@@ -91,6 +91,7 @@ class LaunchPlan:
         scalars: tuple[float, ...],
         stream: int,
     ) -> Launches:
+        driver.enter(self.device)  # tensor maps cannot be encoded without a context
         names = (*self.tensors, *(workspace.tensor for workspace in self.workspaces))
         address = dict(zip(names, addresses, strict=True))
         scalar = dict(zip(self.scalars, scalars, strict=True))

@@ -26,13 +26,14 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "many rows": (1023, 1021, 520),
     "more tiles than multiprocessors": (3001, 2003, 129),
 }
-DEFAULT_D = {"fp16": "fp16", "bf16": "bf16", "e4m3": "bf16", "int8": "int32"}
+DEFAULT_D = {"fp16": "fp16", "bf16": "bf16", "e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}
 
 
 def spec(
     tile: tuple[int, int] = (128, 128),
     *,
     a: str = "bf16",
+    b: str | None = None,
     d: str | None = None,
     layouts: str = "row col",
     epilogue: tuple[EpilogueStep, ...] = (),
@@ -41,7 +42,7 @@ def spec(
     """Return a kernel; what is not given is the plainest, and as many stages as fit."""
     layout_a, layout_b = layouts.split()
     d = d or ("bf16" if epilogue and a == "int8" else DEFAULT_D[a])
-    operation = GemmOperation(a, a, d, layout_a, layout_b, epilogue)  # type: ignore[arg-type]
+    operation = GemmOperation(a, b or a, d, layout_a, layout_b, epilogue)  # type: ignore[arg-type]
     fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
     return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
 
@@ -68,7 +69,11 @@ PAIRS = [
     *product(("fp16", "bf16", "e4m3", "int8"), ("fp16", "bf16", "fp32")),
     ("int8", "int32"),
 ]
-TYPES = [spec(a=a, d=d, store=store) for a, d in PAIRS for store in STORES]
+MIXTURES = (("e5m2", "e5m2"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
+TYPES = [
+    *(spec(a=a, d=d, store=store) for a, d in PAIRS for store in STORES),
+    *(spec(a=a, b=b) for a, b in MIXTURES),
+]
 
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LAYOUTS = [

@@ -100,3 +100,15 @@ def test_a_spec_of_another_operation_is_refused(operation: GemmOperation) -> Non
 def test_a_spec_that_stores_by_tma_is_refused_where_d_is_not_for_tma() -> None:
     with pytest.raises(ProblemError, match=r"stores by TMA.*store: direct"):
         choose(GIVEN.operation, problem(5, 96, 16), "direct", GIVEN, H200)  # type: ignore[arg-type]
+
+
+def test_a_class_with_layouts_is_for_those_alone() -> None:
+    def roles(a: str, b: str) -> str:
+        operation = GemmOperation("bf16", "bf16", "bf16", a, b)  # type: ignore[arg-type]
+        problem = GemmProblem(4096, 4096, 4096, 4096, 4096, 4096)
+        choice = choose(operation, problem, "tma", None, DeviceLimits(132))
+        assert isinstance(choice.spec.schedule, GemmSchedule)
+        return choice.spec.schedule.roles
+
+    assert roles("col", "row") == "cooperative"
+    assert roles("row", "col") == roles("row", "row") == roles("col", "col") == "pingpong"

@@ -36,7 +36,12 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "vector a": (gemm(a=zeros(16)), "a [16]", "a is [.., M, K]", ".t()"),
     "batched b": (gemm(b=zeros(2, 16, 8)), "b [2, 16, 8]", "b is [K, N]", ".t()"),
     "types differ": (gemm(b=B.half()), "torch.float16", "one type", "convert"),
-    "fp32 operands": (gemm(A.float(), B.float()), "fp32", "fp16, bf16, e4m3, int8", "convert"),
+    "fp32 operands": (
+        gemm(A.float(), B.float()),
+        "fp32",
+        "fp16, bf16, e4m3, e5m2, int8",
+        "convert",
+    ),
     "fp64 operands": (gemm(A.double(), B.double()), "torch.float64", "element types", ".to("),
     "devices": (gemm(b=B.to("meta")), "b on meta", "one device", "move"),
     "fp64 result": (gemm(out_dtype=torch.float64), "torch.float64", "element types", ".to("),

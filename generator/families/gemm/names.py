@@ -12,7 +12,7 @@ from warploom.generator.specification import KernelSpec
 
 _WORDS = {
     "arch": "|".join(row.token for row in ARCHITECTURES.values()),
-    "a": "fp16|bf16|e4m3|int8",
+    "a": "fp16|bf16|e4m3|e5m2|int8",
     "d": "fp16|bf16|fp32|int32",
     "layout": "row|col",
     "step": "|".join(sorted((step.token for step in STEPS), key=len, reverse=True)),

@@ -21,7 +21,9 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
     plain_int32 = a.is_integer and not operation.epilogue
     return rules.broken(
         [
-            None if a == b else f"b {b.name}: is of the type of a, {a.name}",
+            None
+            if a == b or (a.is_fp8 and b.is_fp8)
+            else f"b {b.name}: is of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue),
             None
             if d.name != "int32" or plain_int32

@@ -12,7 +12,7 @@ from typing import Literal
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
 
-Input = Literal["fp16", "bf16", "e4m3", "int8"]
+Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "int32"]
 Layout = Literal["row", "col"]
 
