@@ -98,4 +98,8 @@ def current_stream(device: int) -> int:
     torch.cuda.current_stream(device).cuda_stream is the same at ten times the cost (it makes two
     objects); the code that torch.compile generates uses this one too.
     """
-    return torch._C._cuda_getCurrentRawStream(device)
+    try:
+        return torch._C._cuda_getCurrentRawStream(device)
+    except RuntimeError:
+        _refuse_fork()
+        raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from cuda.bindings import driver
@@ -37,24 +39,22 @@ def store() -> Store:
 class Prepared:
     """One launch, ready to go: immutable, so that any thread may fire it at any time."""
 
-    config: driver.CUlaunchConfig
-    function: driver.CUfunction
-    arguments: int  # the address of kernelParams
-    keep: tuple[object, ...]  # what the addresses point into
+    launch: Callable[[], tuple[driver.CUresult]]
+    keep: tuple[object, ...]  # what its addresses point into
     device: int
     roams: bool  # launches on the default stream: that of whichever device is current
 
     def fire(self) -> None:
         """Launch on the stream that it was prepared for."""
-        if self.roams and torch.cuda.current_device() != self.device:
+        if self.roams and torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 self.fire()
             return
-        (status,) = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)
+        (status,) = self.launch()
         if status:  # the driver's success is 0
             if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread new to CUDA
                 enter(self.device)
-                (status,) = driver.cuLaunchKernelEx(self.config, self.function, self.arguments, 0)
+                (status,) = self.launch()
             check((status,))
 
 
@@ -111,10 +111,15 @@ class Kernel:
         dimensions = cluster.value.clusterDim
         dimensions.x, dimensions.y, dimensions.z = launch.cluster, 1, 1
         config.attrs, config.numAttrs = [cluster], 1
-        function = driver.CUfunction(int(handle))
+        fire = partial(
+            driver.cuLaunchKernelEx,
+            config,
+            driver.CUfunction(int(handle)),
+            ctypes.addressof(arguments),
+            0,
+        )
         roams = stream == 0 and torch.cuda.device_count() > 1
-        keep = (room, arguments)
-        return Prepared(config, function, ctypes.addressof(arguments), keep, device, roams)
+        return Prepared(fire, (room, arguments), device, roams)
 
 
 def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:

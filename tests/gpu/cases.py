@@ -71,8 +71,8 @@ PAIRS = [
 ]
 MIXTURES = (("e5m2", "e5m2"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
 TYPES = [
-    *(spec(a=a, d=d, store=store) for a, d in PAIRS for store in STORES),
     *(spec(a=a, b=b) for a, b in MIXTURES),
+    *(spec(a=a, d=d, store=store) for a, d in PAIRS for store in STORES),
 ]
 
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
