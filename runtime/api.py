@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 import torch
 
-from warploom.errors import ProblemError, WarploomError
+from warploom.errors import WarploomError
 from warploom.generator.build import build_many
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import epilogue as epilogues
@@ -16,7 +17,7 @@ from warploom.runtime import gemm as gemms
 from warploom.runtime import kernel as kernels
 from warploom.runtime import operators
 from warploom.runtime.counters import counters
-from warploom.runtime.epilogue import Item
+from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
 
 __all__ = ["Explanation", "counters", "explain", "gemm", "load", "plan", "warmup"]
@@ -52,15 +53,17 @@ def gemm(
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
     """
-    listed: Sequence[Item] = epilogue or ()
-    if any(keyword is not None for keyword in (scale_a, scale_b, bias, activation, residual)):
-        if epilogue:
-            raise ProblemError(
-                "epilogue= beside scale, bias, activation or residual",
-                rule="the keywords mean one fixed order, the list means its own",
-                fix="put everything into the list",
-            )
-        listed = epilogues.items(scale_a, scale_b, bias, activation, residual, beta)
+    listed: Sequence[Item] = ()
+    if any(x is not None for x in (scale_a, scale_b, bias, activation, residual, epilogue)):
+        listed = epilogues.items(
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias,
+            activation=activation,
+            residual=residual,
+            beta=beta,
+            epilogue=epilogue,
+        )
     if torch.compiler.is_compiling():
         return operators.call(a, b, listed, out, out_dtype, spec)
     if isinstance(spec, str):
@@ -74,16 +77,16 @@ def plan(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    epilogue: Sequence[Item] = (),
     spec: KernelSpec | str | None = None,
+    **keywords: Unpack[Keywords],
 ) -> GemmPlan:
     """Plan a call: build and load its kernel now, and return what runs it with least overhead.
 
-    `plan(a, b, out, epilogue=...)` then runs tensors of the same shapes, strides, types and
-    alignment; pass `out` here if it is passed there. Arguments are those of `gemm`.
+    Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
+    strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
     """
     found = parse_name(spec) if isinstance(spec, str) else spec
-    return gemms.plan(a, b, epilogue, out, out_dtype, found)
+    return gemms.plan(a, b, epilogues.items(**keywords), out, out_dtype, found)
 
 
 def load(spec: KernelSpec | str) -> kernels.Kernel:
@@ -138,11 +141,11 @@ def explain(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    epilogue: Sequence[Item] = (),
     spec: KernelSpec | str | None = None,
+    **keywords: Unpack[Keywords],
 ) -> Explanation:
     """Say which kernel `gemm` would run for these arguments, and what it would copy."""
-    planned = plan(a, b, out=out, out_dtype=out_dtype, epilogue=epilogue, spec=spec)
+    planned = plan(a, b, out=out, out_dtype=out_dtype, spec=spec, **keywords)
     copies = [name for name, copy in (("a", planned.copy_a), ("b", planned.copy_b)) if copy]
     return Explanation(
         kernel=planned.choice.spec.name,

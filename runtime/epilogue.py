@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 import torch
 
@@ -29,15 +29,29 @@ Item = tuple[Any, ...]
 _KINDS = ("scale", "scale_row", "scale_column", "bias", "activation", "residual")
 
 
+class Keywords(TypedDict, total=False):
+    """The keywords of a call that make its epilogue (see `warploom.gemm`)."""
+
+    scale_a: float | torch.Tensor | None
+    scale_b: float | torch.Tensor | None
+    bias: torch.Tensor | None
+    activation: str | None
+    residual: torch.Tensor | None
+    beta: float
+    epilogue: Sequence[Item] | None
+
+
 def items(
-    scale_a: float | torch.Tensor | None,
-    scale_b: float | torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    residual: torch.Tensor | None,
-    beta: float,
-) -> list[Item]:
-    """Spell the keywords out as a list: scales, bias, activation, residual."""
+    *,
+    scale_a: float | torch.Tensor | None = None,
+    scale_b: float | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    beta: float = 1.0,
+    epilogue: Sequence[Item] | None = None,
+) -> Sequence[Item]:
+    """Spell the keywords out as a list: scales, bias, activation, residual; or return the list."""
     listed: list[Item] = []
     for scale, vector in ((scale_a, "scale_row"), (scale_b, "scale_column")):
         if scale is not None:
@@ -50,7 +64,13 @@ def items(
     if residual is not None:
         flat = residual.dim() <= 2 if isinstance(residual, torch.Tensor) else True
         listed.append(("residual", residual if flat else residual.flatten(0, -2), beta))
-    return listed
+    if listed and epilogue:
+        raise ProblemError(
+            "epilogue= beside scale, bias, activation or residual",
+            rule="the keywords mean one fixed order, the list means its own",
+            fix="put everything into the list",
+        )
+    return listed or epilogue or ()
 
 
 def signature(listed: Sequence[Item]) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 
@@ -23,9 +23,11 @@ from warploom.runtime import dispatch, driver, epilogue, reference
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters
 from warploom.runtime.elements import NAMES, name_of
-from warploom.runtime.epilogue import BoundEpilogue, Item
+from warploom.runtime.epilogue import BoundEpilogue, Item, Keywords
 from warploom.runtime.operands import Placement, extent_bytes, overlap, padded_copy, place
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
+
+Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
 
 _BOUND = 4096  # problems remembered
 _plans: dict[tuple[object, ...], GemmPlan] = {}
@@ -51,7 +53,7 @@ class GemmPlan:
     copy_b: str | None
     choice: dispatch.Choice
     _device: int = -1
-    _ready: dict[tuple[int, ...], tuple[Callable[..., bool], Launches]] = field(
+    _ready: dict[tuple[int, ...], tuple[Callable[..., bool], Launch]] = field(
         default_factory=dict, repr=False
     )
 
@@ -60,33 +62,32 @@ class GemmPlan:
         a: torch.Tensor,
         b: torch.Tensor,
         out: torch.Tensor | None = None,
-        *,
-        epilogue: Sequence[Item] = (),
+        **keywords: Unpack[Keywords],
     ) -> torch.Tensor:
-        """Run the plan; `epilogue` lists the items it was planned with, in their order."""
+        """Run the plan with the keywords that it was made with, and tensors like those."""
         key = None
-        if out is not None and self._device >= 0 and not epilogue:
+        if out is not None and self._device >= 0 and not keywords:
             stream = driver.current_stream(self._device)
             key = (a.data_ptr(), b.data_ptr(), out.data_ptr(), stream)
             ready = self._ready.get(key)
-            if ready is not None and ready[0](a, b, out):
-                for launch in ready[1]:
-                    launch.fire()
-                counters.launches += len(ready[1])
+            if ready is not None and ready[0](a, b, out) and not ready[1]()[0]:
+                counters.launches += 1
                 return out
-        self._require(a, b, out, epilogue)
+        listed = epilogue.items(**keywords)
+        self._require(a, b, out, listed)
         if out is None:
             out = a.new_empty(self.out_shape, dtype=self.out_dtype)
-        launches = self.run(a, b, out, epilogue)
-        if key is not None and self.repeatable:
-            remember(self._ready, key, (alike(a, b, out), launches), _BOUND)
+        launches = self.run(a, b, out, listed)
+        if key is not None and self._repeatable and not launches[0].roams:
+            remember(self._ready, key, (alike(a, b, out), launches[0].launch), _BOUND)
         return out
 
     @property
-    def repeatable(self) -> bool:
-        """True when a call is its launches and nothing else: no copies, no workspaces."""
+    def _repeatable(self) -> bool:
+        """True when a call is one launch and nothing else: no copies, no workspaces."""
         launch = self.launch
-        return launch is not None and not (self.copy_a or self.copy_b or launch.workspaces)
+        alone = launch is not None and len(launch.launches) == 1 and not launch.workspaces
+        return alone and not (self.copy_a or self.copy_b)
 
     def _require(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]

@@ -251,3 +251,21 @@ def test_counters_start_again_from_0() -> None:
     assert (told["loads"], told["copies"], told["launches"]) == (1, 2, 0)
     counters.reset()
     assert set(counters.as_dict().values()) == {0}
+
+
+def test_a_plan_takes_the_keywords_of_the_call_it_was_made_for() -> None:
+    a, b = torch.randn(7, 16).bfloat16(), torch.randn(16, 24).bfloat16()
+    bias = torch.randn(24)
+    plan = warploom.plan(a, b, bias=bias, activation="relu")
+    made = plan(a, b, bias=bias, activation="relu")
+    assert torch.equal(made, warploom.gemm(a, b, bias=bias, activation="relu"))
+    with pytest.raises(ProblemError, match="only what it was made for"):
+        plan(a, b, bias=bias)
+
+
+def test_a_residual_may_have_the_shape_of_the_result() -> None:
+    a, b = torch.randn(2, 3, 16).bfloat16(), torch.randn(16, 24).bfloat16()
+    residual = torch.randn(2, 3, 24).bfloat16()
+    made = warploom.gemm(a, b, residual=residual, beta=0.5)
+    exact = a.float() @ b.float() + 0.5 * residual.float()
+    assert (made.float() - exact).abs().max() < 0.05
