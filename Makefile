@@ -19,7 +19,7 @@ test: lint
 lint: $(INSTALLED) tree
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	MYPYPATH=$(TYPING) $(VENV)/bin/mypy -p warploom
+	MYPYPATH=$(TYPING) $(VENV)/bin/mypy -p warploom -p benchmarks
 
 gpu-test: tree
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING):$$PYTHONPATH \

@@ -11,16 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from warploom.cli.compile import COLUMNS, row
 from warploom.cli.output import Output, reporting
 from warploom.errors import ResultError, WarploomError
 from warploom.generator.specification import KernelSpec
-
-if TYPE_CHECKING:
-    from warploom.generator.artifact import Artifact
 
 _HIDDEN, _KEY_VALUE, _MLP = 4096, 1024, 14336
 LAYER = {  # the weights of one layer of Llama 3 8B, [N, K] as torch has them
@@ -69,27 +66,8 @@ def compile_kernels(output: Output) -> None:
     for spec, result in zip(specs, results, strict=True):
         if isinstance(result, WarploomError):
             raise result
-        rows.append(_kernel_row(spec, result, stored=spec in stored))
-    columns = (
-        *("name", "tile", "threads", "shared bytes", "registers"),
-        *("compile seconds", "cubin bytes"),
-    )
-    output.table("kernels", columns, rows)
-
-
-def _kernel_row(spec: KernelSpec, artifact: Artifact, *, stored: bool) -> list[object]:
-    from warploom.generator.families import family
-
-    context = family(spec.operation.family).context(spec)
-    return [
-        spec.name,
-        "x".join(map(str, context["schedule"].tile)),
-        context["schedule"].threads,
-        context["layout"].shared_bytes,
-        max(entry.registers for entry in artifact.resources.values()),
-        "stored" if stored else artifact.compile_seconds,
-        len(artifact.cubin),
-    ]
+        rows.append(row(spec, result, stored=spec in stored))
+    output.table("kernels", COLUMNS, rows)
 
 
 # ---- Layer ---------------------------------------------------------------------------------------
@@ -123,10 +101,10 @@ def run_layer(output: Output, device: str) -> None:
     ]
     if device == "cuda":
         columns += ["microseconds", "torch.mm", "ratio"]
-    for row, gemm in zip(rows, gemms, strict=True):
+    for shown, gemm in zip(rows, gemms, strict=True):
         if gemm.seconds:
             ours, peer = gemm.seconds
-            row += [ours * 1e6, peer * 1e6, peer / ours]
+            shown += [ours * 1e6, peer * 1e6, peer / ours]
     output.table("layer", columns, rows)
     wrong = [gemm.projection for gemm in gemms if gemm.error_share > 1]
     if wrong:

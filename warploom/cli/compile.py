@@ -16,7 +16,7 @@ from warploom.errors import CompilationError
 from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
 
-_COLUMNS = (
+COLUMNS = (
     "name",
     "tile",
     "threads",
@@ -47,8 +47,8 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
     with output.progress("compiling", total=len(specs)) as advance:
         results = build.build_many(specs, jobs=jobs, on_done=lambda spec, _: advance(spec.name))
     built = zip(specs, results, strict=True)
-    rows = [_row(spec, result) for spec, result in built if isinstance(result, Artifact)]
-    output.table("kernels", _COLUMNS, rows)
+    rows = [row(spec, result) for spec, result in built if isinstance(result, Artifact)]
+    output.table("kernels", COLUMNS, rows)
     output.value("compiled", build.counters.compiles)
     output.value("stored before", build.counters.store_hits)
     failures = [result for result in results if isinstance(result, CompilationError)]
@@ -58,7 +58,8 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
         output.error(failure)
 
 
-def _row(spec: KernelSpec, artifact: Artifact) -> list[object]:
+def row(spec: KernelSpec, artifact: Artifact, *, stored: bool = False) -> list[object]:
+    """Return what COLUMNS says of a kernel; one that was `stored` shows no time."""
     from warploom.generator.families import family
 
     context = family(spec.operation.family).context(spec)
@@ -70,6 +71,6 @@ def _row(spec: KernelSpec, artifact: Artifact) -> list[object]:
         context["layout"].shared_bytes,
         max(entry.registers for entry in resources),
         all(entry.clean for entry in resources) and not artifact.serialised,
-        artifact.compile_seconds,
+        "stored" if stored else artifact.compile_seconds,
         len(artifact.cubin),
     ]
