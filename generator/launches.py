@@ -39,7 +39,11 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch: grid, block and cluster count blocks and threads along x."""
+    """One kernel launch: grid, block and cluster count blocks and threads along x.
+
+    `early` lets it start under the last blocks of the kernel before it on the stream (programmatic
+    dependent launch): its code must wait (griddepcontrol.wait) before it touches global memory.
+    """
 
     entry: str
     grid: int
@@ -47,6 +51,7 @@ class Launch:
     cluster: int
     shared_bytes: int
     parameters: Mapping[str, Value]
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,25 +22,27 @@ def widest_span(extent: int, bits: int) -> int:
     return next((span for span in SPANS if extent * bits % (span * 8) == 0), 0)
 
 
-def readable(pointer: int, pitch_bytes: int) -> bool:
-    """True when TMA can read a matrix of this base address and row pitch in place."""
-    return pointer % PITCH_BYTES == 0 and pitch_bytes % PITCH_BYTES == 0
+def readable(pointer: int, *pitches: int) -> bool:
+    """True when TMA can read a tensor of this base address and these pitches in place."""
+    return all(value % PITCH_BYTES == 0 for value in (pointer, *pitches))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A request for one tensor map over a matrix: the innermost extent comes first.
+    """A request for one tensor map over up to five dimensions, the innermost first.
 
-    `tensor` names the tensor that it addresses. Extents and box are in elements, the pitch between
-    rows in bytes; `span` is the swizzle span in bytes (16: none).
+    `tensor` names the tensor that it addresses. Extents and box are in elements; `pitches` are the
+    bytes from one index to the next of every dimension but the innermost; `span` is the swizzle
+    span in bytes (16: none), `promotion` the bytes that L2 fetches at a time.
     """
 
     tensor: str
     element: Element
-    extents: tuple[int, int]
-    pitch_bytes: int
-    box: tuple[int, int]
+    extents: tuple[int, ...]
+    pitches: tuple[int, ...]
+    box: tuple[int, ...]
     span: int
+    promotion: int = 256
 
 
 @dataclass(frozen=True, slots=True)

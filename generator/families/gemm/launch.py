@@ -77,7 +77,7 @@ def _operand_map(tensor: str, tile: OperandTile, extent: int, k: int, pitch: int
         tensor=tensor,
         element=tile.element,
         extents=(k, extent) if tile.k_major else (extent, k),
-        pitch_bytes=pitch * tile.element.bytes,
+        pitches=(pitch * tile.element.bytes,),
         box=tile.box,
         span=tile.span,
     )
@@ -126,8 +126,8 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
     }
     if schedule.store == "tma":
         box, extents = (layout.chunk_columns, WGMMA_M), (problem.n, problem.m)
-        pitch_bytes = pitch_d * d_element.bytes
-        values["d_map"] = TensorMap("d", d_element, extents, pitch_bytes, box, layout.store_span)
+        pitches = (pitch_d * d_element.bytes,)
+        values["d_map"] = TensorMap("d", d_element, extents, pitches, box, layout.store_span)
     else:
         values |= {"d": Address("d"), "d_pitch": pitch_d}
     clusters = max(1, device.multiprocessors // schedule.cluster_size)
