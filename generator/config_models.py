@@ -8,6 +8,8 @@ one value or a list of them, and some take `auto`. Strict: no conversions and no
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, reduce
@@ -30,7 +32,7 @@ from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.families import FAMILIES
 from warploom.generator.families.family import Family
 
-_TAGS = ("family", "step")  # the fields that say which dataclass is meant: always written
+TAGS = ("family", "step")  # the fields that say which dataclass is meant: always written
 
 
 class Model(BaseModel):
@@ -72,6 +74,27 @@ def built(value: Any) -> Any:
     return type(value)(map(built, value)) if isinstance(value, list | tuple) else value
 
 
+def meanings(source: type) -> dict[str, str]:
+    """Return what the docstring of a dataclass says of each field, on lines `name   meaning`."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (inspect.getdoc(source) or "").splitlines():
+        begins = re.match(r"(\w+) {2,}(.*)", line)
+        if begins:
+            name, found[begins[1]] = begins[1], begins[2]
+        elif name and line.startswith(" "):
+            found[name] += f" {line.strip()}"
+        else:
+            name = ""
+    return found
+
+
+def summary(source: type) -> str:
+    """Return what the docstring of a dataclass says before its fields."""
+    lines = (inspect.getdoc(source) or "").splitlines()
+    return " ".join(line for line in lines if line and not re.match(r" |\w+ {2,}", line))
+
+
 def _entry_model(family: Family[Any, Any, Any]) -> type[Model]:
     return create_model(
         f"{family.name.title()}Kernels",
@@ -85,11 +108,11 @@ def _entry_model(family: Family[Any, Any, Any]) -> type[Model]:
 def _operation_model(source: type) -> type[Model]:
     """Return the model of an operation, or of a step in one: the fields of the dataclass."""
     hints = get_type_hints(source)
-    definitions: dict[str, Any] = {
-        field.name: (_edge(hints[field.name]), ... if field.name in _TAGS else _default(field))
+    definitions = {
+        field.name: (_edge(hints[field.name]), ... if field.name in TAGS else _default(field))
         for field in fields(source)
     }
-    model = create_model(source.__name__, __base__=Model, __doc__=source.__doc__, **definitions)
+    model = _model(source, definitions)
     model.target = source
     return model
 
@@ -98,13 +121,23 @@ def _schedule_model(family: Family[Any, Any, Any]) -> type[Model]:
     """Return the model of a space of schedules: each field of the dataclass, or a list of it."""
     source = family.schedule
     hints = get_type_hints(source)
-    definitions: dict[str, Any] = {
+    definitions = {
         field.name: (_one_or_many(_edge(hints[field.name]) | Literal["auto"]), "auto")
         if field.name in family.automatic
         else (_one_or_many(_edge(hints[field.name])), _default(field))
         for field in fields(source)
     }
-    return create_model(source.__name__, __base__=Model, __doc__=source.__doc__, **definitions)
+    return _model(source, definitions)
+
+
+def _model(source: type, definitions: dict[str, tuple[Any, Any]]) -> type[Model]:
+    """Return the model of a dataclass, with what its docstring says, for editors to show."""
+    told = meanings(source)
+    described: dict[str, Any] = {
+        name: (Annotated[hint, Field(description=told.get(name))], default)
+        for name, (hint, default) in definitions.items()
+    }
+    return create_model(source.__name__, __base__=Model, __doc__=summary(source), **described)
 
 
 def _default(field: Any) -> Any:

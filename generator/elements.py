@@ -18,6 +18,7 @@ class Element:
     tensor_map: str  # suffix of CU_TENSOR_MAP_DATA_TYPE_*
     wgmma: str  # operand type in wgmma.mma_async
     wgmma_k: int  # the instruction's k: 32 bytes of operand (PTX ISA, wgmma shapes)
+    convert: str  # PTX from fp32, of two values where it packs them; empty: none needed
 
     @property
     def bytes(self) -> int:
@@ -38,13 +39,40 @@ class Element:
 ELEMENTS: dict[str, Element] = {
     element.name: element
     for element in (
-        Element("fp16", 16, "cutlass::half_t", "float16", "FLOAT16", "f16", 16),
-        Element("bf16", 16, "cutlass::bfloat16_t", "bfloat16", "BFLOAT16", "bf16", 16),
-        Element("fp32", 32, "float", "float32", "FLOAT32", "", 0),
-        Element("e4m3", 8, "cutlass::float_e4m3_t", "float8_e4m3fn", "UINT8", "e4m3", 32),
-        Element("e5m2", 8, "cutlass::float_e5m2_t", "float8_e5m2", "UINT8", "e5m2", 32),
-        Element("int8", 8, "int8_t", "int8", "UINT8", "s8", 32),
-        Element("int32", 32, "int32_t", "int32", "INT32", "", 0),
+        Element("fp16", 16, "cutlass::half_t", "float16", "FLOAT16", "f16", 16, "cvt.rn.f16x2.f32"),
+        Element(
+            "bf16",
+            16,
+            "cutlass::bfloat16_t",
+            "bfloat16",
+            "BFLOAT16",
+            "bf16",
+            16,
+            "cvt.rn.bf16x2.f32",
+        ),
+        Element("fp32", 32, "float", "float32", "FLOAT32", "", 0, ""),
+        Element(
+            "e4m3",
+            8,
+            "cutlass::float_e4m3_t",
+            "float8_e4m3fn",
+            "UINT8",
+            "e4m3",
+            32,
+            "cvt.rn.satfinite.e4m3x2.f32",
+        ),
+        Element(
+            "e5m2",
+            8,
+            "cutlass::float_e5m2_t",
+            "float8_e5m2",
+            "UINT8",
+            "e5m2",
+            32,
+            "cvt.rn.satfinite.e5m2x2.f32",
+        ),
+        Element("int8", 8, "int8_t", "int8", "UINT8", "s8", 32, "cvt.rni.sat.s8.f32"),
+        Element("int32", 32, "int32_t", "int32", "INT32", "", 0, ""),
     )
 }
 

@@ -18,21 +18,22 @@ from warploom.generator.rules import Reason, one_of
 
 Function = Literal["relu", "gelu", "gelu_tanh", "silu"]
 By = Literal["host", "device", "row", "column"]
+Reads = Literal["nothing", "row", "column", "fragment", "place"]
 
 
 class Step:
     """What every step declares.
 
-    `auxiliary` names extra outputs (a pre-activation, an amax) and `columns_per_output` how many
-    accumulator columns make one column of D (2 for gated steps); no shipped step uses them yet.
+    `auxiliary` is true of a step with an output of its own, finished after the last tile.
     """
 
-    auxiliary: ClassVar[tuple[str, ...]] = ()
-    columns_per_output: ClassVar[int] = 1
+    auxiliary: ClassVar[bool] = False
 
     @property
-    def reads(self) -> Literal["nothing", "row", "fragment"]:
-        """What the C++ part loads: per row of the tile, per fragment, or nothing."""
+    def reads(self) -> Reads:
+        """What the C++ part loads: by row of D, by column, by both (`fragment`), or nothing; or
+        that it asks for the `place` in D of what it is given.
+        """
         return "nothing"
 
     @property
@@ -58,12 +59,21 @@ class Step:
         """The step's entries in the parameter block, in the order of the C++ constructor."""
         return ()
 
+    def batch_field(self, index: int) -> Field | None:
+        """Where D has batches: the distance between those of what the step reads of them."""
+        if self.reads in ("nothing", "place"):
+            return None
+        name = self.fields(index)[0].name
+        return Field(f"{name}_batch", Kind.INT64, "int64_t", f"elements between batches of {name}")
+
 
 @dataclass(frozen=True, slots=True)
 class Scale(Step):
     """Multiply by a scalar (from the host, or read on the device) or a vector over rows/columns.
 
     Vectors and device scalars are fp32.
+
+    by   host: a number of the call; device: a tensor of one element; row, column: of [M], of [N]
     """
 
     by: By
@@ -74,11 +84,11 @@ class Scale(Step):
         return f"scale_{self.by}"
 
     @property
-    def reads(self) -> Literal["nothing", "row", "fragment"]:
-        return {"row": "row", "column": "fragment"}.get(self.by, "nothing")  # type: ignore[return-value]
+    def reads(self) -> Reads:
+        return {"row": "row", "column": "column"}.get(self.by, "nothing")  # type: ignore[return-value]
 
     def registers(self, *, paired: bool) -> int:
-        return 2 if self.by == "column" else 0
+        return 0 if self.reads == "nothing" else 2
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -96,7 +106,10 @@ class Scale(Step):
 
 @dataclass(frozen=True, slots=True)
 class Bias(Step):
-    """Add a vector over the columns of D."""
+    """Add a vector over the columns of D.
+
+    element   its element type
+    """
 
     element: Literal["fp16", "bf16", "fp32"]
     step: Literal["bias"] = "bias"
@@ -106,8 +119,8 @@ class Bias(Step):
         return f"bias_{self.element}"
 
     @property
-    def reads(self) -> Literal["nothing", "row", "fragment"]:
-        return "fragment"
+    def reads(self) -> Reads:
+        return "column"
 
     def registers(self, *, paired: bool) -> int:
         return 2 * element(self.element).bits // 32 if paired else 2
@@ -126,7 +139,10 @@ class Bias(Step):
 
 @dataclass(frozen=True, slots=True)
 class Activation(Step):
-    """Apply a function to each element; NaN stays NaN."""
+    """Apply a function to each element; NaN stays NaN.
+
+    function   gelu is the exact one, by erf; gelu_tanh its usual approximation
+    """
 
     function: Function
     step: Literal["activation"] = "activation"
@@ -147,7 +163,10 @@ class Activation(Step):
 
 @dataclass(frozen=True, slots=True)
 class Residual(Step):
-    """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C."""
+    """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C.
+
+    element   the element type of C
+    """
 
     element: Literal["fp16", "bf16", "fp32"]
     step: Literal["residual"] = "residual"
@@ -157,7 +176,7 @@ class Residual(Step):
         return f"residual_{self.element}"
 
     @property
-    def reads(self) -> Literal["nothing", "row", "fragment"]:
+    def reads(self) -> Reads:
         return "fragment"
 
     def registers(self, *, paired: bool) -> int:
@@ -179,21 +198,56 @@ class Residual(Step):
         )
 
 
-EpilogueStep = Scale | Bias | Activation | Residual
+@dataclass(frozen=True, slots=True)
+class Amax(Step):
+    """Raise an fp32 scalar to the largest magnitude that passes here; the values pass unchanged.
+
+    It starts from what the scalar holds, so that several calls may share one. NaN wins over every
+    number. Placed before the scale of an 8-bit output, it is what the next scale is chosen by.
+    """
+
+    step: Literal["amax"] = "amax"
+    auxiliary: ClassVar[bool] = True
+
+    @property
+    def token(self) -> str:
+        return "amax"
+
+    @property
+    def reads(self) -> Reads:
+        return "place"
+
+    def registers(self, *, paired: bool) -> int:
+        return 2
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("amax.cuh",)
+
+    @property
+    def cpp(self) -> str:
+        return "Amax"
+
+    def fields(self, index: int) -> tuple[Field, ...]:
+        return (Field(f"amax_{index}", Kind.POINTER, "float", "amax[1]"),)
+
+
+EpilogueStep = Scale | Bias | Activation | Residual | Amax
 
 STEPS: tuple[EpilogueStep, ...] = (
     *(Scale(by) for by in ("host", "device", "row", "column")),
     *(Bias(name) for name in ("fp16", "bf16", "fp32")),
     *(Activation(name) for name in ("relu", "gelu", "gelu_tanh", "silu")),
     *(Residual(name) for name in ("fp16", "bf16", "fp32")),
+    Amax(),
 )
 """Every step there is; kernel names are parsed by matching their tokens."""
 
 
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
-    """Every step is one of STEPS, and at most 8 of them follow each other."""
-    if len(steps) > 8:
-        return f"epilogue of {len(steps)} steps: at most 8"
+    """Every step is one of STEPS; at most 6 follow each other, so that names fit file systems."""
+    if len(steps) > 6:
+        return f"epilogue of {len(steps)} steps: at most 6"
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         return one_of("epilogue step", unknown[0].token, [step.token for step in STEPS])

@@ -15,7 +15,7 @@ from warploom.generator.families import family
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import TemplateText
 
-_TOKEN = re.compile(r"[A-Za-z0-9_:<>,.\[\](){}*/=+#;& -]*")
+_TOKEN = re.compile(r"[A-Za-z0-9_:<>,.\[\](){}*/=+#;&% -]*")
 _MAX_TOKEN = 300
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
 from warploom.errors import WarploomError
 from warploom.generator.build import build_many
+from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import epilogue as epilogues
 from warploom.runtime import gemm as gemms
@@ -19,6 +20,7 @@ from warploom.runtime import operators
 from warploom.runtime.counters import counters
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
+from warploom.runtime.gemm_problem import Options
 
 __all__ = ["Explanation", "counters", "explain", "gemm", "load", "plan", "warmup"]
 
@@ -34,27 +36,36 @@ def gemm(
     activation: str | None = None,
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
+    scale_d: float | torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
     epilogue: Sequence[Item] | None = None,
     spec: KernelSpec | str | None = None,
 ) -> torch.Tensor:
-    """Return activation(scale_a scale_b (a b) + bias) + beta residual.
+    """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
 
-    a is [.., M, K] and b [K, N] (a torch weight [N, K] is b after .t()), of one type: fp16, bf16,
-    e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Products accumulate in fp32, for int8 in int32. The
-    result [.., M, N] has `out_dtype`: by default that of 16-bit operands, int32 for int8 without
-    epilogue, else bf16.
+    a is [.., M, K] and b [.., K, N] (a torch weight [N, K] is b after .t()), of one type: fp16,
+    bf16, e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Batches broadcast. Products accumulate in
+    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `accumulation="promoted"` only
+    those over 128 of k, at the cost of some speed. The result [.., M, N] has `out_dtype`: by
+    default that of 16-bit operands, int32 for int8 without epilogue, else bf16. 8-bit results
+    saturate, round to nearest even and keep NaN (int8: 0).
 
     scale_a is a number, a one-element tensor or [M]; scale_b likewise or [N]; tensors are fp32.
     bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read the residual.
-    activation is relu, gelu, gelu_tanh or silu. `epilogue` gives any other order, as a list of
-    items (see `runtime/epilogue.py`). `out` may be exactly the residual. `spec` names the kernel.
+    Where b has batches, vectors and residual may have them too, before the dimensions given here.
+    activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
+    the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
+    any other order, as a list of items (see `runtime/epilogue.py`). `out` may be exactly the
+    residual. `spec` names the kernel.
 
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
     """
     listed: Sequence[Item] = ()
-    if any(x is not None for x in (scale_a, scale_b, bias, activation, residual, epilogue)):
+    steps = (scale_a, scale_b, bias, activation, residual, amax, scale_d, epilogue)
+    if any(x is not None for x in steps):
         listed = epilogues.items(
             scale_a=scale_a,
             scale_b=scale_b,
@@ -62,13 +73,15 @@ def gemm(
             activation=activation,
             residual=residual,
             beta=beta,
+            amax=amax,
+            scale_d=scale_d,
             epilogue=epilogue,
         )
     if torch.compiler.is_compiling():
-        return operators.call(a, b, listed, out, out_dtype, spec)
+        return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
     if isinstance(spec, str):
         spec = parse_name(spec)
-    return gemms.gemm(a, b, listed, out, out_dtype, spec)
+    return gemms.gemm(a, b, listed, out, Options(out_dtype, accumulation, spec))
 
 
 def plan(
@@ -77,6 +90,7 @@ def plan(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
     spec: KernelSpec | str | None = None,
     **keywords: Unpack[Keywords],
 ) -> GemmPlan:
@@ -86,7 +100,8 @@ def plan(
     strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
     """
     found = parse_name(spec) if isinstance(spec, str) else spec
-    return gemms.plan(a, b, epilogues.items(**keywords), out, out_dtype, found)
+    options = Options(out_dtype, accumulation, found)
+    return gemms.plan(a, b, epilogues.items(**keywords), out, options)
 
 
 def load(spec: KernelSpec | str) -> kernels.Kernel:
@@ -141,11 +156,13 @@ def explain(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
     spec: KernelSpec | str | None = None,
     **keywords: Unpack[Keywords],
 ) -> Explanation:
     """Say which kernel `gemm` would run for these arguments, and what it would copy."""
-    planned = plan(a, b, out=out, out_dtype=out_dtype, spec=spec, **keywords)
+    options: Any = {"out_dtype": out_dtype, "accumulation": accumulation, "spec": spec}
+    planned = plan(a, b, out=out, **options, **keywords)
     copies = [name for name, copy in (("a", planned.copy_a), ("b", planned.copy_b)) if copy]
     return Explanation(
         kernel=planned.choice.spec.name,

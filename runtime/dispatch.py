@@ -65,20 +65,30 @@ def choose(
     best: tuple[float, KernelSpec] | None = None
     refusal: SpecificationError | None = None
     for row in _class(operation, problem)["schedules"]:
-        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-        del fields["cost"]
         try:
-            schedule = complete(ARCH, operation, {**fields, "store": store})
-            candidate = KernelSpec(ARCH, operation, schedule)
+            candidate = _candidate(operation, row, store)
         except SpecificationError as error:
             refusal = error
             continue
+        schedule = cast("GemmSchedule", candidate.schedule)
         time = waves(schedule, problem, device) * row["cost"]
         if best is None or time < best[0]:
             best = time, candidate
     if best is None:
         raise cast("SpecificationError", refusal)
     return Choice(best[1], f"least waves * cost ({best[0]:.2f}) of its class in the table")
+
+
+def _candidate(operation: GemmOperation, row: dict[str, Any], store: str) -> KernelSpec:
+    """The kernel of a row of the table; D is stored directly where the row cannot by TMA."""
+    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+    del fields["cost"]
+    try:
+        return KernelSpec(ARCH, operation, complete(ARCH, operation, {**fields, "store": store}))
+    except SpecificationError:
+        if store == "direct":
+            raise
+    return _candidate(operation, row, "direct")
 
 
 def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) -> int:
@@ -95,6 +105,7 @@ def _class(operation: GemmOperation, problem: GemmProblem) -> dict[str, Any]:
         if row["bits"] == bits
         and row["m"][0] <= problem.m <= row["m"][1]
         and row.get("layouts", layouts) == layouts
+        and row.get("accumulation", "fast") == operation.accumulation
     )
 
 

@@ -1,7 +1,8 @@
 """The epilogue of a call: from keywords, or a list in any order, to steps and their operands.
 
 An item is `("scale", x)`, `("scale_row", v)`, `("scale_column", v)`, `("bias", v)`,
-`("activation", name)` or `("residual", c, beta)`; x is a float or a one-element tensor.
+`("activation", name)`, `("residual", c, beta)` or `("amax", t)`; x is a float or a one-element
+tensor, t an fp32 tensor of one element, which is raised to the largest magnitude there.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import (
     Activation,
+    Amax,
     Bias,
     EpilogueStep,
     Function,
     Residual,
     Scale,
 )
+from warploom.runtime.batches import step_pitch
 from warploom.runtime.elements import name_of
 
 Item = tuple[Any, ...]
-_KINDS = ("scale", "scale_row", "scale_column", "bias", "activation", "residual")
+_KINDS = ("scale", "scale_row", "scale_column", "bias", "activation", "residual", "amax")
 
 
 class Keywords(TypedDict, total=False):
@@ -38,6 +41,8 @@ class Keywords(TypedDict, total=False):
     activation: str | None
     residual: torch.Tensor | None
     beta: float
+    amax: torch.Tensor | None
+    scale_d: float | torch.Tensor | None
     epilogue: Sequence[Item] | None
 
 
@@ -49,9 +54,11 @@ def items(
     activation: str | None = None,
     residual: torch.Tensor | None = None,
     beta: float = 1.0,
+    amax: torch.Tensor | None = None,
+    scale_d: float | torch.Tensor | None = None,
     epilogue: Sequence[Item] | None = None,
 ) -> Sequence[Item]:
-    """Spell the keywords out as a list: scales, bias, activation, residual; or return the list."""
+    """Spell the keywords out as a list, in the order of `warploom.gemm`; or return the list."""
     listed: list[Item] = []
     for scale, vector in ((scale_a, "scale_row"), (scale_b, "scale_column")):
         if scale is not None:
@@ -62,11 +69,14 @@ def items(
     if activation is not None:
         listed.append(("activation", activation))
     if residual is not None:
-        flat = residual.dim() <= 2 if isinstance(residual, torch.Tensor) else True
-        listed.append(("residual", residual if flat else residual.flatten(0, -2), beta))
+        listed.append(("residual", residual, beta))
+    if amax is not None:
+        listed.append(("amax", amax))
+    if scale_d is not None:
+        listed.append(("scale", scale_d))
     if listed and epilogue:
         raise ProblemError(
-            "epilogue= beside scale, bias, activation or residual",
+            "epilogue= beside scale, bias, activation, residual or amax",
             rule="the keywords mean one fixed order, the list means its own",
             fix="put everything into the list",
         )
@@ -109,11 +119,14 @@ class BoundEpilogue:
     tensors: tuple[str, ...]
     scalars: tuple[str, ...]
     pitch_c: tuple[int, ...]
+    batch_pitches: tuple[int, ...]  # of what has a batch field, where D has batches
     paired: bool  # whether every operand can be read two elements at a time
 
 
-def bind(listed: Sequence[Item], m: int, n: int, device: int) -> BoundEpilogue:
-    """Check the items against D [m, n] on `device` (-1: CPU) and turn them into steps.
+def bind(
+    listed: Sequence[Item], m: int, n: int, device: int, batches: tuple[int, ...] | None = None
+) -> BoundEpilogue:
+    """Check the items against D [*batches, m, n] on `device` (-1: CPU) and turn them into steps.
 
     Raises ProblemError naming the item, the rule and the fix.
     """
@@ -121,11 +134,15 @@ def bind(listed: Sequence[Item], m: int, n: int, device: int) -> BoundEpilogue:
     tensors: list[str] = []
     scalar_names: list[str] = []
     pitches: list[int] = []
+    batch_pitches: list[int] = []
     paired = True
     for index, item in enumerate(listed):
-        step = _step(item, m, n, device)
+        step = _step(item, m, n, device, batches)
         steps.append(step)
         value = item[1]
+        if batches is not None and step.batch_field(index):
+            batch_pitches.append(_batch_pitch(item, batches))
+            paired &= batch_pitches[-1] % 2 == 0
         if isinstance(value, torch.Tensor):
             tensors.append(f"{item[0].partition('_')[0]}_{index}")
             if item[0] in ("scale_column", "bias", "residual"):
@@ -134,9 +151,27 @@ def bind(listed: Sequence[Item], m: int, n: int, device: int) -> BoundEpilogue:
             scalar_names.append(f"scale_{index}")
         if isinstance(step, Residual):
             scalar_names.append(f"residual_{index}_beta")
-            pitches.append(value.stride(0))
-            paired &= value.stride(0) % 2 == 0
-    return BoundEpilogue(tuple(steps), tuple(tensors), tuple(scalar_names), tuple(pitches), paired)
+            pitches.append(value.stride(-2))
+            paired &= value.stride(-2) % 2 == 0
+    return BoundEpilogue(
+        steps=tuple(steps),
+        tensors=tuple(tensors),
+        scalars=tuple(scalar_names),
+        pitch_c=tuple(pitches),
+        batch_pitches=tuple(batch_pitches),
+        paired=paired,
+    )
+
+
+def _batch_pitch(item: Item, batches: tuple[int, ...]) -> int:
+    pitch = step_pitch(item[1], batches, trailing=2 if item[0] == "residual" else 1)
+    if pitch is not None:
+        return pitch
+    raise ProblemError(
+        f"{item[0]} of shape {list(item[1].shape)} with strides {list(item[1].stride())}",
+        rule=f"has the batches of D {list(batches)} one pitch apart, or none",
+        fix="use .contiguous()",
+    )
 
 
 def check_finite(listed: Sequence[Item]) -> None:
@@ -148,7 +183,7 @@ def check_finite(listed: Sequence[Item]) -> None:
             )
 
 
-def _step(item: Item, m: int, n: int, device: int) -> EpilogueStep:
+def _step(item: Item, m: int, n: int, device: int, batches: tuple[int, ...] | None) -> EpilogueStep:
     if not item or item[0] not in _KINDS or len(item) != (3 if item[0] == "residual" else 2):
         raise ProblemError(
             f"epilogue item {item[:1]!r} of length {len(item)}",
@@ -167,8 +202,10 @@ def _step(item: Item, m: int, n: int, device: int) -> EpilogueStep:
         return Activation(value)
     if kind == "scale" and isinstance(value, Real):
         return Scale("host")
-    shapes = {"scale": (), "scale_row": (m,), "scale_column": (n,), "bias": (n,)}
-    _check_operand(kind, value, shapes.get(kind, (m, n)), device)
+    shapes = {"scale": (), "amax": (), "scale_row": (m,), "scale_column": (n,), "bias": (n,)}
+    _check_operand(kind, value, shapes.get(kind, (m, n)), device, batches)
+    if kind == "amax":
+        return Amax()
     if kind == "residual":
         return Residual(_element(kind, value))
     if kind == "bias":
@@ -183,7 +220,13 @@ def _element(kind: str, value: torch.Tensor) -> Literal["fp16", "bf16", "fp32"]:
     raise ProblemError(f"{kind} of {value.dtype}", rule="is fp16, bf16 or fp32", fix="convert it")
 
 
-def _check_operand(kind: str, value: object, shape: tuple[int, ...], device: int) -> None:
+def _check_operand(
+    kind: str,
+    value: object,
+    shape: tuple[int, ...],
+    device: int,
+    batches: tuple[int, ...] | None,
+) -> None:
     if not isinstance(value, torch.Tensor):
         rule = "is a tensor, or a number" if kind == "scale" else "is a tensor"
         raise ProblemError(f"{kind} {value!r}", rule=rule, fix="pass a torch tensor")
@@ -191,14 +234,8 @@ def _check_operand(kind: str, value: object, shape: tuple[int, ...], device: int
         raise ProblemError(
             f"{kind} on {value.device}", rule="is on the device of a and b", fix="move it there"
         )
-    fits = value.numel() == 1 if kind == "scale" else tuple(value.shape) == shape
-    if not fits:
-        raise ProblemError(
-            f"{kind} of shape {list(value.shape)}",
-            rule=f"has shape {list(shape)} here" if shape else "has one element",
-            fix="reshape it",
-        )
-    if kind.startswith("scale") and value.dtype != torch.float32:
+    _check_shape(kind, value, shape, batches)
+    if kind.startswith(("scale", "amax")) and value.dtype != torch.float32:
         raise ProblemError(f"{kind} of {value.dtype}", rule="is fp32", fix="use .float()")
     if value.numel() > 1 and value.stride(-1) != 1:
         raise ProblemError(
@@ -206,3 +243,33 @@ def _check_operand(kind: str, value: object, shape: tuple[int, ...], device: int
             rule="is contiguous along its last dimension",
             fix="use .contiguous()",
         )
+
+
+def _check_shape(
+    kind: str, value: torch.Tensor, shape: tuple[int, ...], batches: tuple[int, ...] | None
+) -> None:
+    """A residual of an A [.., M, K] may have its dimensions where they are rows one pitch apart."""
+    rule = f"has shape {list(shape)} here" if shape else "has one element"
+    if not shape:
+        fits = value.numel() == 1
+    elif batches is None:
+        rows_apart = kind == "residual" and value.dim() > 2 and _one_pitch(value)
+        fits = shape == (
+            (value.shape[:-1].numel(), *value.shape[-1:]) if rows_apart else value.shape
+        )
+    else:
+        leading = len(value.shape) - len(shape)
+        own = zip(reversed(value.shape[: max(leading, 0)]), reversed(batches), strict=False)
+        fits = 0 <= leading <= len(batches) and value.shape[leading:] == shape
+        fits = fits and all(extent in (1, batch) for extent, batch in own)
+        rule += f", or of that in batches of D {list(batches)}"
+    if not fits:
+        raise ProblemError(f"{kind} of shape {list(value.shape)}", rule=rule, fix="reshape it")
+
+
+def _one_pitch(value: torch.Tensor) -> bool:
+    strides = value.stride()[:-1]
+    return all(
+        value.shape[i] == 1 or strides[i] == strides[i + 1] * value.shape[i + 1]
+        for i in range(len(strides) - 1)
+    )

@@ -46,17 +46,22 @@ def place(matrix: torch.Tensor, allowed: tuple[str, ...]) -> Placement | None:
     return None
 
 
-def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
-    """Copy `matrix` to where TMA can read it: rows (or columns) padded to 16 bytes. Counted."""
-    counters.add("copies")
-    source = matrix if layout == "row" else matrix.mT
-    rows, columns = source.shape
-    pitch = (
-        -(-columns * source.element_size() // PITCH_BYTES) * PITCH_BYTES // source.element_size()
-    )
-    room = torch.empty((rows, pitch), dtype=source.dtype, device=source.device)[:, :columns]
-    room.copy_(source)
+def padded_room(like: torch.Tensor, layout: str, device: torch.device | str) -> torch.Tensor:
+    """Return memory for a copy of `like` [.., rows, columns] that TMA can read in `layout`.
+
+    Its rows (or columns) start at multiples of 16 bytes.
+    """
+    *batches, rows, columns = (like if layout == "row" else like.mT).shape
+    size = like.element_size()
+    pitch = -(-columns * size // PITCH_BYTES) * PITCH_BYTES // size
+    room = torch.empty((*batches, rows, pitch), dtype=like.dtype, device=device)[..., :columns]
     return room if layout == "row" else room.mT
+
+
+def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
+    """Copy `matrix` (or a stack of them) to where TMA can read it. Counted."""
+    counters.add("copies")
+    return padded_room(matrix, layout, matrix.device).copy_(matrix)
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,27 +1,46 @@
 """The operators that torch.compile sees, registered with torch.library.
 
 Eager calls do not pass here: a torch operator costs several microseconds a call. An epilogue
-crosses as its kinds, one tensor or none and one number for each item.
+crosses as its kinds, one tensor or none and one number for each item; an amax, which is written,
+crosses beside `out`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 
+from warploom.errors import ProblemError
+from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import gemm as gemms
+from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
+from warploom.runtime.gemm_problem import Options, result_type
 
-_library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
-_ARGUMENTS = (
-    "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
-    "str? spec"
+
+class _Call(NamedTuple):
+    """What both operators take, in order, each with its type in their schemas."""
+
+    a: Annotated[torch.Tensor, "Tensor"]
+    b: Annotated[torch.Tensor, "Tensor"]
+    kinds: Annotated[Sequence[str], "str[]"]
+    operands: Annotated[Sequence[torch.Tensor], "Tensor[]"]
+    numbers: Annotated[Sequence[float], "float[]"]
+    out_dtype: Annotated[torch.dtype, "ScalarType"]
+    accumulation: Annotated[Accumulation, "str"]
+    spec: Annotated[str | None, "str?"]
+
+
+_ARGUMENTS = ", ".join(
+    f"{annotation.__metadata__[0]} {name}"
+    for name, annotation in get_type_hints(_Call, include_extras=True).items()
 )
+_library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(f"gemm({_ARGUMENTS}) -> Tensor")
-_library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out) -> ()")
+_library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()")
 
 _TENSOR_KINDS = ("scale_tensor", "scale_row", "scale_column", "bias", "residual")
 
@@ -32,7 +51,9 @@ def _flatten(listed: Sequence[Item]) -> tuple[list[str], list[torch.Tensor], lis
     numbers: list[float] = []
     for item in listed:
         kind, value = item[0], item[1]
-        if isinstance(value, torch.Tensor):
+        if kind == "amax":
+            kinds.append(kind)
+        elif isinstance(value, torch.Tensor):
             kinds.append("scale_tensor" if kind == "scale" else kind)
             operands.append(value)
         elif kind == "activation":
@@ -45,51 +66,38 @@ def _flatten(listed: Sequence[Item]) -> tuple[list[str], list[torch.Tensor], lis
     return kinds, operands, numbers
 
 
-def _listed(
-    kinds: Sequence[str], operands: Sequence[torch.Tensor], numbers: Sequence[float]
-) -> list[Item]:
-    tensor, number = iter(operands), iter(numbers)
+def _listed(call: _Call, amax: torch.Tensor | None) -> list[Item]:
+    tensor, number = iter(call.operands), iter(call.numbers)
     listed: list[Item] = []
-    for kind in kinds:
+    for kind in call.kinds:
         if kind == "residual":
             listed.append((kind, next(tensor), next(number)))
         elif kind in _TENSOR_KINDS:
             listed.append((kind.replace("_tensor", ""), next(tensor)))
         elif kind == "scale":
             listed.append((kind, next(number)))
+        elif kind == "amax":
+            listed.append((kind, amax))
         else:
             listed.append(("activation", kind))
     return listed
 
 
-def _gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    kinds: Sequence[str],
-    operands: Sequence[torch.Tensor],
-    numbers: Sequence[float],
-    out_dtype: torch.dtype,
-    spec: str | None,
+def _run(
+    call: _Call, out: torch.Tensor | None = None, amax: torch.Tensor | None = None
 ) -> torch.Tensor:
-    found = parse_name(spec) if spec else None
+    found = parse_name(call.spec) if call.spec else None
+    options = Options(call.out_dtype, call.accumulation, found)
     with torch.no_grad():
-        return gemms.gemm(a, b, _listed(kinds, operands, numbers), None, out_dtype, found)
+        return gemms.gemm(call.a, call.b, _listed(call, amax), out, options)
 
 
-def _gemm_out(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    kinds: Sequence[str],
-    operands: Sequence[torch.Tensor],
-    numbers: Sequence[float],
-    out_dtype: torch.dtype,
-    spec: str | None,
-    *,
-    out: torch.Tensor,
-) -> None:
-    found = parse_name(spec) if spec else None
-    with torch.no_grad():
-        gemms.gemm(a, b, _listed(kinds, operands, numbers), out, out_dtype, found)
+def _gemm(*arguments: Any) -> torch.Tensor:
+    return _run(_Call(*arguments))
+
+
+def _gemm_out(*arguments: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
+    _run(_Call(*arguments), out, amax)
 
 
 for _key in ("CUDA", "CPU"):
@@ -98,30 +106,17 @@ for _key in ("CUDA", "CPU"):
 
 
 @torch.library.register_fake("warploom::gemm", lib=_library)  # type: ignore[untyped-decorator]
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    kinds: Sequence[str],
-    operands: Sequence[torch.Tensor],
-    numbers: Sequence[float],
-    out_dtype: torch.dtype,
-    spec: str | None,
-) -> torch.Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
+def _fake(*arguments: Any) -> torch.Tensor:
+    call = _Call(*arguments)
+    return _made(call.a, call.b, call.out_dtype)
+
+
+def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    return a.new_empty((*broadcast(a, b), a.shape[-2], b.shape[-1]), dtype=out_dtype)
 
 
 @torch.library.register_fake("warploom::gemm_out", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    kinds: Sequence[str],
-    operands: Sequence[torch.Tensor],
-    numbers: Sequence[float],
-    out_dtype: torch.dtype,
-    spec: str | None,
-    *,
-    out: torch.Tensor,
-) -> None:
+def _fake_out(*arguments: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
     return None
 
 
@@ -131,14 +126,26 @@ def call(
     listed: Sequence[Item],
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
+    accumulation: Accumulation,
     spec: KernelSpec | str | None,
 ) -> torch.Tensor:
-    """Run the call as an operator, for a compiler to trace."""
-    kinds, operands, numbers = _flatten(listed)
+    """Run the call as an operator, for a compiler to trace.
+
+    Raises ProblemError for more than one amax, which only eager calls take.
+    """
+    amaxes = [item[1] for item in listed if item[0] == "amax"]
+    if len(amaxes) > 1:
+        raise ProblemError(
+            f"an epilogue with {len(amaxes)} amax under torch.compile",
+            rule="is one at most",
+            fix="call warploom.gemm outside of the compiled function",
+        )
     name = spec.name if isinstance(spec, KernelSpec) else spec
-    asked = gemms.result_type(a, out, out_dtype, len(listed) > 0)
-    if out is None:
-        result: torch.Tensor = torch.ops.warploom.gemm(a, b, kinds, operands, numbers, asked, name)
+    asked = result_type(a, out, out_dtype, len(listed) > 0)
+    arguments = _Call(a, b, *_flatten(listed), asked, accumulation, name)
+    if out is None and not amaxes:
+        result: torch.Tensor = torch.ops.warploom.gemm(*arguments)
         return result
-    torch.ops.warploom.gemm_out(a, b, kinds, operands, numbers, asked, name, out=out)
+    out = _made(a, b, asked) if out is None else out
+    torch.ops.warploom.gemm_out(*arguments, out=out, amax=amaxes[0] if amaxes else None)
     return out

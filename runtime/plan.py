@@ -19,7 +19,7 @@ from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime import driver
-from warploom.runtime.counters import counters
+from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.tensor_map import encode
 
@@ -77,7 +77,7 @@ class LaunchPlan:
             prepared = self._bind(key, addresses, scalars, stream)
         for launch in prepared:
             launch.fire()
-        counters.launches += len(prepared)
+            next(launch_numbers)
         return prepared
 
     def _workspace(self, workspace: Workspace) -> torch.Tensor:

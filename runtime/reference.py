@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from warploom.generator.families.gemm import Accumulation
+from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
 
 _FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
@@ -27,22 +29,49 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def apply(x: torch.Tensor, listed: Sequence[Item]) -> torch.Tensor:
-    """Apply the epilogue's items to accumulators x [m, n], in x's own precision."""
+    """Apply the epilogue's items to accumulators x [.., m, n], in x's own precision."""
     for item in listed:
         kind, value = item[0], item[1]
         if kind == "activation":
             x = _ACTIVATIONS[value](x)
             continue
+        if kind == "amax":
+            continue
         operand = value.to(x.dtype) if isinstance(value, torch.Tensor) else value
         if kind == "residual":
-            x = x + item[2] * operand if item[2] != 0 else x
+            flat = operand.dim() > x.dim()  # rows of one matrix, in the dimensions of A's
+            x = x + item[2] * (operand.reshape(x.shape) if flat else operand) if item[2] else x
         elif kind == "bias":
-            x = x + operand
+            x = x + _by_column(operand)
         elif kind == "scale_row":
-            x = x * operand.reshape(-1, 1)
+            x = x * operand.unsqueeze(-1)
+        elif kind == "scale_column":
+            x = x * _by_column(operand)
         else:
             x = x * operand
     return x
+
+
+def _by_column(vector: torch.Tensor) -> torch.Tensor:
+    return vector.unsqueeze(-2) if vector.dim() > 1 else vector
+
+
+def raise_amax(x: torch.Tensor, listed: Sequence[Item]) -> None:
+    """Raise each amax of the items to the largest magnitude there, in place; NaN wins."""
+    for index, item in enumerate(listed):
+        if item[0] == "amax" and x.numel():
+            largest = apply(x, listed[:index]).abs().max().to(torch.float32)
+            item[1].copy_(torch.maximum(item[1], largest.expand_as(item[1])))
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round to nearest even as the kernels do: 8-bit types saturate; NaN is kept, in int8 is 0."""
+    if dtype == torch.int8:
+        return x.nan_to_num(nan=0.0).round().clamp(-128, 127).to(dtype)
+    if dtype.itemsize == 1:
+        limit = torch.finfo(dtype).max
+        return x.clamp(-limit, limit).to(torch.float32).to(dtype)
+    return x.to(dtype)
 
 
 def gemm(
@@ -53,43 +82,61 @@ def gemm(
     int8 accumulates in float64, which holds its sums exactly.
     """
     wide = torch.float64 if a.dtype == torch.int8 else torch.float32
-    x = a.reshape(a.shape[:-1].numel(), a.shape[-1]).to(wide) @ b.to(wide)
+    x = product(a.to(wide), b.to(wide))
     if listed:
+        raise_amax(x.to(torch.float32), listed)
         x = apply(x.to(torch.float32), listed)
-    return x.to(out_dtype).reshape(*a.shape[:-1], b.shape[1])
+    return rounded(x, out_dtype).reshape(*broadcast(a, b), a.shape[-2], b.shape[-1])
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a b: [.., m, n] where b has batches, else one matrix of all rows of a."""
+    if b.dim() > 2:
+        return a @ b
+    return a.reshape(a.shape[:-1].numel(), a.shape[-1]) @ b
 
 
 def gemm_exact(
     a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return epilogue(a b) in float64, and |a| |b|: what accumulation errors are relative to."""
-    exact = a.double() @ b.double()
-    return apply(exact, listed), a.double().abs() @ b.double().abs()
+    exact = product(a.double(), b.double())
+    return apply(exact, listed), product(a.double().abs(), b.double().abs())
 
 
 def gemm_bound(
-    a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], out_dtype: torch.dtype
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out_dtype: torch.dtype,
+    accumulation: Accumulation = "fast",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return epilogue(a b) [m, n] in float64, and how far a kernel's D may be from each element.
+    """Return epilogue(a b) in float64, and how far a kernel's D may be from each element.
 
     That is u |ref| + c |a| |b| for a plain product. Each step of the epilogue passes on the error
     that it is given and adds its own rounding in fp32.
     """
     x, magnitude = gemm_exact(a, b, ())
-    error = accumulation(a.dtype, a.shape[-1]) * magnitude
+    error = accumulated(a.dtype, a.shape[-1], accumulation) * magnitude
     if out_dtype != torch.int32:
         error += _FLOAT_ROUNDOFF * x.abs()  # int32 accumulators become fp32
     for item in listed:
         before, x = x, apply(x, [item])
         error = _passed_on(item, before, x, error)
+    if out_dtype == torch.int8:
+        return x.nan_to_num(nan=0.0).clamp(-128, 127), error + 0.5
     unit = unit_roundoff(out_dtype)
     smallest = torch.finfo(out_dtype).tiny if unit else 0.0  # below it, spacing is constant
+    if out_dtype.itemsize == 1:
+        x = x.clamp(-torch.finfo(out_dtype).max, torch.finfo(out_dtype).max)
     return x, error + unit * (x.abs() + error + smallest)
 
 
 def _passed_on(
     item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
 ) -> torch.Tensor:
+    if item[0] == "amax":
+        return error
     if item[0] == "activation":
         # Far from 0 the functions are 0 or x itself; near it, their factor of x cancels.
         own = 0.0 if item[1] == "relu" else _FUNCTION_ERROR
@@ -104,14 +151,17 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
 
 
-def accumulation(dtype: torch.dtype, k: int) -> float:
+def accumulated(dtype: torch.dtype, k: int, accumulation: Accumulation = "fast") -> float:
     """The error of a dot product of length k, relative to |a| |b|, on Hopper's tensor cores.
 
     16-bit types: products are exact, sums are truncated to about 22 bits each wgmma k. fp8 keeps
-    about 13 bits. int8 is exact.
+    about 13 bits of the largest product in each wgmma k, and of the sum before it; promoted, it
+    does so for sums over 128, and fp32 for the rest. int8 is exact.
     """
     if dtype == torch.int8:
         return 0.0
+    if dtype.itemsize == 1 and accumulation == "promoted":
+        return accumulated(dtype, min(k, 128)) + 2.0**-24 * math.ceil(k / 128)
     if dtype.itemsize == 1:
-        return 2.0**-13 * math.ceil(max(k, 1) / 32)
+        return 2.0**-13 * (1 + math.ceil(max(k, 1) / 32))
     return 2.0**-22 * math.ceil(max(k, 1) / 16)

@@ -10,6 +10,8 @@ struct Order {
 
   __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
 
+  __device__ __forceinline__ void multiplied(int, int) const {}
+
   // Opens the other turn, and steps over the stages of its tile.
   __device__ __forceinline__ void pass(Position& position) const {
     cutlass::arch::NamedBarrier::arrive(256, 4 - turn);

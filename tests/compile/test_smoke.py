@@ -50,7 +50,7 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     operation = SPECS[name].operation
     assert isinstance(operation, GemmOperation)
     lines = len(render(SPECS[name]).splitlines())
-    assert lines < (600 if operation.epilogue else 420)
+    assert lines < (600 if operation.epilogue else 440)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")

@@ -38,10 +38,11 @@ def test_no_kernel_that_is_gone_stays_behind(update_golden: bool) -> None:
 
 
 def literals(source: type) -> Iterator[tuple[str, object]]:
-    """Every value of every field of a dataclass that is declared a Literal."""
+    """Every value of every field of a dataclass that is declared a Literal or a bool."""
     for field, hint in get_type_hints(source).items():
-        if get_origin(hint) is Literal:
-            yield from ((field, value) for value in get_args(hint))
+        values = (False, True) if hint is bool else get_args(hint)
+        if hint is bool or get_origin(hint) is Literal:
+            yield from ((field, value) for value in values)
 
 
 def test_the_smoke_set_reaches_every_choice_of_an_operation_and_a_schedule() -> None:
@@ -54,7 +55,8 @@ def test_the_smoke_set_reaches_every_choice_of_an_operation_and_a_schedule() -> 
         fields = {field for field, _ in literals(source)}
         reached = {(field, getattr(value, field)) for value in values for field in fields}
         assert set(literals(source)) - reached == set()
+    assert {step.token for step in STEPS} <= {step.token for step in steps}
     layouts = {(operation.layout_a, operation.layout_b) for operation in operations}
     assert layouts == {("row", "col"), ("row", "row"), ("col", "col"), ("col", "row")}
-    assert {schedule.tile[0] for schedule in schedules} == {64, 128, 256}
+    assert {schedule.rows for schedule in schedules} == {64, 128, 256}
     assert {schedule.cluster for schedule in schedules} == {(1, 1), (2, 1), (1, 2)}

@@ -13,7 +13,7 @@ import cases
 import torch
 
 import warploom
-from warploom.generator.epilogue import Activation, Bias, EpilogueStep, Residual, Scale
+from warploom.generator.epilogue import Activation, Amax, Bias, EpilogueStep, Residual, Scale
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import reference
@@ -36,22 +36,30 @@ class Guarded:
 
 
 def guarded(
-    rows: int, columns: int, dtype: torch.dtype, layout: str = "row", *, odd: bool = False
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    layout: str = "row",
+    *,
+    odd: bool = False,
+    batches: tuple[int, ...] = (),
 ) -> Guarded:
-    """Return an unfilled view [rows, columns] with a row and 16 bytes of room on every side.
+    """Return an unfilled view [*batches, rows, columns], a row and 16 bytes of room on every side.
 
     Its base and pitch are multiples of 16 bytes, as TMA needs them; or neither, where `odd`.
     """
     if layout == "col":
-        turned = guarded(columns, rows, dtype, odd=odd)
+        turned = guarded(columns, rows, dtype, odd=odd, batches=batches)
         return Guarded(turned.room, turned.view.mT, turned.inside)
     unit = 16 // dtype.itemsize
     left = 1 if odd else unit
     pitch = columns + 2 * left + 1 - columns % 2 if odd else columns + -columns % unit + 2 * unit
-    room = torch.full((rows + 2, pitch), -1, dtype=_INTEGERS[dtype.itemsize], device="cuda")
+    size = (*batches, rows + 2, pitch)
+    room = torch.full(size, -1, dtype=_INTEGERS[dtype.itemsize], device="cuda")
     inside = torch.zeros(room.shape, dtype=torch.bool, device="cuda")
-    inside[1 : rows + 1, left : left + columns] = True
-    return Guarded(room, room.view(dtype)[1 : rows + 1, left : left + columns], inside)
+    place = (..., slice(1, rows + 1), slice(left, left + columns))
+    inside[place] = True
+    return Guarded(room, room.view(dtype)[place], inside)
 
 
 def fill(view: torch.Tensor, generator: torch.Generator, limit: int = 128) -> None:
@@ -70,7 +78,8 @@ class Call:
     a: Guarded
     b: Guarded
     d: Guarded
-    operands: list[Guarded]  # of the epilogue
+    operands: list[Guarded]  # that the epilogue reads
+    amaxes: list[Guarded]  # that it raises, from 0
     listed: list[tuple[Any, ...]]
 
     def run(self) -> torch.Tensor:
@@ -79,39 +88,68 @@ class Call:
         return warploom.gemm(self.a.view, self.b.view, **arguments)
 
 
-def call(spec: KernelSpec, m: int, n: int, k: int, *, seed: int = 0) -> Call:
-    """Make a call of `spec` on fresh random data; where it stores directly, nothing is aligned."""
+Shape = tuple[int, ...]
+
+
+def call(
+    spec: KernelSpec,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    seed: int = 0,
+    batches: tuple[Shape, Shape] = ((), ()),
+) -> Call:
+    """Make a call of `spec` on fresh random data; where it stores directly, nothing is aligned.
+
+    `batches` are those of A and of B; the epilogue's operands have D's, or none, by turns.
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     operation = cast("GemmOperation", spec.operation)
     odd = not cases.stored_by_tma(spec)
-    a = guarded(m, k, TORCH[operation.a], operation.layout_a)
-    b = guarded(k, n, TORCH[operation.b], operation.layout_b)
-    for operand in (a, b):  # products of int8 must stay in the range of fp16
-        fill(operand.view, generator, limit=8 if operation.d == "fp16" else 128)
-    operands, listed = [], []
-    for step in operation.epilogue:
-        operand, item = _item(step, m, n, odd=odd, generator=generator)
-        listed.append(item)
-        operands += [operand] if operand else []
-    return Call(spec, a, b, guarded(m, n, TORCH[operation.d], odd=odd), operands, listed)
+    a = guarded(m, k, TORCH[operation.a], operation.layout_a, batches=batches[0])
+    b = guarded(k, n, TORCH[operation.b], operation.layout_b, batches=batches[1])
+    small = operation.d in ("fp16", "int8", "e4m3", "e5m2")  # products of int8 must stay in range
+    for operand in (a, b):
+        fill(operand.view, generator, limit=8 if small else 128)
+    shared = tuple(torch.broadcast_shapes(*batches))
+    made = Call(spec, a, b, guarded(m, n, TORCH[operation.d], odd=odd, batches=shared), [], [], [])
+    for index, step in enumerate(operation.epilogue):
+        own = shared if index % 2 == 0 else ()
+        operand, item = _item(step, m, n, odd=odd, generator=generator, batches=own)
+        made.listed.append(item)
+        if operand is not None:
+            (made.amaxes if isinstance(step, Amax) else made.operands).append(operand)
+    return made
 
 
 def _item(
-    step: EpilogueStep, m: int, n: int, *, odd: bool, generator: torch.Generator
+    step: EpilogueStep,
+    m: int,
+    n: int,
+    *,
+    odd: bool,
+    generator: torch.Generator,
+    batches: Shape,
 ) -> tuple[Guarded | None, tuple[Any, ...]]:
+    if isinstance(step, Amax):
+        operand = guarded(1, 1, torch.float32, odd=odd)
+        operand.view.zero_()
+        return operand, ("amax", operand.view)
     if isinstance(step, Activation):
         return None, ("activation", step.function)
     if isinstance(step, Scale) and step.by == "host":
         return None, ("scale", 0.37)
     dtype = torch.float32 if isinstance(step, Scale) else TORCH[step.element]
     if isinstance(step, Residual):
-        operand = guarded(m, n, dtype, odd=odd)
+        operand = guarded(m, n, dtype, odd=odd, batches=batches)
         item: tuple[Any, ...] = ("residual", operand.view, -0.75)
     else:
         extent = {"device": 1, "row": m, "column": n}[step.by] if isinstance(step, Scale) else n
-        operand = guarded(1, extent, dtype, odd=odd)
+        batches = () if extent == 1 else batches
+        operand = guarded(1, extent, dtype, odd=odd, batches=batches)
         kind = "bias" if isinstance(step, Bias) else f"scale_{step.by}".replace("_device", "")
-        item = (kind, operand.view[0])
+        item = (kind, operand.view[..., 0, :])
     if isinstance(step, Scale):
         operand.view.uniform_(-1, 1, generator=generator)
     else:
@@ -125,13 +163,29 @@ def assert_within(d: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> 
     if not wrong.any():
         return
     places = wrong.nonzero()
-    row, column = places[0].tolist()
+    first = tuple(places[0].tolist())
     raise AssertionError(
-        f"{len(places)} of {d.numel()} elements of {list(d.shape)} are wrong, rows "
-        f"{places[:, 0].min()}..{places[:, 0].max()}, columns {places[:, 1].min()}.."
-        f"{places[:, 1].max()}; first [{row}, {column}]: {d[row, column].item()} is not "
-        f"{exact[row, column].item()} +- {bound[row, column].item()}"
+        f"{len(places)} of {d.numel()} elements of {list(d.shape)} are wrong, from "
+        f"{places.amin(0).tolist()} to {places.amax(0).tolist()}; first {list(first)}: "
+        f"{d[first].item()} is not {exact[first].item()} +- {bound[first].item()}"
     )
+
+
+def assert_amax(made: Call) -> None:
+    """Assert that each amax is the largest magnitude at its place, within what that may err."""
+    found = iter(made.amaxes)
+    for index, item in enumerate(made.listed):
+        if item[0] != "amax":
+            continue
+        amax, before = next(found), made.listed[:index]
+        operation = cast("GemmOperation", made.spec.operation)
+        exact, bound = reference.gemm_bound(
+            made.a.view, made.b.view, before, torch.float32, operation.accumulation
+        )
+        if exact.numel():
+            error = (amax.view.double() - exact.abs().max()).abs()
+            assert (error <= bound.max()).all(), f"amax {amax.view.item()}, not {exact.abs().max()}"
+        assert amax.untouched_outside()
 
 
 def verify(made: Call) -> torch.Tensor:
@@ -139,10 +193,16 @@ def verify(made: Call) -> torch.Tensor:
     given = [made.a, made.b, *made.operands]
     before = [operand.room.clone() for operand in given]
     copies = warploom.counters.copies
+    for amax in made.amaxes:
+        amax.view.zero_()
     d = made.run()
     assert d is made.d.view
-    bound = reference.gemm_bound(made.a.view, made.b.view, made.listed, d.dtype)
-    assert_within(d, *bound)
+    accumulation = cast("GemmOperation", made.spec.operation).accumulation
+    exact, bound = reference.gemm_bound(
+        made.a.view, made.b.view, made.listed, d.dtype, accumulation
+    )
+    assert_within(d, exact.reshape(d.shape), bound.reshape(d.shape))
+    assert_amax(made)
     assert made.d.untouched_outside()
     assert all(torch.equal(now.room, then) for now, then in zip(given, before, strict=True))
     assert warploom.counters.copies == copies

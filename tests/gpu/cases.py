@@ -10,7 +10,15 @@ from itertools import product
 from typing import Any, cast
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import STEPS, Activation, Bias, EpilogueStep, Residual, Scale
+from warploom.generator.epilogue import (
+    STEPS,
+    Activation,
+    Amax,
+    Bias,
+    EpilogueStep,
+    Residual,
+    Scale,
+)
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, complete
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
@@ -37,12 +45,16 @@ def spec(
     d: str | None = None,
     layouts: str = "row col",
     epilogue: tuple[EpilogueStep, ...] = (),
+    accumulation: str = "fast",
+    batched: bool = False,
     **schedule: Any,
 ) -> KernelSpec:
     """Return a kernel; what is not given is the plainest, and as many stages as fit."""
     layout_a, layout_b = layouts.split()
     d = d or ("bf16" if epilogue and a == "int8" else DEFAULT_D[a])
-    operation = GemmOperation(a, b or a, d, layout_a, layout_b, epilogue)  # type: ignore[arg-type]
+    operation = GemmOperation(
+        *(a, b or a, d, layout_a, layout_b, epilogue, accumulation, batched)  # type: ignore[arg-type]
+    )
     fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
     return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))
 
@@ -128,7 +140,7 @@ ORDERS: dict[str, tuple[EpilogueStep, ...]] = {
     "vectors": (*SCALES, Bias("fp32"), Activation("silu"), Residual("fp32")),
     "residual first": (Residual("fp16"), Activation("gelu"), Bias("fp16"), Scale("host")),
     "twice": (Bias("bf16"), Residual("bf16"), Activation("relu"), Bias("fp32"), Residual("fp32")),
-    "eight": (*SCALES, *SCALES, Bias("fp32"), Bias("fp16"), Activation("relu"), Scale("host")),
+    "six": (*SCALES, Bias("fp32"), Bias("fp16"), Activation("relu"), Scale("host")),
 }
 EPILOGUES = [
     *(spec((128, 96), epilogue=(step,), store=store) for step in STEPS for store in STORES),
@@ -145,6 +157,88 @@ EPILOGUES = [
         for a, d in (("e4m3", "bf16"), ("int8", "fp16"), ("fp16", "fp32"))
     ),
 ]
+
+QUANTISED = (Scale("host"), Amax(), Scale("device"))
+OUTPUTS = [
+    *(
+        spec((128, 96), a=a, d=d, store=store, epilogue=epilogue)
+        for a in ("bf16", "e4m3", "int8")
+        for d in ("e4m3", "e5m2", "int8")
+        for store, epilogue in (("tma", QUANTISED), ("direct", QUANTISED), ("tma", ()))
+    ),
+    *(
+        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=QUANTISED)
+        for a, d in (("bf16", "e4m3"), ("e4m3", "e4m3"), ("int8", "int8"), ("bf16", "bf16"))
+    ),
+    spec((128, 256), a="e4m3", d="e4m3", cluster=(2, 1), epilogue=QUANTISED),
+]
+
+PROMOTED = [
+    spec(tile, a=a, b=b, d=d, accumulation="promoted", **others)
+    for tile, a, b, d, others in (
+        ((128, 160), "e4m3", "e4m3", "bf16", {"cluster": (2, 1)}),
+        ((128, 128), "e4m3", "e5m2", "fp32", {"cluster": (1, 2), "raster": "along_n"}),
+        ((64, 64), "e5m2", "e4m3", "bf16", {"consumers": 1, "store": "direct"}),
+        ((256, 64), "e4m3", "e4m3", "fp16", {}),
+        ((64, 96), "e4m3", "e4m3", "bf16", {"roles": "pingpong"}),
+        ((128, 96), "e4m3", "e4m3", "bf16", {"epilogue": ORDERS["layer"]}),
+        ((32, 128), "e4m3", "e5m2", "bf16", {"swap": True}),
+    )
+]
+
+SWAPPED = [
+    spec(tile, swap=True, **others)
+    for tile, others in (
+        ((8, 64), {"consumers": 1, "store": "direct"}),
+        ((16, 64), {"consumers": 1}),
+        ((24, 128), {"store": "direct", "a": "fp16", "cluster": (2, 1)}),
+        ((32, 64), {"consumers": 1, "cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((48, 128), {"roles": "pingpong", "stages": 3}),
+        ((64, 256), {"cluster": (2, 1), "l2_promotion": 128}),
+        ((128, 64), {"roles": "pingpong", "producer_registers": 24, "group": 1}),
+        ((256, 128), {"layouts": "col row"}),
+        ((64, 128), {"layouts": "row row", "a": "fp16"}),
+        ((16, 128), {"a": "e4m3", "l2_promotion": 64}),
+        ((32, 128), {"a": "int8", "store": "direct"}),
+        (
+            (64, 64),
+            {"a": "e4m3", "d": "e4m3", "consumers": 1, "store": "direct", "epilogue": QUANTISED},
+        ),
+        ((64, 64), {"d": "fp32", "consumers": 1, "store": "direct", "epilogue": ORDERS["twice"]}),
+        ((32, 128), {"epilogue": ORDERS["vectors"]}),
+        ((64, 128), {"epilogue": ORDERS["layer"], "roles": "pingpong"}),
+        ((24, 64), {"epilogue": ORDERS["six"], "consumers": 1, "store": "direct"}),
+        ((16, 64), {"epilogue": QUANTISED, "consumers": 1}),
+        *(
+            ((16, 64), {"epilogue": (step,), "consumers": 1, "store": store})
+            for step in STEPS
+            for store in STORES
+        ),
+    )
+]
+
+BATCHED = [
+    spec(tile, batched=True, **others)
+    for tile, others in (
+        ((128, 128), {"cluster": (2, 1), "roles": "pingpong"}),
+        ((128, 96), {"store": "direct", "epilogue": ORDERS["vectors"]}),
+        ((64, 96), {"consumers": 1, "epilogue": ORDERS["twice"], "raster": "along_n"}),
+        ((128, 128), {"layouts": "col row", "cluster": (1, 2)}),
+        ((64, 128), {"swap": True, "epilogue": ORDERS["layer"]}),
+        ((32, 64), {"swap": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
+        ((128, 96), {"a": "e4m3", "accumulation": "promoted", "epilogue": (*SCALES, *QUANTISED)}),
+        ((128, 64), {"a": "int8"}),
+    )
+]
+BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "one": ((), ()),
+    "each": ((3,), (3,)),
+    "one B": ((3,), (1,)),
+    "one A": ((), (5,)),
+    "repeated": ((2, 1), (1, 3)),
+    "wrapped": ((3,), (2, 3)),
+    "inner": ((2, 3), (2, 1)),
+}
 
 SIMPLE = {  # for tests of something else than the kernel itself
     "tma": spec((128, 128), cluster=(2, 1), stages=4),
@@ -172,4 +266,7 @@ def chosen(operation: GemmOperation, shape: tuple[int, int, int]) -> KernelSpec:
 
 CHOSEN = [chosen(operation, shape) for operation in CHOSEN_OPERATIONS for shape in CHOSEN_SHAPES]
 
-ALL = list(dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *SIMPLE.values(), *CHOSEN)))
+WIDER = (*OUTPUTS, *PROMOTED, *SWAPPED, *BATCHED)
+ALL = list(
+    dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
+)

@@ -15,6 +15,8 @@ sys.path.append(str(Path(__file__).parent))  # for cases, arena and record, whic
 
 import cases
 import record
+from ledger import LEDGER
+from samples import SAMPLES
 
 from warploom.errors import WarploomError
 from warploom.generator.artifact import Artifact
@@ -42,7 +44,8 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session", autouse=True)
 def built(private_store: Path) -> dict[str, Artifact]:
     """Every kernel of the tables, by name, built in parallel before the first test."""
-    results = build_many(cases.ALL, kernels.store())
+    others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
+    results = build_many(list(dict.fromkeys((*cases.ALL, *others))), kernels.store())
     for result in results:
         if isinstance(result, WarploomError):
             raise result

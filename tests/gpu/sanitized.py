@@ -16,6 +16,7 @@ from warploom.runtime import reference
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]
+KERNELS += [cases.SWAPPED[1], cases.BATCHED[0]]
 
 
 def verify(kernel: KernelSpec) -> None:

@@ -46,7 +46,25 @@ def test_torch_compile_writes_to_out() -> None:
 def test_torch_finds_no_fault_with_the_operators() -> None:
     made = arena.call(SIMPLE["layer"], 257, 136, 193)
     bias = made.listed[1][1]
-    arguments = (made.a.view, made.b.view, ["bias", "relu"], [bias], [], torch.bfloat16, None)
+    arguments = (made.a.view, made.b.view, ["bias", "relu"], [bias], [])
+    arguments = (*arguments, torch.bfloat16, "fast", None)
     torch.library.opcheck(torch.ops.warploom.gemm.default, arguments)
     out = {"out": torch.zeros(257, 136, dtype=torch.bfloat16, device="cuda")}
     torch.library.opcheck(torch.ops.warploom.gemm_out.default, arguments, out)
+    quantised = (*arguments[:2], ["amax"], [], [], torch.bfloat16, "fast", None)
+    out["amax"] = torch.zeros(1, device="cuda")
+    torch.library.opcheck(torch.ops.warploom.gemm_out.default, quantised, out)
+
+
+def test_torch_compile_raises_an_amax() -> None:
+    made = arena.call(SIMPLE["tma"], 257, 144, 193)
+    b = made.b.view
+
+    def quantise(a: torch.Tensor, amax: torch.Tensor) -> torch.Tensor:
+        return warploom.gemm(a, b, amax=amax, scale_d=0.5, out_dtype=torch.float8_e4m3fn)
+
+    amaxes = torch.zeros(2, 1, device="cuda")
+    compiled = torch.compile(quantise, fullgraph=True, backend="inductor")
+    d, expected = compiled(made.a.view, amaxes[0]), quantise(made.a.view, amaxes[1])
+    assert torch.equal(d.view(torch.uint8), expected.view(torch.uint8))
+    assert amaxes[0].item() == amaxes[1].item() > 10

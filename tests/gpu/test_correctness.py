@@ -26,10 +26,11 @@ def verify(kernel: KernelSpec, shape: tuple[int, int, int]) -> None:
 
 
 def test_no_kernel_spills_or_has_its_products_serialised(built: dict[str, Artifact]) -> None:
-    resources = {name: built[name].resources[name] for name in built}
+    artifacts = [built[kernel.name] for kernel in cases.ALL]
+    resources = {artifact.name: artifact.resources[artifact.name] for artifact in artifacts}
     spilled = {name for name, used in resources.items() if used.spill_bytes or used.local_bytes}
     assert spilled == set()
-    assert [name for name in built if built[name].serialised] == []
+    assert [artifact.name for artifact in artifacts if artifact.serialised] == []
 
 
 @over_shapes
@@ -60,6 +61,41 @@ def test_no_epilogue_is_out_of_order_or_misplaced(
     kernel: KernelSpec, shape: tuple[int, int, int]
 ) -> None:
     verify(kernel, shape)
+
+
+@over_shapes
+@pytest.mark.parametrize("kernel", cases.OUTPUTS, ids=short)
+def test_no_8_bit_output_is_rounded_or_saturated_wrongly(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
+@pytest.mark.parametrize("kernel", cases.PROMOTED, ids=short)
+def test_promoted_sums_keep_the_bits_that_the_tensor_core_loses(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
+@pytest.mark.parametrize("kernel", cases.SWAPPED, ids=short)
+def test_no_swapped_kernel_mistakes_rows_for_columns(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@pytest.mark.parametrize("batches", cases.BATCHES.values(), ids=cases.BATCHES)
+@pytest.mark.parametrize("shape", [(257, 131, 193), (1, 512, 37), (61, 200, 520)], ids=str)
+@pytest.mark.parametrize("kernel", cases.BATCHED, ids=short)
+def test_no_batch_is_taken_for_another(
+    kernel: KernelSpec,
+    shape: tuple[int, int, int],
+    batches: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
+    arena.verify(arena.call(kernel, *cases.fitting(shape, kernel), batches=batches))
 
 
 @pytest.mark.parametrize(

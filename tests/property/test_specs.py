@@ -5,79 +5,24 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import replace
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import GEMM, literal, operations, specs
 
 from warploom.errors import SpecificationError
-from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families import FAMILIES
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
 from warploom.generator.parameters import Kind
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
 
-GEMM = FAMILIES["gemm"]
 NAME_LIMIT = 255 - len(".cubin")  # a file is named after the kernel
-ROLES = [
-    (roles, consumers)
-    for roles in get_args(get_type_hints(GemmSchedule)["roles"])
-    for consumers in ((1, 2) if roles == "cooperative" else (2,))
-]
 few = settings(deadline=None, max_examples=60)
 many = settings(few, max_examples=100)
-
-
-def literal(source: type, field: str) -> st.SearchStrategy[Any]:
-    return st.sampled_from(get_args(get_type_hints(source)[field]))
-
-
-@st.composite
-def operations(draw: st.DrawFn) -> GemmOperation:
-    a = draw(literal(GemmOperation, "a"))
-    k_major_only = element(a).bits == 8
-    d = draw(literal(GemmOperation, "d"))
-    assume(d != "int32" or a == "int8")
-    return GemmOperation(
-        a=a,
-        b=draw(st.sampled_from(("e4m3", "e5m2"))) if element(a).is_fp8 else a,
-        d=d,
-        layout_a="row" if k_major_only else draw(literal(GemmOperation, "layout_a")),
-        layout_b="col" if k_major_only else draw(literal(GemmOperation, "layout_b")),
-        epilogue=() if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=8))),
-    )
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> KernelSpec:
-    """Any legal spec: every field varies over all that its type and the rules allow."""
-    arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
-    roles, consumers = draw(st.sampled_from(ROLES))
-    sharing = consumers if roles == "cooperative" else 1
-    m = draw(st.sampled_from([m for m in (64, 128, 256) if m % (64 * sharing) == 0]))
-    fields = {
-        "tile": (
-            m,
-            16 * draw(st.integers(1, min(16, 192 * 128 * sharing // m // 16))),
-            1024 // element(operation.a).bits,
-        ),
-        "cluster": draw(st.sampled_from(((1, 1), (2, 1), (1, 2)))),
-        "group": draw(st.integers(1, 1024)),
-        "roles": roles,
-        "consumers": consumers,
-        **{field: draw(literal(GemmSchedule, field)) for field in ("raster", "store")},
-    }
-    filled = GEMM.complete(arch, operation, fields)
-    schedule = replace(filled, stages=draw(st.integers(2, filled.stages)))
-    if not element(operation.a).is_integer and draw(st.booleans()):
-        narrower = (m, schedule.tile[1] - 8, schedule.tile[2])
-        schedule = replace(schedule, tile=narrower)
-    assume(not GEMM.reasons(architecture(arch), operation, schedule))
-    return KernelSpec(arch, operation, schedule)
 
 
 @few
@@ -99,9 +44,12 @@ def test_a_name_is_an_identifier_that_fits_a_file_and_parses_back(spec: KernelSp
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.token)
 def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> None:  # noqa: ANN401
-    operation = GemmOperation("e4m3", "e4m3", "bf16", epilogue=(step,) * 8)
-    schedule = GemmSchedule((128, 128, 128), 4, group=1024, store="direct")
-    assert len(KernelSpec("sm_90a", operation, schedule).name) <= NAME_LIMIT
+    types = ("e4m3", "e4m3", "bf16")
+    operation = GemmOperation(*types, accumulation="promoted", batched=True, epilogue=(step,) * 6)
+    wordy: dict[str, Any] = {"group": 1024, "store": "direct", "swap": True, "l2_promotion": 128}
+    for more in ({"cluster": (2, 1)}, {"producer_registers": 24}):  # which exclude each other
+        schedule = GemmSchedule((128, 128, 128), 3, **wordy, **more)
+        assert len(KernelSpec("sm_90a", operation, schedule).name) <= NAME_LIMIT
 
 
 @many
@@ -179,19 +127,35 @@ def assert_fits(spec: KernelSpec) -> None:
     assert isinstance(operation, GemmOperation)
     assert isinstance(schedule, GemmSchedule)
     m, n, k = schedule.tile
-    bits, d_bits = element(operation.a).bits, element(operation.d).bits
-    stages = schedule.stages * ((m + n) * k * bits // 8 + 16)
-    layout = gemm_layout(operation, schedule)
-    span = layout.chunk_columns * d_bits // 8
-    assert span in (16, 32, 64, 128) and n % layout.chunk_columns == 0
-    staging = schedule.consumers * 2 * 64 * span
-    used = stages + (staging if schedule.store == "tma" else 0)
-    assert used <= layout.shared_bytes <= 232_448
+    rows, columns = (n, m) if schedule.swap else (m, n)  # of wgmma
+    bits = element(operation.a).bits
     assert k * bits == 1024
-    assert 8 <= n <= 256 and n % (16 if operation.a == "int8" and n > 24 else 8) == 0
+    assert 8 <= columns <= 256
+    assert columns % (16 if operation.a == "int8" and columns > 24 else 8) == 0
     sharing = schedule.consumers if schedule.roles == "cooperative" else 1
-    assert m % (64 * sharing) == 0
-    assert m * n // (128 * sharing) <= 215
+    assert rows % (64 * sharing) == 0
+    promoted = 2 if operation.accumulation == "promoted" else 1
+    assert promoted * rows * columns // (128 * sharing) <= 215
+    layout = gemm_layout(operation, schedule)
+    assert layout.chunk_columns % 8 == 0 and columns % layout.chunk_columns == 0
+    if schedule.consumers == 2:  # what setmaxnreg shares out among three warpgroups
+        assert schedule.producer_registers + 2 * layout.register_budget <= 3 * 168
+        assert layout.register_budget % 8 == 0
+    stages = schedule.stages * ((m + n) * k * bits // 8 + 16)
+    assert stages + assert_staging_fits(operation, schedule) <= layout.shared_bytes <= 232_448
+
+
+def assert_staging_fits(operation: GemmOperation, schedule: GemmSchedule) -> int:
+    """Assert that D's staging is made of boxes that TMA stores; return its bytes."""
+    if schedule.store == "direct":
+        return 0
+    layout = gemm_layout(operation, schedule)
+    lengths = (64, layout.chunk_columns) if schedule.swap else (layout.chunk_columns, 64)
+    assert layout.store_box == lengths
+    span = lengths[0] * element(operation.d).bits // 8
+    assert span in (16, 32, 64, 128)
+    assert all(schedule.tile[1 - i] % length == 0 for i, length in enumerate(lengths))
+    return schedule.consumers * 2 * lengths[1] * span
 
 
 BREAKS: dict[str, list[Any]] = {
@@ -207,8 +171,11 @@ BREAKS: dict[str, list[Any]] = {
     "raster": ["", "along_k", "along_m; }"],
     "store": ["", "tma2", "direct\n"],
     "roles": ["", "solo"],
+    "producer_registers": [0, 32, 41],
+    "l2_promotion": [0, 32, 512],
     "a": ["fp32", "int4", "fp16;"],
-    "d": ["e4m3", "int8", ""],
+    "d": ["int4", ""],
+    "accumulation": ["", "slow"],
     "layout_a": ["", "rows"],
     "layout_b": ["colrow"],
     "epilogue": [(replace(STEPS[4], element="e4m3"),), (STEPS[0],) * 9],  # type: ignore[type-var]
@@ -242,6 +209,8 @@ def test_numbers_without_sense_construct_only_where_they_fit(
         cluster=data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3))),
         consumers=data.draw(st.integers(0, 3)),  # type: ignore[arg-type]
         group=data.draw(st.integers(-2, 2000)),
+        swap=data.draw(st.booleans()),
+        store=data.draw(literal(GemmSchedule, "store")),
     )
     try:
         spec = KernelSpec("sm_90a", operation, schedule)

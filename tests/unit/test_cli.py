@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from warploom.cli import main
 from warploom.generator import toolchain
+from warploom.generator.epilogue import STEPS
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import parse_name
@@ -166,3 +169,33 @@ def test_schema_is_the_tracked_file_and_check_sees_when_it_is_not(
     result = run("schema", "--check")
     assert result.exit_code == 1
     assert "`warploom schema > configs/schema.json` renews it" in result.stdout
+
+
+def test_schema_in_markdown_has_a_row_for_every_field_and_step() -> None:
+    tables = run("schema", "--markdown").stdout
+    assert report("schema", "--markdown") == {"reference": tables.removesuffix("\n")}
+    rows = [line.split(" | ") for line in tables.splitlines() if line.startswith("| `")]
+    first = [row[0].removeprefix("| ").strip("`") for row in rows]
+    steps = list(dict.fromkeys(step.step for step in STEPS))
+    expected = [field.name for source in (GemmOperation, GemmSchedule) for field in fields(source)]
+    assert sorted(first) == sorted([*expected, *steps])
+    assert all(row[-1].removesuffix(" |").strip() for row in rows)
+    assert "| `stages` | an integer, or `auto` | `auto` | k tiles in flight" in tables
+    assert "| `swap` | `false`, `true` | `false` |" in tables
+    assert "| `cluster` | a list of 2 integers | `[1, 1]` |" in tables
+
+
+def test_schema_write_puts_the_tables_between_the_markers_and_leaves_the_rest(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "some.md"
+    file.write_text("before\n<!-- reference: begin -->\nold\n<!-- reference: end -->\nafter\n")
+    assert run("schema", "--write", file).exit_code == 0
+    tables = run("schema", "--markdown").stdout
+    assert file.read_text() == (
+        f"before\n<!-- reference: begin -->\n{tables}<!-- reference: end -->\nafter\n"
+    )
+    file.write_text("no markers\n")
+    result = run("schema", "--write", file)
+    assert (result.exit_code, file.read_text()) == (1, "no markers\n")
+    assert "has no <!-- reference: begin -->" in result.stderr

@@ -11,6 +11,7 @@ import pytest
 from warploom.errors import ConfigurationError
 from warploom.generator import epilogue
 from warploom.generator.config import Configuration, load, schema
+from warploom.generator.config_models import meanings, summary
 from warploom.generator.document import MAXIMUM_BYTES
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 
@@ -69,6 +70,9 @@ def test_a_field_takes_one_value_or_a_list_and_the_rest_are_the_dataclass_defaul
             "group": (8,),
             "store": ("tma",),
             "roles": ("cooperative",),
+            "swap": (False,),
+            "producer_registers": (40,),
+            "l2_promotion": (256,),
         },
     )
 
@@ -121,6 +125,8 @@ def test_a_truth_value_that_does_not_look_like_one_is_refused(file: Path, value:
         ("{tile: [1, 2, 3], group: 8.5}", "group: 8.5: should be an integer"),
         ("{tile: [1, 2, 3], consumers: true}", "consumers: true: should be an integer"),
         ("{tile: [1, 2, 3], consumers: 3}", "consumers: 3: should be 1 or 2"),
+        ("{tile: [1, 2, 3], swap: 1}", "swap: 1: should be a valid boolean"),
+        ("{tile: [1, 2, 3], l2_promotion: 32}", "l2_promotion: 32: should be 64, 128 or 256"),
         ("{tile: [1, 2, 3], store: 2021-01-02}", "store: 2021-01-02: YAML 1.1 reads this as a da"),
         ("{tile: [1, 2, 3], store: !x tma}", "store: !x: a configuration has no tags"),
         ("{tile: !x [1, 2, 3]}", "tile: !x: a configuration has no tags"),
@@ -150,6 +156,9 @@ def test_a_schedule_of_the_wrong_form_is_refused_with_its_place(
         ("{a: bf16, b: bf16, d: fp32}", "operations[0].family: missing: is required: add it"),
         (OPERATION.replace("gemm", "gem"), "family: \"gem\": should be one of 'gemm'"),
         (OPERATION.replace("fp32", "fp3"), "d: \"fp3\": should be 'fp16', 'bf16', 'fp32'"),
+        (OPERATION.replace("}", ", batched: 1}"), "batched: 1: should be a valid boolean"),
+        (OPERATION.replace("}", ", accumulation: x}"), "\"x\": should be 'fast' or 'promoted'"),
+        (with_step("{step: amax, element: fp32}"), "epilogue[0].element: \"fp32\": is no field"),
         (with_step("{by: host}"), "epilogue[0].step: missing: is required: add it"),
         (with_step("{step: biass}"), "[0].step: \"biass\": should be one of 'scale', 'bias'"),
         (with_step("{step: bias}"), "epilogue[0].element: missing: is required: add it"),
@@ -255,3 +264,35 @@ def test_the_schema_has_every_field_of_the_dataclasses() -> None:
         assert list(properties) == [field.name for field in fields(source)]
     assert "family" in definitions["GemmOperation"]["required"]
     assert definitions["GemmSchedule"]["required"] == ["tile"]
+
+
+def test_every_field_has_a_meaning_in_the_schema() -> None:
+    definitions = json.loads(schema())["$defs"]
+    for source in (GemmOperation, GemmSchedule, *map(type, epilogue.STEPS)):
+        definition = definitions[source.__name__]
+        assert definition["description"].endswith(".")
+        silent = [
+            name
+            for name, field in definition["properties"].items()
+            if name != "step" and not field.get("description")
+        ]
+        assert silent == [], source
+
+
+def test_a_docstring_gives_a_field_all_of_its_lines_and_nothing_else() -> None:
+    class Source:
+        """What it is, which takes
+        two lines.
+
+        one     its meaning
+        other   a meaning that goes on
+                in a second line: not  a field
+
+        More prose.
+        """
+
+    assert meanings(Source) == {
+        "one": "its meaning",
+        "other": "a meaning that goes on in a second line: not  a field",
+    }
+    assert summary(Source) == "What it is, which takes two lines. More prose."

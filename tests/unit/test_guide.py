@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+import warploom
+from warploom.generator.config_reference import insert, reference
+from warploom.generator.families.gemm import GemmSchedule
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
@@ -75,6 +81,48 @@ def test_every_message_of_the_guide_is_one_that_is_raised() -> None:
     assert [message for message in messages if message not in joined] == []
 
 
+def test_the_tables_of_fields_are_those_of_the_dataclasses() -> None:
+    renewed = insert(GUIDE, reference())
+    assert renewed == GUIDE, "`warploom schema --write docs/guide.md` renews them"
+
+
+def test_the_measured_errors_have_their_place() -> None:
+    assert GUIDE.partition("## Numerics")[2].partition("\n## ")[0].count("<!-- error table") == 1
+
+
+def test_every_keyword_of_a_call_is_told() -> None:
+    keywords = set(inspect.signature(warploom.gemm).parameters) - {"a", "b", "epilogue"}
+    calling = GUIDE.partition("## Calling it")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", calling, re.MULTILINE)
+    assert {word for row in rows for word in re.findall(r"\w+", row)} == keywords
+
+
+def test_every_field_of_a_schedule_has_advice() -> None:
+    advice = GUIDE.partition("## Choosing a schedule")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", advice, re.MULTILINE)
+    told = [word for row in rows for word in re.findall(r"\w+", row)]
+    assert sorted(told) == sorted(field.name for field in fields(GemmSchedule))
+
+
+@pytest.mark.parametrize("text", [GUIDE, README], ids=["guide", "README"])
+def test_commands_that_need_a_gpu_have_the_options_that_they_are_given(text: str) -> None:
+    commands = re.findall(r"^\$ .*?-m (benchmarks\.\w+) (.*)", text, re.MULTILINE)
+    assert commands
+    for module, arguments in commands:
+        done = run(f"{sys.executable} -m {module} --help", ROOT)
+        missing = set(re.findall(r"--\w+", arguments)) - set(re.findall(r"--\w+", done.stdout))
+        assert missing == set(), (module, done.stderr)
+
+
+@pytest.mark.parametrize("text", [GUIDE, README], ids=["guide", "README"])
+def test_links_into_the_guide_lead_to_a_heading(text: str) -> None:
+    headings = re.findall(r"^#+ (.*)$", GUIDE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    targets = re.findall(r"\]\((?:docs/guide\.md)?#(.*?)\)", text)
+    assert len(targets) > 4
+    assert [target for target in targets if target not in anchors] == []
+
+
 def test_every_variable_of_the_guide_is_read_and_the_other_way_round() -> None:
     sources = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
     variables = set(re.findall(r"WARPLOOM_[A-Z_]+", sources))
@@ -86,7 +134,7 @@ def test_links_between_documents_lead_somewhere() -> None:
     broken = [
         (document.name, target)
         for document in documents
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text())
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
         if not (document.parent / target).exists()
     ]
     assert broken == []

@@ -12,6 +12,7 @@ from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import Bias, Residual
 from warploom.generator.families import FAMILIES
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
+from warploom.generator.families.gemm.schedule import Output
 
 ARCH = architecture("sm_90a")
 OPERATION = GemmOperation("bf16", "bf16", "bf16")
@@ -72,6 +73,13 @@ def test_a_schedule_of_the_table_is_legal() -> None:
         ({"group": 0}, "group 0: is 1 to 1024"),
         ({"store": "global"}, "store 'global': is one of tma, direct"),
         ({"raster": "along_k"}, "raster 'along_k': is one of along_m, along_n"),
+        ({"tile": (256, 192, 64), "swap": True}, "tile n 192: is one of 64, 128, 256"),
+        ({"tile": (260, 64, 64), "swap": True, "store": "direct"}, "tile m 260: wgmma takes"),
+        ({"tile": (24, 128, 64), "swap": True}, "store tma, tile m 24: rows of staging"),
+        ({"tile": (128, 64, 64), "swap": True}, "tile n 64: is a positive multiple of 128 for 2"),
+        ({"tile": (256, 256, 64), "swap": True, "stages": 2}, "312 registers expected, 232 to"),
+        ({"producer_registers": 32}, "producer_registers 32: is one of 24, 40"),
+        ({"l2_promotion": 32}, "l2_promotion 32: is one of 64, 128, 256"),
         ({"roles": "solo"}, "roles 'solo': is one of cooperative"),
         ({"consumers": 3}, "consumers 3: is one of 1, 2"),
         ({"tile": (64, 256, 64)}, "tile m 64: is a positive multiple of 128 for 2 consumers"),
@@ -85,6 +93,79 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
 ) -> None:
     (found,) = reasons(**schedule)
     assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("d", ["fp32", "e4m3", "int8"])
+def test_only_16_bit_results_are_turned_on_their_way_to_a_tma_store(d: Output) -> None:
+    operation = GemmOperation("bf16", "bf16", d)
+    swapped = {"tile": (16, 128, 64), "swap": True}
+    (found,) = reasons(operation, **swapped)
+    assert found.startswith(f"store tma with swap, d {d}: takes 16-bit types")
+    assert found.endswith("use store direct")
+    assert reasons(operation, **swapped, store="direct") == []
+
+
+def test_promoted_sums_take_as_many_registers_again() -> None:
+    fast = GemmOperation("e4m3", "e4m3", "bf16")
+    promoted = replace(fast, accumulation="promoted")
+    tile = {"tile": (128, 256, 128), "stages": 2}
+    assert reasons(fast, **tile) == []
+    (found,) = reasons(promoted, **tile)
+    assert found.startswith("296 registers expected, 232 to have")
+    registers = [
+        gemm_layout(op, replace(SCHEDULE, tile=(128, 128, 128))).registers
+        for op in (fast, promoted)
+    ]
+    assert registers[1] - registers[0] == 64
+
+
+def test_what_the_producer_leaves_goes_to_two_consumers() -> None:
+    budgets = {
+        producer: gemm_layout(OPERATION, replace(SCHEDULE, producer_registers=producer))
+        for producer in (24, 40)
+    }
+    assert {producer: found.register_budget for producer, found in budgets.items()} == {
+        24: 240,
+        40: 232,
+    }
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [{"tile": (64, 128, 64), "consumers": 1}, {"cluster": (2, 1)}, {"cluster": (1, 2)}],
+    ids=["one consumer", "cluster along m", "cluster along n"],
+)
+def test_a_producer_with_few_registers_has_two_consumers_and_no_cluster(
+    schedule: dict[str, Any],
+) -> None:
+    assert reasons(**schedule) == []
+    (found,) = reasons(**schedule, producer_registers=24)
+    assert found.startswith("producer_registers 24 with cluster ")
+    assert reasons(producer_registers=24) == []
+
+
+@pytest.mark.parametrize("n", [8, 24, 248])
+def test_8_bit_results_are_stored_by_tma_in_rows_of_16_bytes_at_least(n: int) -> None:
+    operation = GemmOperation("bf16", "bf16", "e4m3")
+    (found,) = reasons(operation, tile=(128, n, 64))
+    assert found.startswith(f"store tma, tile n {n}: rows of staging are 16 bytes or more")
+    assert reasons(operation, tile=(128, n, 64), store="direct") == []
+    assert reasons(OPERATION, tile=(128, n, 64)) == []
+
+
+def test_no_tile_is_too_large_for_direct_stores_alone() -> None:
+    """The narrowest chunk counts with all of its registers, whatever the type of D."""
+    for d in ("e4m3", "bf16", "fp32"):
+        operation = GemmOperation("bf16", "bf16", d)  # type: ignore[arg-type]
+        (found,) = reasons(operation, tile=(256, 248, 64), store="direct", stages=2)
+        assert "registers expected, 232 to have" in found
+
+
+def test_a_swapped_tile_keeps_its_operands_and_turns_its_staging() -> None:
+    swapped = gemm_layout(OPERATION, replace(SCHEDULE, tile=(32, 128, 64), swap=True))
+    assert (swapped.a.extent, swapped.b.extent) == (32, 128)
+    assert swapped.store_box == (64, 32)  # 64 columns of D, 32 rows
+    assert swapped.store_span == 128
 
 
 @pytest.mark.parametrize("field", ["layout_a", "layout_b"])

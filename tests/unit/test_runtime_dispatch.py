@@ -13,32 +13,40 @@ from warploom.errors import ProblemError
 from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import STEPS, Bias
 from warploom.generator.families import family
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, tiles
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import choose
+from warploom.runtime.dispatch import choose, waves
 
 CELLS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "cells.yaml").read_text())[
     "gemm"
 ]
 H200 = DeviceLimits(multiprocessors=132)
+OUTPUTS = ("fp16", "bf16", "fp32", "e4m3", "e5m2", "int8")
 TYPES = [
-    *((a, d) for a in ("fp16", "bf16", "e4m3", "int8") for d in ("fp16", "bf16", "fp32")),
+    *((a, d) for a in ("fp16", "bf16", "e4m3", "e5m2", "int8") for d in OUTPUTS),
     ("int8", "int32"),
 ]
 LAYOUTS = [(a, b) for a in ("row", "col") for b in ("row", "col")]
 
 
-def problem(m: int, n: int, k: int) -> GemmProblem:
-    return GemmProblem(m, n, k, pitch_a=k, pitch_b=k, pitch_d=n)
+def problem(m: int, n: int, k: int, batches: int = 1) -> GemmProblem:
+    return GemmProblem(m, n, k, pitch_a=k, pitch_b=k, pitch_d=n, batches=batches)
 
 
 @st.composite
 def operations(draw: st.DrawFn) -> GemmOperation:
     a, d = draw(st.sampled_from(TYPES))
     layout_a, layout_b = draw(st.sampled_from(LAYOUTS)) if a in ("fp16", "bf16") else LAYOUTS[1]
-    steps = () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=8)))
-    return GemmOperation(a, a, d, layout_a, layout_b, steps)  # type: ignore[arg-type]
+    steps = () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=6)))
+    fp8 = a in ("e4m3", "e5m2")
+    return GemmOperation(
+        *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
+        *(layout_a, layout_b),  # type: ignore[arg-type]
+        epilogue=steps,
+        accumulation=draw(st.sampled_from(("fast", "promoted"))) if fp8 else "fast",
+        batched=draw(st.booleans()),
+    )
 
 
 extents = st.one_of(st.integers(0, 300), st.sampled_from((4096, 8191, 65_536, 1_000_003)))
@@ -52,7 +60,8 @@ def test_no_legal_operation_is_without_a_kernel(
     choice = choose(operation, problem(m, n, k), store, None, H200)
     assert choice.spec.operation == operation
     assert isinstance(choice.spec.schedule, GemmSchedule)
-    assert choice.spec.schedule.store == store
+    by_tma = store == "tma" and not choice.spec.schedule.swap  # which may have to store directly
+    assert choice.spec.schedule.store == store or not by_tma
     described = family("gemm")
     architecture_ = architecture(choice.spec.arch)
     assert described.reasons(architecture_, operation, choice.spec.schedule) == []
@@ -100,6 +109,23 @@ def test_a_spec_of_another_operation_is_refused(operation: GemmOperation) -> Non
 def test_a_spec_that_stores_by_tma_is_refused_where_d_is_not_for_tma() -> None:
     with pytest.raises(ProblemError, match=r"stores by TMA.*store: direct"):
         choose(GIVEN.operation, problem(5, 96, 16), "direct", GIVEN, H200)  # type: ignore[arg-type]
+
+
+def test_batches_are_more_tiles() -> None:
+    """A batch of small products is scheduled for what it is in all, not for one of them."""
+    operation = GemmOperation("bf16", "bf16", "bf16", batched=True)
+
+    def told(batches: int) -> tuple[float, int]:
+        choice = choose(operation, problem(512, 512, 512, batches), "tma", None, H200)
+        schedule = choice.spec.schedule
+        assert isinstance(schedule, GemmSchedule)
+        made = waves(schedule, problem(512, 512, 512, batches), H200)
+        return made, tiles(schedule, problem(512, 512, 512, batches))
+
+    one, many = told(1), told(64)
+    assert many[0] >= 64 * 512 * 512 // (132 * 256 * 256)
+    assert many[1] % 64 == 0
+    assert many[0] > one[0]
 
 
 def test_a_class_with_layouts_is_for_those_alone() -> None:

@@ -20,8 +20,10 @@ def zeros(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+SCALAR = torch.zeros(1, 1)
 A, B, OUT = zeros(6, 16), zeros(8, 16).t(), zeros(6, 8)
 WIDE = zeros(20, 16)
+BATCHED = zeros(2, 6, 16), zeros(2, 16, 8)
 INT8 = {"a": zeros(6, 16, dtype=torch.int8), "b": zeros(8, 16, dtype=torch.int8).t()}
 SPEC = KernelSpec("sm_90a", GemmOperation("bf16", "bf16", "bf16"), GemmSchedule((128, 8, 64), 2))
 
@@ -32,9 +34,15 @@ def gemm(a: torch.Tensor = A, b: torch.Tensor = B, **keywords: Any) -> Callable[
 
 # What is called, and words of the message: of the value, the rule and the fix.
 PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
-    "shapes": (gemm(b=zeros(15, 8)), "a [6, 16] by b [15, 8]", "[K, N], with one K", ".t()"),
+    "shapes": (gemm(b=zeros(15, 8)), "a [6, 16] by b [15, 8]", "[.., K, N], with one K", ".t()"),
     "vector a": (gemm(a=zeros(16)), "a [16]", "a is [.., M, K]", ".t()"),
-    "batched b": (gemm(b=zeros(2, 16, 8)), "b [2, 16, 8]", "b is [K, N]", ".t()"),
+    "vector b": (gemm(b=zeros(16)), "b [16]", "b is [.., K, N]", ".t()"),
+    "batches": (
+        gemm(zeros(2, 6, 16), zeros(3, 16, 8)),
+        "a [2, 6, 16] by b [3, 16, 8]",
+        "batches that broadcast",
+        ".t()",
+    ),
     "types differ": (gemm(b=B.half()), "torch.float16", "one type", "convert"),
     "fp32 operands": (
         gemm(A.float(), B.float()),
@@ -45,12 +53,9 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "fp64 operands": (gemm(A.double(), B.double()), "torch.float64", "element types", ".to("),
     "devices": (gemm(b=B.to("meta")), "b on meta", "one device", "move"),
     "fp64 result": (gemm(out_dtype=torch.float64), "torch.float64", "element types", ".to("),
-    "e4m3 result": (
-        gemm(out_dtype=torch.float8_e4m3fn),
-        "e4m3",
-        "fp16, bf16, fp32, int32",
-        "out_dtype",
-    ),
+    "int64 result": (gemm(out_dtype=torch.int64), "out of torch.int64", "element types", ".to("),
+    "accumulation": (gemm(accumulation="slow"), "'slow'", "fast, promoted", "fast"),
+    "promoted of bf16": (gemm(accumulation="promoted"), "promoted of bf16", "for fp8", "convert"),
     "int32 of bf16": (gemm(out_dtype=torch.int32), "int32", "for int8 operands", "out_dtype"),
     "int32 with epilogue": (
         gemm(**INT8, out_dtype=torch.int32, activation="relu"),
@@ -66,6 +71,25 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
         gemm(zeros(2, 3, 16), out=zeros(2, 4, 8)[:, :3]),
         "[32, 8, 1]",
         "one pitch",
+        "row-major",
+    ),
+    "out batches": (gemm(*BATCHED, out=zeros(3, 6, 8)), "[3, 6, 8]", "is [2, 6, 8]", "out=None"),
+    "out of one batch": (
+        gemm(*BATCHED, out=zeros(1, 6, 8).expand(2, 6, 8)),
+        "[0, 8, 1]",
+        "one place",
+        "expanded",
+    ),
+    "out of batches that overlap": (
+        gemm(*BATCHED, out=zeros(64).as_strided((2, 6, 8), (8, 8, 1))),
+        "[8, 8, 1]",
+        "one place",
+        "expanded",
+    ),
+    "out of batches in another order": (
+        gemm(zeros(2, 3, 6, 16), zeros(2, 3, 16, 8), out=zeros(3, 2, 6, 8).transpose(0, 1)),
+        "[48, 96, 8, 1]",
+        "one between batches",
         "row-major",
     ),
     "out is a": (
@@ -93,6 +117,47 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "scale length": (gemm(scale_a=torch.zeros(5)), "[5]", "[6] here", "reshape"),
     "scale type": (gemm(scale_b=zeros(8)), "bfloat16", "is fp32", ".float()"),
     "scale text": (gemm(epilogue=[("scale", "2")]), "scale '2'", "a number", "tensor"),
+    "bias of other batches": (
+        gemm(*BATCHED, bias=zeros(3, 8)),
+        "bias of shape [3, 8]",
+        "[8] here, or of that in batches of D [2]",
+        "reshape",
+    ),
+    "bias of batches that D has not": (gemm(bias=zeros(2, 8)), "[2, 8]", "[8] here", "reshape"),
+    "bias of some batches": (
+        gemm(zeros(2, 3, 6, 16), zeros(2, 3, 16, 8), bias=zeros(2, 1, 8)),
+        "bias of shape [2, 1, 8]",
+        "batches of D [2, 3] one pitch apart, or none",
+        ".contiguous()",
+    ),
+    "residual of other batches": (
+        gemm(*BATCHED, residual=zeros(3, 6, 8)),
+        "residual of shape [3, 6, 8]",
+        "batches of D [2]",
+        "reshape",
+    ),
+    "scale of other batches": (
+        gemm(*BATCHED, scale_a=torch.zeros(3, 6)),
+        "[3, 6]",
+        "[6] here, or of that in batches of D [2]",
+        "reshape",
+    ),
+    "scale of the result": (gemm(scale_d=torch.zeros(8)), "[8]", "one element", "reshape"),
+    "amax number": (gemm(amax=0.0), "amax 0.0", "is a tensor", "torch tensor"),
+    "amax shape": (gemm(amax=torch.zeros(2)), "amax of shape [2]", "one element", "reshape"),
+    "amax type": (gemm(amax=zeros(1)), "torch.bfloat16", "is fp32", ".float()"),
+    "out is amax": (
+        gemm(zeros(1, 16), zeros(16, 1), out=SCALAR, amax=SCALAR),
+        "and amax at",
+        "overlap",
+        "another out",
+    ),
+    "amax in int32": (
+        gemm(**INT8, out_dtype=torch.int32, amax=torch.zeros(1)),
+        "int32",
+        "without epilogue",
+        "out_dtype",
+    ),
     "activation": (gemm(activation="tanh"), "'tanh'", "relu, gelu, gelu_tanh, silu", "apply it"),
     "two epilogues": (
         gemm(bias=zeros(8), epilogue=[("activation", "relu")]),
@@ -104,8 +169,9 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "short item": (gemm(epilogue=[("bias",)]), "length 1", "(kind, value)", "for example"),
     "empty item": (gemm(epilogue=[()]), "length 0", "(kind, value)", "for example"),
     "residual without beta": (gemm(epilogue=[("residual", OUT)]), "length 2", "beta", "1.0"),
-    "nine steps": (gemm(epilogue=[("activation", "relu")] * 9), "9 steps", "at most 8", ""),
+    "nine steps": (gemm(epilogue=[("activation", "relu")] * 9), "9 steps", "at most 6", ""),
     "grad": (gemm(A.clone().requires_grad_()), "[6, 16]", "not differentiable", "no_grad"),
+    "grad of amax": (gemm(amax=torch.zeros(1).requires_grad_()), "[1]", "differentiable", "detach"),
     "grad of bias": (gemm(bias=zeros(8).requires_grad_()), "[8]", "differentiable", "detach"),
     "spec of another operation": (gemm(A.half(), B.half(), spec=SPEC), SPEC.name, "fp16", "leave"),
     "spec that cannot store": (gemm(b=zeros(7, 16).t(), spec=SPEC), SPEC.name, "TMA", "direct"),

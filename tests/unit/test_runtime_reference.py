@@ -100,5 +100,5 @@ def test_the_roundoff_of_integers_is_none() -> None:
     assert reference.unit_roundoff(torch.int32) == 0
     assert reference.unit_roundoff(torch.bfloat16) == 2.0**-8
     assert reference.unit_roundoff(torch.float16) == 2.0**-11
-    assert reference.accumulation(torch.int8, 10**6) == 0
-    assert reference.accumulation(torch.float16, 33) == 3 * 2.0**-22
+    assert reference.accumulated(torch.int8, 10**6) == 0
+    assert reference.accumulated(torch.float16, 33) == 3 * 2.0**-22

@@ -21,10 +21,11 @@ NAME = (
 
 
 DIGEST = hashlib.sha256(
-    b'{"arch":"sm_90a","operation":{"a":"bf16","b":"bf16","d":"fp32","epilogue":[],'
-    b'"family":"gemm","layout_a":"row","layout_b":"col"},"schedule":{"cluster":[1,1],'
-    b'"consumers":2,"group":8,"raster":"along_m","roles":"cooperative","stages":3,'
-    b'"store":"tma","tile":[128,256,64]}}'
+    b'{"arch":"sm_90a","operation":{"a":"bf16","accumulation":"fast","b":"bf16","batched":false,'
+    b'"d":"fp32","epilogue":[],"family":"gemm","layout_a":"row","layout_b":"col"},"schedule":'
+    b'{"cluster":[1,1],"consumers":2,"group":8,"l2_promotion":256,"producer_registers":40,'
+    b'"raster":"along_m","roles":"cooperative","stages":3,"store":"tma","swap":false,'
+    b'"tile":[128,256,64]}}'
 ).hexdigest()
 
 
@@ -36,6 +37,16 @@ def test_identity_is_every_field_in_canonical_order() -> None:
     assert PLAIN.digest == DIGEST
     assert PLAIN.name == f"{NAME}_{DIGEST[:8]}"
     assert parse_name(PLAIN.name) == PLAIN
+
+
+def test_a_name_shows_every_field_that_is_not_the_usual_one() -> None:
+    fields = {"swap": True, "producer_registers": 24, "l2_promotion": 128, "store": "direct"}
+    operation = GemmOperation("e5m2", "e4m3", "int8", accumulation="promoted", batched=True)
+    schedule = GemmSchedule((24, 128, 128), 3, **fields)  # type: ignore[arg-type]
+    spec = KernelSpec("sm_90a", operation, schedule)
+    assert "_e5m2_e4m3_int8_row_col_promoted_batched_cooperative_24x128x128_" in spec.name
+    assert "_direct_swap_producer24_l2x128_" in spec.name
+    assert parse_name(spec.name) == spec
 
 
 def test_the_order_of_steps_is_part_of_the_identity() -> None:
@@ -80,7 +91,9 @@ def test_a_name_that_names_no_kernel_of_this_version_is_an_error(name: str, prob
         ({"layout_a": "diagonal"}, "layout_a 'diagonal': is one of row, col"),
         ({"b": "fp16"}, "b fp16: is of the type of a, bf16"),
         ({"d": "int32"}, "d int32 from bf16 with 0 epilogue steps"),
-        ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 8"),
+        ({"accumulation": "slow"}, "accumulation 'slow': is one of fast, promoted"),
+        ({"accumulation": "promoted"}, "accumulation promoted of bf16: is for fp8"),
+        ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 6"),
         ({"epilogue": (Bias("e4m3"),)}, "epilogue step 'bias_e4m3': is one of scale_host"),
     ],
 )

@@ -1,21 +1,38 @@
-"""`warploom schema`: the JSON schema of configurations, which editors check a YAML file with."""
+"""`warploom schema`: what a configuration may hold, as JSON for editors, as Markdown to read."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 import click
 
 from warploom.cli.output import Output, reporting
+from warploom.errors import ConfigurationError
 
 
 @click.command("schema")
 @click.option("--check", is_flag=True, help="Exit with 1 if configs/schema.json is out of date.")
+@click.option("--markdown", is_flag=True, help="Print tables of every field instead.")
+@click.option(
+    "--write",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Put these tables between FILE's two markers.",
+)
 @reporting
-def command(output: Output, check: bool) -> None:
+def command(output: Output, check: bool, markdown: bool, path: Path | None) -> None:
     """Print the JSON schema of configurations, or compare configs/schema.json with it."""
     from warploom.generator.config import schema
+    from warploom.generator.config_reference import reference
 
+    if path:
+        _write(path, reference())
+        return
+    if markdown:
+        output.text("reference", reference())
+        return
     if not check:
         output.text("schema", schema())
         return
@@ -25,3 +42,14 @@ def command(output: Output, check: bool) -> None:
     if not current:
         output.line("`warploom schema > configs/schema.json` renews it")
     output.exit_code = 0 if current else 1
+
+
+def _write(path: Path, tables: str) -> None:
+    from warploom.generator.config_reference import insert
+
+    try:
+        path.write_text(insert(path.read_text(), tables))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{path}", rule=str(error), fix="add the two lines where the tables belong"
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warploom.generator.families.family import Family
 from warploom.generator.families.gemm.launch import (
+    Batches,
     GemmProblem,
     launches,
     parameters,
@@ -13,11 +14,18 @@ from warploom.generator.families.gemm.launch import (
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.names import parse_name
 from warploom.generator.families.gemm.rules import complete, operation_reasons, schedule_reasons
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, Layout
+from warploom.generator.families.gemm.schedule import (
+    Accumulation,
+    GemmOperation,
+    GemmSchedule,
+    Layout,
+)
 from warploom.generator.families.gemm.template import context
 
 __all__ = [
     "FAMILY",
+    "Accumulation",
+    "Batches",
     "GemmLayout",
     "GemmOperation",
     "GemmProblem",

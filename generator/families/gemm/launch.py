@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import cast
 
-from warploom.generator.elements import element
+from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import Residual
 from warploom.generator.families.gemm.layout import gemm_layout
-from warploom.generator.families.gemm.schedule import WGMMA_M, GemmOperation, GemmSchedule
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 from warploom.generator.specification import KernelSpec
@@ -16,9 +16,24 @@ from warploom.generator.tensor_maps import OperandTile, TensorMap
 
 
 @dataclass(frozen=True, slots=True)
+class Batches:
+    """How the batches of A or B lie, where D has some: `count` of its own, `pitch` elements apart.
+
+    Each serves `repeat` batches of D in a row; after the last comes the first again.
+    """
+
+    count: int = 1
+    pitch: int = 0
+    repeat: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class GemmProblem:
     """The extents of one call, and the pitch of each matrix: elements from row to row (or from
     column to column) of the memory it lies in. `pitch_c` has one entry per residual step.
+
+    A batched operation has the number of D's batches, how those of A and B lie, and the elements
+    between the batches of D and of each step's operand that has a `batch_field`.
     """
 
     m: int
@@ -28,6 +43,11 @@ class GemmProblem:
     pitch_b: int
     pitch_d: int
     pitch_c: tuple[int, ...] = ()
+    batches: int = 1
+    batches_a: Batches = Batches()
+    batches_b: Batches = Batches()
+    batch_pitch_d: int = 0
+    batch_pitch_steps: tuple[int, ...] = ()
 
 
 def _fields(spec: KernelSpec) -> tuple[GemmOperation, GemmSchedule]:
@@ -42,23 +62,37 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
         Field("d", Kind.POINTER, element(operation.d).cpp, "D[m][pitch]"),
         Field("d_pitch", Kind.INT64, "int64_t", "elements between rows of D"),
     ]
+    if operation.batched:
+        d.append(Field("d_batch", Kind.INT64, "int64_t", "elements between batches of D"))
     return block(
         [
             Field("a_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "A, in operand boxes"),
             Field("b_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "B, in operand boxes"),
             *(d_map if schedule.store == "tma" else d),
             *(field for i, step in enumerate(operation.epilogue) for field in step.fields(i)),
-            Field(
-                "a_bytes",
-                Kind.INT32,
-                "int32_t",
-                "of A in one stage: no row past the last is loaded",
-            ),
-            Field("m", Kind.INT32, "int32_t", "rows of D"),
-            Field("n", Kind.INT32, "int32_t", "columns of D"),
-            Field("k", Kind.INT32, "int32_t", "products summed"),
+            _int("a_bytes", "of A in one stage: no row past the last is loaded"),
+            _int("m", "rows of D"),
+            _int("n", "columns of D"),
+            _int("k", "products summed"),
+            *(_batch_fields(operation) if operation.batched else ()),
         ]
     )
+
+
+def _int(name: str, meaning: str) -> Field:
+    return Field(name, Kind.INT32, "int32_t", meaning)
+
+
+def _batch_fields(operation: GemmOperation) -> list[Field]:
+    steps = (step.batch_field(i) for i, step in enumerate(operation.epilogue))
+    return [
+        *(field for field in steps if field is not None),
+        _int("batches", "of D"),
+        _int("a_batches", "of A"),
+        _int("a_repeat", "batches of D in a row that one of A serves"),
+        _int("b_batches", "of B"),
+        _int("b_repeat", "batches of D in a row that one of B serves"),
+    ]
 
 
 def _a_tile(tile: OperandTile, m: int) -> OperandTile:
@@ -72,14 +106,26 @@ def _a_tile(tile: OperandTile, m: int) -> OperandTile:
     return replace(tile, extent=min(tile.extent, -(-m // 8) * 8))
 
 
-def _operand_map(tensor: str, tile: OperandTile, extent: int, k: int, pitch: int) -> Value:
-    return TensorMap(
-        tensor=tensor,
-        element=tile.element,
-        extents=(k, extent) if tile.k_major else (extent, k),
-        pitches=(pitch * tile.element.bytes,),
-        box=tile.box,
-        span=tile.span,
+def _tensor_map(
+    tensor: str,
+    element: Element,
+    matrix: tuple[tuple[int, int], int],
+    box: tuple[int, int],
+    batches: Batches | None,
+    **options: int,
+) -> TensorMap:
+    """The map of a matrix: its (columns, rows) and pitch, in boxes; with batches, of all."""
+    extents, pitch = matrix
+    maps = TensorMap(tensor, element, extents, (pitch * element.bytes,), box, **options)
+    if batches is None:
+        return maps
+    # A single batch may claim any pitch that TMA takes.
+    apart = batches.pitch if batches.count > 1 else pitch * extents[1]
+    return replace(
+        maps,
+        extents=(*extents, batches.count),
+        pitches=(*maps.pitches, apart * element.bytes),
+        box=(*box, 1),
     )
 
 
@@ -97,11 +143,24 @@ def _step_values(operation: GemmOperation, problem: GemmProblem) -> dict[str, Va
     return values
 
 
+def _batch_values(operation: GemmOperation, problem: GemmProblem) -> dict[str, Value]:
+    steps = (step.batch_field(i) for i, step in enumerate(operation.epilogue))
+    names = [field.name for field in steps if field is not None]
+    return {
+        **dict(zip(names, problem.batch_pitch_steps, strict=True)),
+        "batches": problem.batches,
+        "a_batches": problem.batches_a.count,
+        "a_repeat": problem.batches_a.repeat,
+        "b_batches": problem.batches_b.count,
+        "b_repeat": problem.batches_b.repeat,
+    }
+
+
 def tiles(schedule: GemmSchedule, problem: GemmProblem) -> int:
-    """The tiles of D, counted in clusters: each block of a cluster has one."""
+    """The tiles of all batches of D, counted in clusters: each block of a cluster has one."""
     rows = schedule.tile[0] * schedule.cluster[0]
     columns = schedule.tile[1] * schedule.cluster[1]
-    return -(-problem.m // rows) * -(-problem.n // columns)
+    return -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
 
 
 def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
@@ -112,24 +171,22 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
     """
     operation, schedule = _fields(spec)
     layout = gemm_layout(operation, schedule)
-    d_element = element(operation.d)
-    pitch_d = problem.pitch_d
-    a_tile = _a_tile(layout.a, problem.m)
-    values: dict[str, Value] = {
-        "a_map": _operand_map("a", a_tile, problem.m, problem.k, problem.pitch_a),
-        "b_map": _operand_map("b", layout.b, problem.n, problem.k, problem.pitch_b),
-        "a_bytes": a_tile.bytes,
+    values = {
+        **_operand_values(operation, schedule, problem),
+        **_step_values(operation, problem),
+        **(_batch_values(operation, problem) if operation.batched else {}),
         "m": problem.m,
         "n": problem.n,
         "k": problem.k,
-        **_step_values(operation, problem),
     }
     if schedule.store == "tma":
-        box, extents = (layout.chunk_columns, WGMMA_M), (problem.n, problem.m)
-        pitches = (pitch_d * d_element.bytes,)
-        values["d_map"] = TensorMap("d", d_element, extents, pitches, box, layout.store_span)
+        batches = Batches(problem.batches, problem.batch_pitch_d) if operation.batched else None
+        matrix = (problem.n, problem.m), problem.pitch_d
+        box, span = layout.store_box, layout.store_span
+        values["d_map"] = _tensor_map("d", element(operation.d), matrix, box, batches, span=span)
     else:
-        values |= {"d": Address("d"), "d_pitch": pitch_d}
+        values |= {"d": Address("d"), "d_pitch": problem.pitch_d}
+        values |= {"d_batch": problem.batch_pitch_d} if operation.batched else {}
     clusters = max(1, device.multiprocessors // schedule.cluster_size)
     return [
         Launch(
@@ -139,8 +196,33 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
             cluster=schedule.cluster_size,
             shared_bytes=layout.shared_bytes,
             parameters=values,
+            early=True,
         )
     ]
+
+
+def _operand_values(
+    operation: GemmOperation, schedule: GemmSchedule, problem: GemmProblem
+) -> dict[str, Value]:
+    layout = gemm_layout(operation, schedule)
+    a_tile = _a_tile(layout.a, problem.m)
+    operands = (
+        ("a", a_tile, problem.m, problem.pitch_a, problem.batches_a),
+        ("b", layout.b, problem.n, problem.pitch_b, problem.batches_b),
+    )
+    values: dict[str, Value] = {"a_bytes": a_tile.bytes}
+    for name, tile, extent, pitch, batches in operands:
+        extents = (problem.k, extent) if tile.k_major else (extent, problem.k)
+        values[f"{name}_map"] = _tensor_map(
+            name,
+            tile.element,
+            (extents, pitch),
+            tile.box,
+            batches if operation.batched else None,
+            span=tile.span,
+            promotion=schedule.l2_promotion,
+        )
+    return values
 
 
 def workspaces(spec: KernelSpec, problem: GemmProblem) -> list[Workspace]:

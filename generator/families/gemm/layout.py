@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.families.gemm.schedule import (
     WARPGROUP,
     WGMMA_M,
@@ -18,8 +19,7 @@ from warploom.generator.families.gemm.schedule import (
 from warploom.generator.tensor_maps import SPANS, OperandTile, operand_tile
 
 STORE_BUFFERS = 2  # staging buffers per consumer: one being filled, one being stored
-PRODUCER_REGISTERS = 40  # with two consumers: 40 + 2 * 232 is the 504 that 384 threads may hold
-CONSUMER_REGISTERS = {1: 255, 2: 232}
+REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of consumers
 # Beside accumulators and the operands of a chunk, fitted to what a few hundred specs compiled to:
 # addressing takes so many registers, and each fragment in work so many more.
 BASE_REGISTERS = {"tma": 40, "direct": 56}
@@ -32,16 +32,13 @@ class GemmLayout:
 
     a: OperandTile
     b: OperandTile
-    chunk_columns: int  # columns of D that are finished, staged and stored at a time
-    store_span: int  # bytes of a row of the staging buffers, 64 rows tall; 0: none
+    chunk_columns: int  # of wgmma, that are finished, staged and stored at a time
+    store_box: tuple[int, int]  # columns and rows of D in a staging buffer; (0, 0): none
+    store_span: int  # bytes of a row of the staging buffers
     stages: int
     consumers: int
     registers: int  # that a consumer's thread is expected to need
-
-    @property
-    def register_budget(self) -> int:
-        """Registers that a consumer's thread may have."""
-        return CONSUMER_REGISTERS[self.consumers]
+    register_budget: int  # that it may have
 
     @property
     def stage_bytes(self) -> int:
@@ -51,7 +48,7 @@ class GemmLayout:
     @property
     def store_bytes(self) -> int:
         """All staging buffers of D."""
-        return self.consumers * STORE_BUFFERS * WGMMA_M * self.store_span
+        return self.consumers * STORE_BUFFERS * self.store_box[1] * self.store_span
 
     @property
     def fixed_bytes(self) -> int:
@@ -69,7 +66,9 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     """Lay out a schedule, legal or not."""
     m, n, k = schedule.tile
     cluster_m, cluster_n = schedule.cluster
-    span, registers = _chunk(operation, schedule)
+    chunk_columns, registers = _chunk(operation, schedule)
+    box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
+    store_box = box if schedule.store == "tma" else (0, 0)
     return GemmLayout(
         a=operand_tile(
             element(operation.a),
@@ -85,31 +84,64 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
             tile_k=k,
             slices=cluster_m,
         ),
-        chunk_columns=span * 8 // element(operation.d).bits,
-        store_span=span if schedule.store == "tma" else 0,
+        chunk_columns=chunk_columns,
+        store_box=store_box,
+        store_span=store_box[0] * element(operation.d).bits // 8,
         stages=schedule.stages,
         consumers=schedule.consumers,
         registers=registers,
+        register_budget=_budget(schedule),
+    )
+
+
+def _budget(schedule: GemmSchedule) -> int:
+    """Registers of a consumer's thread: two consumers take what the producer leaves of all."""
+    launched = REGISTERS[schedule.consumers]
+    return (
+        (3 * launched - schedule.producer_registers) // 2 if schedule.consumers == 2 else launched
     )
 
 
 def _chunk(operation: GemmOperation, schedule: GemmSchedule) -> tuple[int, int]:
-    """The span of a chunk's rows, the widest with which registers suffice, and those registers."""
-    bits = element(operation.d).bits
-    span, registers = bits, 0  # 8 columns, one fragment, at the least
-    for span in (
-        span for span in SPANS if span >= bits and schedule.tile[1] * bits % (span * 8) == 0
-    ):
-        registers = _registers(operation, schedule, span // bits)
-        if registers <= CONSUMER_REGISTERS[schedule.consumers]:
+    """Columns of a chunk, the most with which registers suffice, and those registers."""
+    columns, registers = 0, 0
+    for columns in chunks(operation, schedule) or [8]:
+        registers = _registers(operation, schedule, columns // 8)
+        if registers <= _budget(schedule):
             break
-    return span, registers
+    return columns, registers
+
+
+def chunks(operation: GemmOperation, schedule: GemmSchedule) -> list[int]:
+    """The widths that a chunk may have, the widest first; none where D cannot be staged.
+
+    A row of D's in a staging buffer is one of TMA's spans, and as wide as the chunk; swapped, it
+    is 64 elements long, and the width is the number of rows: 16 for what one stmatrix turns.
+    """
+    widths = [64, 32, 16, 8]
+    if schedule.store == "tma":
+        spans = [8 * span // element(operation.d).bits for span in SPANS]
+        widths = [64, 32, 16] if schedule.swap else [width for width in spans if width >= 8]
+    return [width for width in widths if schedule.columns % width == 0]
 
 
 def _registers(operation: GemmOperation, schedule: GemmSchedule, fragments: int) -> int:
-    m, n, _ = schedule.tile
-    accumulators = m * n // (WARPGROUP * schedule.sharing)
-    paired = schedule.store == "tma"
-    operands = sum(step.registers(paired=paired) for step in operation.epilogue)
-    work = operands + FRAGMENT_REGISTERS[schedule.store] if operation.epilogue else 0
-    return accumulators + fragments * work + BASE_REGISTERS[schedule.store]
+    accumulators = schedule.rows * schedule.columns // (WARPGROUP * schedule.sharing)
+    promoted = 2 if operation.accumulation == "promoted" else 1
+    pairs = "tma" if schedule.store == "tma" and not schedule.swap else "direct"
+    operands = sum(
+        step.registers(paired=pairs == "tma")
+        for step in operation.epilogue
+        if held(step, schedule) != "block"
+    )
+    work = operands + FRAGMENT_REGISTERS[pairs] if operation.epilogue else 0
+    return promoted * accumulators + fragments * work + BASE_REGISTERS[pairs]
+
+
+def held(step: EpilogueStep, schedule: GemmSchedule) -> str:
+    """For how long a thread holds what a step reads: one `block` of 64 rows of wgmma, in which its
+    rows stay the same, or one `fragment`; or what the step gets instead (`nothing`, `place`).
+    """
+    if step.reads in ("nothing", "place"):
+        return step.reads
+    return "block" if step.reads == ("column" if schedule.swap else "row") else "fragment"

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
 from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
+from warploom.generator.families.gemm.schedule import (
+    Accumulation,
+    GemmOperation,
+    GemmSchedule,
+    Input,
+    Layout,
+    Output,
+    Raster,
+    Roles,
+    Store,
+)
 from warploom.generator.specification import KernelSpec
 
+
+def _either(words: Iterable[str]) -> str:
+    """A pattern of any of the words, the longest first where one begins another."""
+    return "|".join(sorted(words, key=len, reverse=True))
+
+
 _WORDS = {
-    "arch": "|".join(row.token for row in ARCHITECTURES.values()),
-    "a": "fp16|bf16|e4m3|e5m2|int8",
-    "d": "fp16|bf16|fp32|int32",
-    "layout": "row|col",
-    "step": "|".join(sorted((step.token for step in STEPS), key=len, reverse=True)),
+    "arch": _either(row.token for row in ARCHITECTURES.values()),
+    "input": _either(get_args(Input)),
+    "output": _either(get_args(Output)),
+    "layout": _either(get_args(Layout)),
+    "accumulation": _either(get_args(Accumulation)),
+    "step": _either(step.token for step in STEPS),
+    "roles": _either(get_args(Roles)),
+    "raster": _either(get_args(Raster)),
+    "store": _either(get_args(Store)),
 }
 _NAME = re.compile(
-    r"gemm_(?P<arch>{arch})_(?P<a>{a})_(?P<b>{a})_(?P<d>{d})_(?P<layout_a>{layout})"
-    r"_(?P<layout_b>{layout})(?P<epilogue>(?:_(?:{step}))*)_(?P<roles>cooperative|pingpong)"
-    r"_(?P<tile>\d+x\d+x\d+)_cluster(?P<cluster>\d+x\d+)_consumers(?P<consumers>\d)"
-    r"_stages(?P<stages>\d+)_(?P<raster>along_[mn])_group(?P<group>\d+)_(?P<store>tma|direct)"
-    r"_[0-9a-f]{{8}}".format(**_WORDS)
+    r"gemm_(?P<arch>{arch})_(?P<a>{input})_(?P<b>{input})_(?P<d>{output})"
+    r"_(?P<layout_a>{layout})_(?P<layout_b>{layout})"
+    r"(?:_(?P<accumulation>{accumulation}))?(?P<batched>_batched)?(?P<epilogue>(?:_(?:{step}))*)"
+    r"_(?P<roles>{roles})_(?P<tile>\d+x\d+x\d+)_cluster(?P<cluster>\d+x\d+)"
+    r"_consumers(?P<consumers>\d)_stages(?P<stages>\d+)_(?P<raster>{raster})"
+    r"_group(?P<group>\d+)_(?P<store>{store})(?P<swap>_swap)?"
+    r"(?:_producer(?P<producer_registers>\d+))?(?:_l2x(?P<l2_promotion>\d+))?_[0-9a-f]{{8}}".format(
+        **_WORDS
+    )
 )
 _STEP = re.compile(rf"_({_WORDS['step']})")
 
@@ -37,11 +62,19 @@ def parse_name(name: str) -> KernelSpec | None:
     arch = next(row.name for row in ARCHITECTURES.values() if row.token == token["arch"])
     operation = GemmOperation(
         **{field: token[field] for field in ("a", "b", "d", "layout_a", "layout_b")},
+        accumulation=token["accumulation"] or "fast",
+        batched=token["batched"] is not None,
         epilogue=tuple(by_token[word] for word in _STEP.findall(token["epilogue"])),
     )
     fields: dict[str, Any] = {
         **{field: token[field] for field in ("raster", "store", "roles")},
         **{field: int(token[field]) for field in ("stages", "consumers", "group")},
+        **{
+            field: int(token[field])
+            for field in ("producer_registers", "l2_promotion")
+            if token[field]
+        },
+        "swap": token["swap"] is not None,
         **{field: tuple(map(int, token[field].split("x"))) for field in ("tile", "cluster")},
     }
     return KernelSpec(arch, operation, GemmSchedule(**fields))

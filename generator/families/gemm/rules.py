@@ -10,7 +10,7 @@ from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import legal
-from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.layout import chunks, gemm_layout
 from warploom.generator.families.gemm.schedule import WGMMA_M, GemmOperation, GemmSchedule
 from warploom.generator.tensor_maps import operand_reason
 
@@ -26,6 +26,9 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             else f"b {b.name}: is of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue),
             None
+            if operation.accumulation == "fast" or a.is_fp8
+            else f"accumulation promoted of {a.name}: is for fp8, whose sums are short of bits",
+            None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
             "int32 is for int8 operands without epilogue",
@@ -37,12 +40,15 @@ def schedule_reasons(
     arch: Architecture, operation: GemmOperation, schedule: GemmSchedule
 ) -> list[str]:
     """Why the schedule does not fit the operation on `arch`; empty when it does."""
-    m, n, k = schedule.tile
-    bits = element(operation.a).bits
+    _, _, k = schedule.tile
+    rows, columns = ("n", "m") if schedule.swap else ("m", "n")
+    bits, d_bits = element(operation.a).bits, element(operation.d).bits
     first = rules.broken(
         [
-            rules.one_of("tile m", m, (64, 128, 256)),
-            rules.wgmma_n("tile n", n, integer=element(operation.a).is_integer),
+            rules.one_of(f"tile {rows}", schedule.rows, (64, 128, 256)),
+            rules.wgmma_n(
+                f"tile {columns}", schedule.columns, integer=element(operation.a).is_integer
+            ),
             rules.one_of("tile k", k, (1024 // bits,)),
             rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
             rules.one_of("consumers", schedule.consumers, (1, 2)),
@@ -52,15 +58,28 @@ def schedule_reasons(
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
             else f"roles pingpong with {schedule.consumers} consumer: takes two",
+            None
+            if schedule.producer_registers == 40
+            or (schedule.consumers == 2 and schedule.cluster_size == 1)
+            else f"producer_registers {schedule.producer_registers} with cluster "
+            f"{schedule.cluster}, {schedule.consumers} consumers: is 40, unless there are two "
+            "consumers and no cluster, whose multicast takes more",
         ]
     )
     if first:  # what follows would divide by them
         return first
     layout = gemm_layout(operation, schedule)
-    rows = rules.multiple_of("tile m", m, WGMMA_M * schedule.sharing)
+    blocks = rules.multiple_of(f"tile {rows}", schedule.rows, WGMMA_M * schedule.sharing)
     return rules.broken(
         [
-            rows and f"{rows} for {schedule.sharing} consumers sharing it",
+            None
+            if schedule.store == "direct" or not schedule.swap or d_bits == 16
+            else f"store tma with swap, d {operation.d}: takes 16-bit types; use store direct",
+            None
+            if chunks(operation, schedule)
+            else f"store tma, tile {columns} {schedule.columns}: rows of staging are 16 bytes or "
+            "more, and 16 of them when swapped; use a multiple of 16, or store direct",
+            blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
             rules.fits_registers(layout.registers, layout.register_budget),

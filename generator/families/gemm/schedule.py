@@ -13,8 +13,12 @@ from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
 
 Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
-Output = Literal["fp16", "bf16", "fp32", "int32"]
+Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
+Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
+Roles = Literal["cooperative", "pingpong"]
+Raster = Literal["along_m", "along_n"]
+Store = Literal["tma", "direct"]
 
 WARPGROUP = 128  # threads
 WGMMA_M = 64  # rows of one wgmma
@@ -22,7 +26,19 @@ WGMMA_M = 64  # rows of one wgmma
 
 @dataclass(frozen=True, slots=True)
 class GemmOperation:
-    """What is computed. Accumulation is fp32, or int32 for int8 operands; then the epilogue."""
+    """What is computed. Accumulation is fp32, or int32 for int8 operands; then the epilogue.
+
+    family         always written
+    a              element type of A [M, K]
+    b              element type of B [K, N]: that of A, or both are fp8
+    d              element type of D [M, N]; int32 is for int8 operands without epilogue
+    layout_a       row or col: which of A's rows and columns are contiguous; 8-bit types: row
+    layout_b       the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col
+    epilogue       up to 7 steps between the accumulators and D, in order
+    accumulation   fast: the tensor core adds all products up, of fp8 ones in about 14 bits;
+                   promoted: sums over 128 of k are added up in fp32 registers (fp8 only)
+    batched        A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated
+    """
 
     a: Input
     b: Input
@@ -30,6 +46,8 @@ class GemmOperation:
     layout_a: Layout = "row"
     layout_b: Layout = "col"
     epilogue: tuple[EpilogueStep, ...] = ()
+    accumulation: Accumulation = "fast"
+    batched: bool = False
     family: Literal["gemm"] = "gemm"
 
     @property
@@ -41,7 +59,10 @@ class GemmOperation:
     def tokens(self) -> tuple[str, ...]:
         """The operation in a kernel's name."""
         steps = tuple(step.token for step in self.epilogue)
-        return (self.a, self.b, self.d, self.layout_a, self.layout_b, *steps)
+        promoted = ("promoted",) if self.accumulation == "promoted" else ()
+        batched = ("batched",) if self.batched else ()
+        types = (self.a, self.b, self.d, self.layout_a, self.layout_b)
+        return (*types, *promoted, *batched, *steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +71,31 @@ class GemmSchedule:
 
     roles        cooperative: the consumers share a tile, each taking its share of the rows;
                  pingpong: each has a tile of its own, one's epilogue under the other's products
-    tile         (m, n, k) of one block; k is 128 bytes
-    cluster      blocks along (m, n) that multicast what they share
+    tile         (m, n, k) of one block; k is 128 bytes: 64 for 16-bit operands, 128 for 8-bit ones
+    cluster      blocks along (m, n) that multicast what they share: (1, 1), (2, 1) or (1, 2)
     consumers    warpgroups that issue wgmma, beside one producer warpgroup that issues TMA
-    stages       k tiles in flight
+    stages       k tiles in flight, 2 to 32; auto: as many as fit
     raster       the direction in which consecutive tiles advance inside a band of `group` tiles
+    group        how many tiles wide a band is, 1 to 1024
     store        tma: staged through shared memory, operands of the epilogue read in pairs;
                  direct: predicated, one element at a time, for any pitch and address
+    swap         D' = B' A': the 64-row side of wgmma takes n, and its side of 8 to 256 takes m
+    producer_registers   of the producer's threads where there are two consumers, which share what
+                 is left: 232 each beside 40, 240 beside 24
+    l2_promotion   bytes that L2 fetches for each of TMA's requests of A and B
     """
 
     tile: tuple[int, int, int]
     stages: int
     cluster: tuple[int, int] = (1, 1)
     consumers: Literal[1, 2] = 2
-    raster: Literal["along_m", "along_n"] = "along_m"
+    raster: Raster = "along_m"
     group: int = 8
-    store: Literal["tma", "direct"] = "tma"
-    roles: Literal["cooperative", "pingpong"] = "cooperative"
+    store: Store = "tma"
+    roles: Roles = "cooperative"
+    swap: bool = False
+    producer_registers: Literal[24, 40] = 40
+    l2_promotion: Literal[64, 128, 256] = 256
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -80,6 +109,9 @@ class GemmSchedule:
             self.raster,
             f"group{self.group}",
             self.store,
+            *(("swap",) if self.swap else ()),
+            *((f"producer{self.producer_registers}",) if self.producer_registers != 40 else ()),
+            *((f"l2x{self.l2_promotion}",) if self.l2_promotion != 256 else ()),
         )
 
     @property
@@ -91,6 +123,16 @@ class GemmSchedule:
     def cluster_size(self) -> int:
         """Blocks of one cluster."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of wgmma in one tile: its m, or its n when swapped."""
+        return self.tile[1] if self.swap else self.tile[0]
+
+    @property
+    def columns(self) -> int:
+        """Columns of wgmma in one tile, of one instruction."""
+        return self.tile[0] if self.swap else self.tile[1]
 
     @property
     def sharing(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm.launch import parameters
-from warploom.generator.families.gemm.layout import PRODUCER_REGISTERS, gemm_layout
+from warploom.generator.families.gemm.layout import gemm_layout, held
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import wgmma
@@ -16,42 +16,70 @@ def context(spec: KernelSpec) -> dict[str, Any]:
     """What the template is rendered with, beside the spec itself."""
     operation, schedule = cast("GemmOperation", spec.operation), cast("GemmSchedule", spec.schedule)
     layout = gemm_layout(operation, schedule)
-    a, d = element(operation.a), element(operation.d)
-    stages_matrix = d.bits == 16 and layout.chunk_columns >= 16  # what one stmatrix moves
+    d = element(operation.d)
+    row_side, column_side = ("b", "a") if schedule.swap else ("a", "b")
+    majors = {"a": layout.a.k_major, "b": layout.b.k_major}
+    stage_part = _stage_part(operation, schedule)
     return {
         "operation": operation,
         "schedule": schedule,
         "layout": layout,
         "parameters": parameters(spec),
         "accumulator": operation.accumulator,
-        "a": a,
-        "b": element(operation.b),
         "d": d,
         "wgmma": wgmma(
-            a,
-            element(operation.b),
-            schedule.tile[1],
-            a_k_major=layout.a.k_major,
-            b_k_major=layout.b.k_major,
+            element(getattr(operation, row_side)),
+            element(getattr(operation, column_side)),
+            schedule.columns,
+            a_k_major=majors[row_side],
+            b_k_major=majors[column_side],
         ),
-        "chunk_columns": layout.chunk_columns,
-        "steps": [
-            {"index": i, "cpp": step.cpp, "reads": step.reads, "fields": step.fields(i)}
-            for i, step in enumerate(operation.epilogue)
-        ],
-        "parts": _parts(operation, schedule, pairs=schedule.store == "tma" and not stages_matrix),
+        "steps": [_step(operation, schedule, index) for index in range(len(operation.epilogue))],
+        "auxiliary": any(step.auxiliary for step in operation.epilogue),
+        "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
-        "producer_registers": PRODUCER_REGISTERS,
-        "consumer_registers": layout.register_budget,
-        "stage_part": "stage_matrix" if stages_matrix else "stage_pairs",
+        "stage_part": stage_part,
+        "order": _order(operation, schedule),
     }
 
 
-def _parts(operation: GemmOperation, schedule: GemmSchedule, *, pairs: bool) -> list[str]:
+def _step(operation: GemmOperation, schedule: GemmSchedule, index: int) -> dict[str, Any]:
+    """What the template needs of a step: its class, its constructor's arguments, what it holds."""
+    step = operation.epilogue[index]
+    arguments = [f"p.{field.name}" for field in step.fields(index)]
+    if operation.batched and (batch := step.batch_field(index)):
+        arguments[0] += f" + batch * p.{batch.name}"
+    return {
+        "index": index,
+        "cpp": step.cpp,
+        "held": held(step, schedule),
+        "arguments": arguments,
+        "auxiliary": step.auxiliary,
+    }
+
+
+def _order(operation: GemmOperation, schedule: GemmSchedule) -> str:
+    """The part that keeps the consumers in step."""
+    shared = schedule.sharing == 2 and operation.accumulation == "promoted"
+    return "staggered" if shared else schedule.roles
+
+
+def _stage_part(operation: GemmOperation, schedule: GemmSchedule) -> str:
+    if schedule.swap:
+        return "stage_transposed"
+    chunk_columns = gemm_layout(operation, schedule).chunk_columns
+    matrix = element(operation.d).bits == 16 and chunk_columns >= 16  # what one stmatrix moves
+    return "stage_matrix" if matrix else "stage_pairs"
+
+
+def _parts(operation: GemmOperation, schedule: GemmSchedule) -> list[str]:
     """The parts of the epilogue in the order of use, each once."""
-    staging = ["pairs.cuh"] if pairs else []
+    d = element(operation.d)
+    kind = "integer" if d.is_integer else "packed"
+    convert = f"convert_{kind}.cuh.jinja" if d.bits < 32 else "convert_none.cuh"
     if not operation.epilogue:
-        return [*staging, "epilogue_none.cuh"]
-    read = "read_pairs.cuh" if schedule.store == "tma" else "read_single.cuh"
+        return ["epilogue_none.cuh", convert]
+    neighbours = schedule.store == "tma" and not schedule.swap
+    read = "read_pairs.cuh" if neighbours else "read_single.cuh"
     steps = (f"epilogue/{part}" for step in operation.epilogue for part in step.parts)
-    return list(dict.fromkeys((*staging, read, *steps, "epilogue.cuh.jinja")))
+    return list(dict.fromkeys((read, *steps, "epilogue.cuh.jinja", convert)))

@@ -1,9 +1,10 @@
-// gemm_sm90a_bf16_bf16_fp32_row_row_cooperative_128x128x64_cluster1x2_consumers2_stages6_along_n_group8_tma_4c75213e
+// gemm_sm90a_bf16_bf16_bf16_row_col_batched_cooperative_16x128x64_cluster1x1_consumers2_stages12_along_m_group8_tma_swap_l2x128_eb4404d5
 //
 // D[m, n] = A[m, k] B[k, n]
-//   A bf16 row, B bf16 row, accumulated in fp32, D fp32 row
-//   tile 128x128x64, cluster 1x2, 2 consumers, 6 stages, along_n, group 8, store tma
-// Digest 4c75213e2d57996f39f08e644ba91ddcc56dd5f761d7786b3dcbdc1646998b86; `warploom show` prints this file.
+//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+//   tile 16x128x64, cluster 1x1, 2 consumers, 12 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+// Digest eb4404d53eabdf2a90799b746a262638b399f1d5a2d54647c98c792e2333abcf; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,17 +26,18 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = float; using Accumulator = float;
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 2, kClusterSize = kClusterM * kClusterN;
+constexpr int kTileM = 16, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
 constexpr int kSharing = 2;    // consumers that share a tile, each with its part of the rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: of two, one is finished under the other's products
-constexpr int kStages = 6;
+constexpr int kStages = 12;
 constexpr int kGroup = 8;
-constexpr int kWgmmaM = 64, kWgmmaRows = kTileM / (kWgmmaM * kSharing);  // 64-row blocks a consumer
-constexpr int kChunkColumns = 32, kChunks = kTileN / kChunkColumns;  // D is finished by chunks
+constexpr int kRows = 128, kColumns = 16;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kChunkColumns = 16, kChunks = kColumns / kChunkColumns;  // a block is finished by chunks
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -49,25 +51,29 @@ struct alignas(128) Parameters {
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
+  int32_t batches;  // of D
+  int32_t a_batches;  // of A
+  int32_t a_repeat;  // batches of D in a row that one of A serves
+  int32_t b_batches;  // of B
+  int32_t b_repeat;  // batches of D in a row that one of B serves
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
 static_assert(OFFSET(Parameters, a_bytes) == 384 && OFFSET(Parameters, m) == 388 && OFFSET(Parameters, n) == 392);
-static_assert(OFFSET(Parameters, k) == 396);
+static_assert(OFFSET(Parameters, k) == 396 && OFFSET(Parameters, batches) == 400 && OFFSET(Parameters, a_batches) == 404);
+static_assert(OFFSET(Parameters, a_repeat) == 408 && OFFSET(Parameters, b_batches) == 412 && OFFSET(Parameters, b_repeat) == 416);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+// D[64 x 16] += A[64 x 16] * B[16 x 16]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[8], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -86,40 +92,25 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr int kBoxes = 1, kBoxColumns = 64, kBoxBytes = 16384;
-  static constexpr int kSliceRows = 64;  // rows that one block loads for the whole cluster
-  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
   // Starts the load of this block's share of the tile at (m, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k,
-                                              int rank) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    CUTE_NO_UNROLL  // the producer has few registers
-    for (int box = 0; box < kBoxes; ++box) {
-      uint8_t* destination = tile + box * kBoxBytes;
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, barrier, kReceivers, kEvictNormally, destination + rank * kSliceRows * 128,
-                                             k + box * kBoxColumns, m + rank * kSliceRows);
-    }
+    cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
   }
 };
 
-// B is n-major: boxes of 64 n side by side, a row of 128 bytes per k.
+// B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
   static constexpr int kBytes = 16384;  // of one stage
-  static constexpr int kStep = 2048 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr int kBoxes = 2, kBoxColumns = 64, kBoxBytes = 8192;
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (n, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k,
-                                              int rank) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    CUTE_NO_UNROLL  // the producer has few registers
-    for (int box = 0; box < kBoxes; ++box) {
-      uint8_t* destination = tile + box * kBoxBytes;
-      cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, destination, n + box * kBoxColumns, k);
-    }
+    cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
   }
 };
 
@@ -139,68 +130,82 @@ struct Position {
 struct Order {
   __device__ __forceinline__ Order(int, int, Position&) {}
   __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
   __device__ __forceinline__ void pass(Position&) const {}
   __device__ __forceinline__ void finish(int) const {}
 };
 
-// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
+// Where a tile of D starts.
+struct Place {
+  int m, n, batch;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
 // the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
 struct Tiles {
   int along, across;  // extents in clusters
+  int batches;
 
   __device__ __forceinline__ explicit Tiles(const Parameters& p)
-      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
-        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
-  __device__ __forceinline__ int count() const { return along * across; }
+      : along((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)),
+        across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)), batches(p.batches) {}
+  __device__ __forceinline__ int count() const { return along * across * batches; }
 
-  // The first row and column of this block's tile.
-  __device__ __forceinline__ void at(int index, int rank, int& m, int& n) const {
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int batch = index / (along * across);
+    index -= batch * along * across;
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
-    m = (j * kClusterM + rank % kClusterM) * kTileM;
-    n = (i * kClusterN + rank / kClusterM) * kTileN;
+    return {(i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN, batch};
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns of D. Epilogue and store see
-// a fragment only through its logical coordinates, never through wgmma's register order.
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first row and column of a chunk of the consumer's part of the tile, which starts at (m, n).
-__device__ __forceinline__ int chunk_row(int m, int chunk) { return m + chunk / kChunks * kWgmmaM; }
-__device__ __forceinline__ int chunk_column(int n, int chunk) { return n + chunk % kChunks * kChunkColumns; }
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) { return at.n + chunk / kChunks * kWgmmaM; }
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) { return at.m + chunk % kChunks * kChunkColumns; }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ Coordinates coordinates(int m, int n, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_row(m, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_column(n, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
 }
-
-// Two neighbours in a row of D, C or a vector over the columns.
-template <class Element> struct alignas(2 * sizeof(Element)) Pair {
-  Element value[2];
-};
 
 // No steps: the accumulators are D.
 struct Epilogue {
-  struct Rows {};
+  struct Block {};
   struct Operands {};
   __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Rows load_rows(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
   __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Rows&, const Operands&) const {}
+  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
 };
+
+// Two values of a row as D holds them, rounded to nearest even.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
   static constexpr int kSpan = 128;  // bytes of a staging row
-  static constexpr int kBytes = kWgmmaM * kSpan;
+  static constexpr int kBytes = 16 * kSpan;
   uint8_t* buffers;
   int barrier, thread, first = 0;  // named barrier and thread number in the warpgroup; the tile's first buffer
 
@@ -213,32 +218,35 @@ struct Store {
     return offset ^ ((offset >> 3) & (kSpan - 16));
   }
 
-  // Stores one chunk of the consumer's part of the tile, which starts at (m, n).
-  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], int m, int n, int chunk) {
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], const Place& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
-    if (chunk + 1 == kWgmmaRows * kChunks) first ^= kWgmmaRows * kChunks % 2;  // buffers alternate across tiles
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
     cutlass::arch::NamedBarrier::sync(128, barrier);
     stage(buffer, x);
     cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
     cutlass::arch::NamedBarrier::sync(128, barrier);
     if (thread == 0) {
-      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_column(n, chunk), chunk_row(m, chunk));
+      cute::SM90_TMA_STORE_3D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk), at.batch);
       cute::tma_store_arrive();
     }
   }
 
-  // Two neighbouring elements of a row at a time.
+  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
+  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
+    for (int f = 0; f < kFragments; f += 2) {
+      const int row = f * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
+      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
       CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int byte = (f * 8 + lane % 4 * 2) * sizeof(ElementD);
-        *reinterpret_cast<Pair<ElementD>*>(buffer + swizzled(row + i * 8, byte)) = {
-            ElementD(x[f][i][0]), ElementD(x[f][i][1])};
-      }
+      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
     }
   }
 
@@ -251,7 +259,7 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[32768];
+  alignas(1024) uint8_t staging[8192];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
@@ -263,31 +271,32 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    int m, n;
-    tiles.at(tile, rank, m, n);
+    const Place at = tiles.at(tile, rank);
+    // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
+    const int batch_a = at.batch / p.a_repeat % p.a_batches, batch_b = at.batch / p.b_repeat % p.b_batches;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], m, k_tile * kTileK, rank);
-      OperandB::load(p.b_map, full, shared.b[position.stage], n, k_tile * kTileK, rank);
+      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-constexpr int kCount = kTileN / 2;  // accumulators of a thread in 64 rows
-// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows of A.
-constexpr int kStageA = OperandA::kBytes / 16, kStageB = OperandB::kBytes / 16;
-constexpr int kRowsA = kStageA * kWgmmaM / kTileM;
+using RowOperand = OperandB; using ColumnOperand = OperandA;
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
+// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
+constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
-// Keeps the compiler from moving accumulators across asynchronous products.
-__device__ __forceinline__ void fence(Accumulator (&accumulators)[kWgmmaRows][kCount]) {
+// Keeps the compiler from moving the sums of a block across asynchronous products.
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kWgmmaRows * kCount; ++i)
-    asm volatile("" : "+f"(accumulators[i / kCount][i % kCount])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 // A stage is free once every block that its producer multicasts to has let go of it.
@@ -296,72 +305,92 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// Issues the products of one stage; they run on while the warpgroup goes on.
-__device__ __forceinline__ void multiply(Accumulator (&accumulators)[kWgmmaRows][kCount], uint64_t a, uint64_t b, bool add) {
-  fence(accumulators);
-  cute::warpgroup_arrive();
-  CUTE_UNROLL
-  for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+// The sums of one tile's products, which the tensor core adds up itself.
+struct Products {
+  Accumulator sums[kBlocks][kCount];
+
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int rows = 0; rows < kWgmmaRows; ++rows)
-      Wgmma::fma(a + rows * kRowsA + step * OperandA::kStep, b + step * OperandB::kStep, accumulators[rows], add || step > 0);
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, sums[block],
+                   add || step > 0);
+    }
+    cute::warpgroup_commit_batch();
   }
-  cute::warpgroup_commit_batch();
-}
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
+
+  // Adds the products of the next stage, and lets go of the stage before.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
+    release(previous);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
+};
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t a = matrix(shared.a[0], 0, 1024, 1) + part * kWgmmaRows * kRowsA;
-  const uint64_t b = matrix(shared.b[0], 8192, 1024, 1);
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
-  const Order order(turn, k_tiles, position);
+  const Order order(consumer, k_tiles, position);
   Store store(shared.staging, consumer);
-  const Epilogue epilogue(p);
-  Epilogue::Rows rows[kWgmmaRows];
+  Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    int m, n;
-    tiles.at(tile, rank, m, n);
-    m += part * kWgmmaRows * kWgmmaM;
-    Accumulator accumulators[kWgmmaRows][kCount];
+    Place at = tiles.at(tile, rank);
+    at.n += part * kBlocks * kWgmmaM;
+    Epilogue epilogue(p);
+    Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
-    multiply(accumulators, a + position.stage * kStageA, b + position.stage * kStageB, false);
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      multiply(accumulators, a + position.stage * kStageA, b + position.stage * kStageB, true);
-      cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
-      release(shared.empty[previous]);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, shared.empty[previous]);
+      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
     order.pass(position);
     CUTE_UNROLL
-    for (int i = 0; i < kWgmmaRows; ++i) rows[i] = epilogue.load_rows(coordinates(m, n, i * kChunks, 0));
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(m, n, 0, f));
-    cute::warpgroup_wait<0>();
-    fence(accumulators);
-    release(shared.empty[previous]);
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kWgmmaRows * kChunks; ++chunk) {
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i)
-          x[f][i / 2][i % 2] = Value(accumulators[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
-        epilogue.apply(x[f], rows[chunk / kChunks], operands[f]);
-        if (next < kWgmmaRows * kChunks) operands[f] = epilogue.load(coordinates(m, n, next, f));
+          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      store(p, x, m, n, chunk);
+      store(p, x, at, chunk);
     }
   }
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
@@ -369,7 +398,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bf16_fp32_row_row_cooperative_128x128x64_cluster1x2_consumers2_stages6_along_n_group8_tma_4c75213e(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bf16_bf16_row_col_batched_cooperative_16x128x64_cluster1x1_consumers2_stages12_along_m_group8_tma_swap_l2x128_eb4404d5(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -377,6 +406,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
+    cute::prefetch_tma_descriptor(&p.a_map);
+    cute::prefetch_tma_descriptor(&p.b_map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);
@@ -385,6 +416,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
   cute::cluster_wait();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
@@ -392,6 +425,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  cute::cluster_arrive();  // nor after it has gone
-  cute::cluster_wait();
+  if (kClusterSize > 1) {  // nor after it has gone
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
 }

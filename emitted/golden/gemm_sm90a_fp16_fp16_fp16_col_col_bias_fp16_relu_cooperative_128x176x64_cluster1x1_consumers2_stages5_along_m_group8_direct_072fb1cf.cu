@@ -1,9 +1,9 @@
-// gemm_sm90a_fp16_fp16_fp16_col_col_bias_fp16_relu_cooperative_128x176x64_cluster1x1_consumers2_stages5_along_m_group8_direct_8a6c83d8
+// gemm_sm90a_fp16_fp16_fp16_col_col_bias_fp16_relu_cooperative_128x176x64_cluster1x1_consumers2_stages5_along_m_group8_direct_072fb1cf
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): bias_fp16, relu
 //   A fp16 col, B fp16 col, accumulated in fp32, D fp16 row
 //   tile 128x176x64, cluster 1x1, 2 consumers, 5 stages, along_m, group 8, store direct
-// Digest 8a6c83d855489a0bb14e741d64c203ea9d96eccf48eda254db1c1e0821dc5d79; `warploom show` prints this file.
+// Digest 072fb1cf1f9a891075884cf3404d3d856b3c7d8357387282c0a083363d80b1f0; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -34,8 +34,9 @@ constexpr int kSharing = 2;    // consumers that share a tile, each with its par
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: of two, one is finished under the other's products
 constexpr int kStages = 5;
 constexpr int kGroup = 8;
-constexpr int kWgmmaM = 64, kWgmmaRows = kTileM / (kWgmmaM * kSharing);  // 64-row blocks a consumer
-constexpr int kChunkColumns = 16, kChunks = kTileN / kChunkColumns;  // D is finished by chunks
+constexpr int kRows = 128, kColumns = 176;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kChunkColumns = 16, kChunks = kColumns / kChunkColumns;  // a block is finished by chunks
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
@@ -95,14 +96,11 @@ struct OperandA {
   static constexpr int kBoxes = 2, kBoxColumns = 64, kBoxBytes = 8192;
 
   // Starts the load of this block's share of the tile at (m, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k,
-                                              int rank) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
     CUTE_NO_UNROLL  // the producer has few registers
-    for (int box = 0; box < kBoxes; ++box) {
-      uint8_t* destination = tile + box * kBoxBytes;
-      cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, destination, m + box * kBoxColumns, k);
-    }
+    for (int box = 0; box < kBoxes; ++box)
+      cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile + box * kBoxBytes, m + box * kBoxColumns, k);
   }
 };
 
@@ -110,17 +108,11 @@ struct OperandA {
 struct OperandB {
   static constexpr int kBytes = 22528;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr int kBoxes = 1, kBoxColumns = 64, kBoxBytes = 22528;
 
   // Starts the load of this block's share of the tile at (n, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k,
-                                              int rank) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    CUTE_NO_UNROLL  // the producer has few registers
-    for (int box = 0; box < kBoxes; ++box) {
-      uint8_t* destination = tile + box * kBoxBytes;
-      cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, destination, k + box * kBoxColumns, n);
-    }
+    cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile, k, n);
   }
 };
 
@@ -140,8 +132,14 @@ struct Position {
 struct Order {
   __device__ __forceinline__ Order(int, int, Position&) {}
   __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void multiplied(int, int) const {}
   __device__ __forceinline__ void pass(Position&) const {}
   __device__ __forceinline__ void finish(int) const {}
+};
+
+// Where a tile of D starts.
+struct Place {
+  int m, n;
 };
 
 // The tiles of D in the order in which clusters take them: bands of kGroup tiles along_m, so that
@@ -154,32 +152,32 @@ struct Tiles {
         across((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)) {}
   __device__ __forceinline__ int count() const { return along * across; }
 
-  // The first row and column of this block's tile.
-  __device__ __forceinline__ void at(int index, int rank, int& m, int& n) const {
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
     const int band = index / (kGroup * across);
     const int height = min(along - band * kGroup, kGroup);
     const int offset = index - band * kGroup * across;
     const int i = band * kGroup + offset % height, j = offset / height;
-    m = (i * kClusterM + rank % kClusterM) * kTileM;
-    n = (j * kClusterN + rank / kClusterM) * kTileN;
+    return {(i * kClusterM + rank % kClusterM) * kTileM,
+            (j * kClusterN + rank / kClusterM) * kTileN};
   }
 };
 
-// A thread holds accumulators in fragments of two rows by two columns of D. Epilogue and store see
-// a fragment only through its logical coordinates, never through wgmma's register order.
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first row and column of a chunk of the consumer's part of the tile, which starts at (m, n).
-__device__ __forceinline__ int chunk_row(int m, int chunk) { return m + chunk / kChunks * kWgmmaM; }
-__device__ __forceinline__ int chunk_column(int n, int chunk) { return n + chunk % kChunks * kChunkColumns; }
+// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) { return at.m + chunk / kChunks * kWgmmaM; }
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) { return at.n + chunk % kChunks * kChunkColumns; }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8.
-__device__ __forceinline__ Coordinates coordinates(int m, int n, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_row(m, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_column(n, chunk) + f * 8 + lane % 4 * 2;
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
   return { {row, row + 8}, {column, column + 1} };
 }
 
@@ -219,10 +217,11 @@ struct Relu {
   __device__ __forceinline__ static float function(float x) { return x < 0.f ? 0.f : x; }
 };
 
-// The steps between accumulators and D, in order. What a step reads of a row is loaded once a tile; what
-// it reads of a fragment a chunk ahead, so that the latency hides under the products or the chunk before.
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Rows {
+  struct Block {
   };
   struct Operands {
     Bias<cutlass::half_t>::Operand step_0;
@@ -237,7 +236,7 @@ struct Epilogue {
         step_0{p.bias_0},
         step_1{} {}
 
-  __device__ __forceinline__ Rows load_rows(const Coordinates& at) const {
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
   }
 
@@ -245,28 +244,39 @@ struct Epilogue {
     return {step_0.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Rows& rows, const Operands& operands) const {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
     step_0.apply(x, operands.step_0);
     step_1.apply(x);
   }
 };
 
+// Two values of a row as D holds them, rounded to nearest even.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
 // D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
 struct Store {
   __device__ __forceinline__ Store(uint8_t*, int) {}
 
-  // Stores one chunk of the consumer's part of the tile, which starts at (m, n).
-  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], int m, int n, int chunk) {
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], const Place& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
-      const Coordinates at = coordinates(m, n, chunk, f);
+      const Coordinates place = coordinates(at, chunk, f);
       CUTE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (at.row[i] >= p.m) continue;
-        ElementD* d = p.d + at.row[i] * p.d_pitch + at.column[0];
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
         CUTE_UNROLL
         for (int j = 0; j < 2; ++j)
-          if (at.column[j] < p.n) d[j] = ElementD(x[f][i][j]);
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
       }
     }
   }
@@ -288,31 +298,30 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
-    int m, n;
-    tiles.at(tile, rank, m, n);
+    const Place at = tiles.at(tile, rank);
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], m, k_tile * kTileK, rank);
-      OperandB::load(p.b_map, full, shared.b[position.stage], n, k_tile * kTileK, rank);
+      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-constexpr int kCount = kTileN / 2;  // accumulators of a thread in 64 rows
-// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows of A.
-constexpr int kStageA = OperandA::kBytes / 16, kStageB = OperandB::kBytes / 16;
-constexpr int kRowsA = kStageA * kWgmmaM / kTileM;
+using RowOperand = OperandA; using ColumnOperand = OperandB;
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
+// Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
+constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
+constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
 
-// Keeps the compiler from moving accumulators across asynchronous products.
-__device__ __forceinline__ void fence(Accumulator (&accumulators)[kWgmmaRows][kCount]) {
+// Keeps the compiler from moving the sums of a block across asynchronous products.
+__device__ __forceinline__ void fence(Accumulator (&sums)[kCount]) {
   CUTE_UNROLL
-  for (int i = 0; i < kWgmmaRows * kCount; ++i)
-    asm volatile("" : "+f"(accumulators[i / kCount][i % kCount])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 // A stage is free once every block that its producer multicasts to has let go of it.
@@ -321,72 +330,92 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// Issues the products of one stage; they run on while the warpgroup goes on.
-__device__ __forceinline__ void multiply(Accumulator (&accumulators)[kWgmmaRows][kCount], uint64_t a, uint64_t b, bool add) {
-  fence(accumulators);
-  cute::warpgroup_arrive();
-  CUTE_UNROLL
-  for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+// The sums of one tile's products, which the tensor core adds up itself.
+struct Products {
+  Accumulator sums[kBlocks][kCount];
+
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int rows = 0; rows < kWgmmaRows; ++rows)
-      Wgmma::fma(a + rows * kRowsA + step * OperandA::kStep, b + step * OperandB::kStep, accumulators[rows], add || step > 0);
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
+      CUTE_UNROLL
+      for (int block = 0; block < kBlocks; ++block)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, sums[block],
+                   add || step > 0);
+    }
+    cute::warpgroup_commit_batch();
   }
-  cute::warpgroup_commit_batch();
-}
+
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
+
+  // Adds the products of the next stage, and lets go of the stage before.
+  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
+    release(previous);
+  }
+
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
+};
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
                                         int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
-  const uint64_t a = matrix(shared.a[0], 8192, 1024, 1) + part * kWgmmaRows * kRowsA;
-  const uint64_t b = matrix(shared.b[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.a[0], 8192, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
-  const Order order(turn, k_tiles, position);
+  const Order order(consumer, k_tiles, position);
   Store store(nullptr, consumer);
-  const Epilogue epilogue(p);
-  Epilogue::Rows rows[kWgmmaRows];
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
-    int m, n;
-    tiles.at(tile, rank, m, n);
-    m += part * kWgmmaRows * kWgmmaM;
-    Accumulator accumulators[kWgmmaRows][kCount];
+    Place at = tiles.at(tile, rank);
+    at.m += part * kBlocks * kWgmmaM;
+    Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
-    multiply(accumulators, a + position.stage * kStageA, b + position.stage * kStageB, false);
+    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
+    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      multiply(accumulators, a + position.stage * kStageA, b + position.stage * kStageB, true);
-      cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
-      release(shared.empty[previous]);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, shared.empty[previous]);
+      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
     order.pass(position);
     CUTE_UNROLL
-    for (int i = 0; i < kWgmmaRows; ++i) rows[i] = epilogue.load_rows(coordinates(m, n, i * kChunks, 0));
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(m, n, 0, f));
-    cute::warpgroup_wait<0>();
-    fence(accumulators);
-    release(shared.empty[previous]);
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kWgmmaRows * kChunks; ++chunk) {
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
       const int next = chunk + 1;
       Value x[kFragments][2][2];
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
         for (int i = 0; i < 4; ++i)
-          x[f][i / 2][i % 2] = Value(accumulators[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
-        epilogue.apply(x[f], rows[chunk / kChunks], operands[f]);
-        if (next < kWgmmaRows * kChunks) operands[f] = epilogue.load(coordinates(m, n, next, f));
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      store(p, x, m, n, chunk);
+      store(p, x, at, chunk);
     }
   }
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
@@ -394,7 +423,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_fp16_fp16_fp16_col_col_bias_fp16_relu_cooperative_128x176x64_cluster1x1_consumers2_stages5_along_m_group8_direct_8a6c83d8(const __grid_constant__ Parameters p) {
+    gemm_sm90a_fp16_fp16_fp16_col_col_bias_fp16_relu_cooperative_128x176x64_cluster1x1_consumers2_stages5_along_m_group8_direct_072fb1cf(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -402,6 +431,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
+    cute::prefetch_tma_descriptor(&p.a_map);
+    cute::prefetch_tma_descriptor(&p.b_map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);
@@ -410,6 +441,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   cute::cluster_arrive_relaxed();  // no block signals another's barriers before they exist
   cute::cluster_wait();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
@@ -417,6 +450,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
-  cute::cluster_arrive();  // nor after it has gone
-  cute::cluster_wait();
+  if (kClusterSize > 1) {  // nor after it has gone
+    cute::cluster_arrive();
+    cute::cluster_wait();
+  }
 }

@@ -1,0 +1,99 @@
+"""The reference of configurations in Markdown: every field of the families' dataclasses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from warploom.generator.config_models import TAGS, meanings, summary
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.family import Family
+
+BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+_COLUMNS = ("field", "values", "default", "meaning")
+
+
+def reference() -> str:
+    """Return the tables of every family: its operation, the steps of an epilogue, its schedule."""
+    return "\n\n".join(part for family in FAMILIES.values() for part in _family(family))
+
+
+def insert(text: str, tables: str) -> str:
+    """Return `text` with `tables` between the two markers; ValueError if it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the text has no {BEGIN} followed by {END}")
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+
+
+def _family(family: Family[Any, Any, Any]) -> Iterable[str]:
+    yield f"**An operation of `{family.name}`.** {summary(family.operation)}"
+    yield _table(_COLUMNS, map(_row, _described(family.operation)))
+    steps = [step for kind in get_type_hints(family.operation).values() for step in _steps(kind)]
+    if steps:
+        yield "**A step of its epilogue.**"
+        yield _table(("step", "fields", "meaning"), map(_step, steps))
+    yield f"**A schedule of `{family.name}`**, each field one value or a list of them."
+    rows = (_row(field, family.automatic) for field in _described(family.schedule))
+    yield _table(_COLUMNS, rows)
+
+
+def _steps(hint: Any) -> Sequence[type]:  # noqa: ANN401 (type hints are values here)
+    """The dataclasses of a field that is a tuple of any of them."""
+    kinds = get_args(get_args(hint)[0]) if get_origin(hint) is tuple else ()
+    return kinds if kinds and all(map(is_dataclass, kinds)) else ()
+
+
+Described = tuple[Field[Any], Any, str]  # a field, its type, its meaning
+
+
+def _described(source: type) -> list[Described]:
+    hints, told = get_type_hints(source), meanings(source)
+    found = [(field, hints[field.name], told.get(field.name, "")) for field in fields(source)]
+    return sorted(found, key=lambda described: described[0].name not in TAGS)
+
+
+def _row(described: Described, automatic: Sequence[str] = ()) -> tuple[str, ...]:
+    field, hint, meaning = described
+    values, default = _values(hint), _default(field)
+    if field.name in automatic:
+        values, default = f"{values}, or `auto`", "`auto`"
+    return f"`{field.name}`", values, default, meaning
+
+
+def _step(source: type) -> tuple[str, ...]:
+    (tag, *own) = _described(source)
+    (name,) = get_args(tag[1])
+    told = [f"`{field.name}`: {_values(hint)}" for field, hint, _ in own]
+    more = [f"`{field.name}`: {meaning}." for field, _, meaning in own]
+    return f"`{name}`", "; ".join(told) or "none", " ".join((summary(source), *more))
+
+
+def _values(hint: Any) -> str:  # noqa: ANN401 (type hints are values here)
+    """What a field of this type takes, as it is written in YAML."""
+    arguments = get_args(hint)
+    if hint is bool:
+        arguments = (False, True)
+    elif get_origin(hint) is tuple:
+        several = arguments[-1] is ...
+        return "a list of steps" if several else f"a list of {len(arguments)} integers"
+    elif get_origin(hint) is not Literal:
+        return "an integer"
+    return ", ".join(f"`{_yaml(value)}`" for value in arguments)
+
+
+def _default(field: Field[Any]) -> str:
+    required = field.name in TAGS or field.default is MISSING
+    return "required" if required else f"`{_yaml(field.default)}`"
+
+
+def _yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] * len(columns)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, rule, *rows))

@@ -1,0 +1,131 @@
+"""Legal operations, specs and problems, over every value that types and rules allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any, get_args, get_type_hints
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from warploom.generator.architectures import ARCHITECTURES, architecture
+from warploom.generator.elements import element
+from warploom.generator.epilogue import STEPS, Residual
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.gemm import Batches, GemmOperation, GemmProblem, GemmSchedule
+from warploom.generator.specification import KernelSpec
+
+GEMM = FAMILIES["gemm"]
+
+
+def literal(source: type, field: str) -> st.SearchStrategy[Any]:
+    """Any value of a field that is declared a Literal or a bool."""
+    hint = get_type_hints(source)[field]
+    return st.booleans() if hint is bool else st.sampled_from(get_args(hint))
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> GemmOperation:
+    """Any legal operation."""
+    a = draw(literal(GemmOperation, "a"))
+    k_major_only = element(a).bits == 8
+    d = draw(literal(GemmOperation, "d"))
+    assume(d != "int32" or a == "int8")
+    return GemmOperation(
+        a=a,
+        b=draw(st.sampled_from(("e4m3", "e5m2"))) if element(a).is_fp8 else a,
+        d=d,
+        layout_a="row" if k_major_only else draw(literal(GemmOperation, "layout_a")),
+        layout_b="col" if k_major_only else draw(literal(GemmOperation, "layout_b")),
+        epilogue=() if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=6))),
+        accumulation=draw(literal(GemmOperation, "accumulation")) if element(a).is_fp8 else "fast",
+        batched=draw(literal(GemmOperation, "batched")),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> KernelSpec:
+    """Any legal spec: every field varies over all that its type and the rules allow."""
+    arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
+    drawn = ("raster", "store", "roles", "consumers", "swap", "producer_registers", "l2_promotion")
+    fields = {field: draw(literal(GemmSchedule, field)) for field in drawn}
+    if fields["roles"] == "pingpong":
+        fields["consumers"] = 2
+    if fields["swap"] and element(operation.d).bits != 16:
+        fields["store"] = "direct"
+    fields["tile"] = draw(tiles(operation, fields))
+    fields["cluster"] = draw(st.sampled_from(((1, 1), (2, 1), (1, 2))))
+    if fields["consumers"] == 1 or fields["cluster"] != (1, 1):
+        fields["producer_registers"] = 40
+    fields["group"] = draw(st.integers(1, 1024))
+    filled = GEMM.complete(arch, operation, fields)
+    schedule = replace(filled, stages=draw(st.integers(2, filled.stages)))
+    assume(not GEMM.reasons(architecture(arch), operation, schedule))
+    return KernelSpec(arch, operation, schedule)
+
+
+@st.composite
+def tiles(
+    draw: st.DrawFn, operation: GemmOperation, fields: dict[str, Any]
+) -> tuple[int, int, int]:
+    """A tile whose accumulators the registers can hold; not all of them are legal."""
+    sharing = fields["consumers"] if fields["roles"] == "cooperative" else 1
+    rows = draw(st.sampled_from([rows for rows in (64, 128, 256) if rows % (64 * sharing) == 0]))
+    promoted = 2 if operation.accumulation == "promoted" else 1
+    wide = fields["swap"] or element(operation.d).bits == 8
+    unit = 16 if operation.a == "int8" or (wide and fields["store"] == "tma") else 8
+    most = min(256, 192 * 128 * sharing // (rows * promoted))
+    columns = unit * draw(st.integers(1, most // unit))
+    m, n = (columns, rows) if fields["swap"] else (rows, columns)
+    return m, n, 1024 // element(operation.a).bits
+
+
+@st.composite
+def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
+    """Any problem that the runtime may hand to a kernel of `spec`: aligned as its TMA needs."""
+    operation, schedule = spec.operation, spec.schedule
+    assert isinstance(operation, GemmOperation)
+    assert isinstance(schedule, GemmSchedule)
+    extents = st.one_of(st.integers(1, 300), st.sampled_from((4096, 8191, 50_003)))
+    m, n, k = draw(extents), draw(extents), draw(extents)
+    d_unit = 16 // element(operation.d).bytes if schedule.store == "tma" else 1
+    n += -n % d_unit
+
+    def pitch(extent: int, unit: int) -> int:
+        return extent + -extent % unit + unit * draw(st.integers(0, 3))
+
+    unit = 16 // element(operation.a).bytes
+    pitch_a = pitch(k if operation.layout_a == "row" else m, unit)
+    pitch_b = pitch(k if operation.layout_b == "col" else n, unit)
+    problem = GemmProblem(
+        *(m, n, k),
+        *(pitch_a, pitch_b, pitch(n, d_unit)),
+        pitch_c=tuple(n for step in operation.epilogue if isinstance(step, Residual)),
+    )
+    if not operation.batched:
+        return problem
+    own = draw(st.lists(st.integers(1, 64), min_size=1, max_size=2))
+    rows_a = m if operation.layout_a == "row" else k
+    rows_b = n if operation.layout_b == "col" else k
+    fields = (step.batch_field(i) for i, step in enumerate(operation.epilogue))
+    return replace(
+        problem,
+        batches=prod(own),
+        batches_a=draw(lies(own, pitch_a * rows_a)),
+        batches_b=draw(lies(own, pitch_b * rows_b)),
+        batch_pitch_d=problem.pitch_d * m,
+        batch_pitch_steps=tuple(draw(st.sampled_from((0, n))) for field in fields if field),
+    )
+
+
+def lies(own: list[int], pitch: int) -> st.SearchStrategy[Batches]:
+    """How an operand lies that has all of D's batches, one, or those of one of its dimensions."""
+    return st.sampled_from(
+        (
+            Batches(),
+            Batches(prod(own), pitch),
+            Batches(own[0], pitch, prod(own[1:])),
+            Batches(own[-1], pitch),
+        )
+    )

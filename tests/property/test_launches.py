@@ -1,0 +1,77 @@
+"""Whatever is launched, the hardware takes: tensor maps, grids, blocks; every value has a field."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import GEMM, problems, specs
+
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import TensorMap
+
+many = settings(deadline=None, max_examples=150)
+
+
+@many
+@given(specs(), st.data())
+def test_tensor_maps_are_such_as_the_driver_encodes(spec: KernelSpec, data: st.DataObject) -> None:
+    """The rules are those of cuTensorMapEncodeTiled (CUDA driver API)."""
+    (launch,) = GEMM.launches(spec, data.draw(problems(spec)), DeviceLimits(132))
+    maps = [value for value in launch.parameters.values() if isinstance(value, TensorMap)]
+    assert [found.tensor for found in maps] in (["a", "b"], ["a", "b", "d"])
+    for found in maps:
+        size = found.element.bytes
+        assert len(found.extents) == len(found.box) == len(found.pitches) + 1
+        assert all(1 <= extent <= 2**32 for extent in found.extents)
+        assert all(1 <= length <= 256 for length in found.box)
+        assert all(pitch % 16 == 0 and 0 < pitch < 2**40 for pitch in found.pitches)
+        assert found.pitches[0] >= found.extents[0] * size
+        assert found.box[0] * size == found.span
+        assert found.span in (16, 32, 64, 128)
+
+
+@many
+@given(specs(), st.data())
+def test_every_field_of_the_parameters_has_a_value_and_none_is_left_over(
+    spec: KernelSpec, data: st.DataObject
+) -> None:
+    (launch,) = GEMM.launches(spec, data.draw(problems(spec)), DeviceLimits(132))
+    fields = [field.name for field in GEMM.parameters(spec).fields]
+    assert sorted(launch.parameters) == sorted(fields)
+
+
+@many
+@given(specs(), st.data(), st.integers(1, 200))
+def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiprocessors(
+    spec: KernelSpec, data: st.DataObject, multiprocessors: int
+) -> None:
+    operation, schedule = spec.operation, spec.schedule
+    assert isinstance(operation, GemmOperation)
+    assert isinstance(schedule, GemmSchedule)
+    problem = data.draw(problems(spec))
+    (launch,) = GEMM.launches(spec, problem, DeviceLimits(multiprocessors))
+    size = schedule.cluster[0] * schedule.cluster[1]
+    rows, columns = (schedule.tile[i] * schedule.cluster[i] for i in range(2))
+    tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
+    assert launch.cluster == size
+    assert launch.grid == min(tiles, max(1, multiprocessors // size)) * size
+    assert launch.block == 128 * (1 + schedule.consumers)
+    assert launch.shared_bytes <= 232_448
+
+
+@many
+@given(specs(), st.data())
+def test_only_a_batched_kernel_takes_batches(spec: KernelSpec, data: st.DataObject) -> None:
+    problem = data.draw(problems(spec))
+    (launch,) = GEMM.launches(spec, problem, DeviceLimits(132))
+    maps = [value for value in launch.parameters.values() if isinstance(value, TensorMap)]
+    assert isinstance(spec.operation, GemmOperation)
+    rank = 3 if spec.operation.batched else 2
+    assert {len(found.extents) for found in maps} == {rank}
+    assert ("a_repeat" in launch.parameters) is spec.operation.batched
+    for name, lie in (("a", problem.batches_a), ("b", problem.batches_b)):
+        if spec.operation.batched:
+            assert launch.parameters[f"{name}_batches"] == lie.count
+            assert next(m for m in maps if m.tensor == name).extents[2] == lie.count
