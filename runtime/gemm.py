@@ -24,7 +24,14 @@ from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.epilogue import BoundEpilogue, Item, Keywords
-from warploom.runtime.operands import Placement, extent_bytes, overlap, padded_copy, place
+from warploom.runtime.operands import (
+    Placement,
+    extent_bytes,
+    overlap,
+    padded_copy,
+    place,
+    refuse_grad,
+)
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
@@ -81,6 +88,11 @@ class GemmPlan:
         if key is not None and self._repeatable and not launches[0].roams:
             remember(self._ready, key, (alike(a, b, out), launches[0].launch), _BOUND)
         return out
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The operands that are copied first, since TMA cannot read them."""
+        return tuple(name for name, layout in (("a", self.copy_a), ("b", self.copy_b)) if layout)
 
     @property
     def _repeatable(self) -> bool:
@@ -166,7 +178,7 @@ def gemm(
 ) -> torch.Tensor:
     """Run the planned call, planning it first when it is new."""
     if torch.is_grad_enabled():
-        refuse_grad(a, b, out, *(value for item in listed for value in item[1:2]))
+        refuse_grad("warploom.gemm", a, b, out, *(value for item in listed for value in item[1:2]))
     key = signature(a, b, out, listed, out_dtype, spec)
     planned = _plans.get(key)
     if planned is None:
@@ -187,7 +199,7 @@ def plan(
 ) -> GemmPlan:
     """Check a call, choose its kernel, load it, and remember the plan."""
     if torch.is_grad_enabled():
-        refuse_grad(a, b, out, *(value for item in listed for value in item[1:2]))
+        refuse_grad("warploom.gemm", a, b, out, *(value for item in listed for value in item[1:2]))
     key = signature(a, b, out, listed, out_dtype, spec)
     planned = _make(key, a, b, listed, out, out_dtype, spec)
     counters.add("plans")
@@ -324,17 +336,6 @@ def _store(
     base = 0 if d is None else d.data_ptr()
     whole = n * size % PITCH_BYTES == 0 and readable(base, pitch_d * size)
     return "tma" if whole and bound.paired else "direct"
-
-
-def refuse_grad(*values: object) -> None:
-    """Raise ProblemError when autograd expects a graph that these kernels do not build."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise ProblemError(
-                f"a tensor of shape {list(value.shape)} that requires grad",
-                rule="warploom.gemm is not differentiable",
-                fix="call it under torch.no_grad(), or on .detach()ed tensors",
-            )
 
 
 def refuse_overlap(

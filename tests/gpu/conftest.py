@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # for cases, arena and record, which are no tests
+sys.path.append(str(Path(__file__).parent))  # for cases, arenas and record, which are no tests
 
 import cases
 import record
@@ -19,6 +19,7 @@ import record
 from warploom.errors import WarploomError
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
+from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 
 
@@ -42,7 +43,19 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session", autouse=True)
 def built(private_store: Path) -> dict[str, Artifact]:
     """Every kernel of the tables, by name, built in parallel before the first test."""
-    results = build_many(cases.ALL, kernels.store())
+    return _built(cases.ALL)
+
+
+@pytest.fixture(scope="session")
+def attention_built(private_store: Path) -> dict[str, Artifact]:
+    """Every attention kernel of the tables, by name, built before the first test of attention."""
+    import attention_cases
+
+    return _built(attention_cases.ALL)
+
+
+def _built(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
+    results = build_many(specs, kernels.store())
     for result in results:
         if isinstance(result, WarploomError):
             raise result

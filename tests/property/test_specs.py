@@ -16,13 +16,19 @@ from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_forward import (
+    AttentionOperation,
+    AttentionSchedule,
+    attention_layout,
+)
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
 from warploom.generator.parameters import Kind
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
 
-GEMM = FAMILIES["gemm"]
+GEMM, ATTENTION = FAMILIES["gemm"], FAMILIES["attention_forward"]
 NAME_LIMIT = 255 - len(".cubin")  # a file is named after the kernel
+ATTENTION_LITERALS = ("element", "dim", "mask", "lengths")
 ROLES = [
     (roles, consumers)
     for roles in get_args(get_type_hints(GemmSchedule)["roles"])
@@ -53,8 +59,8 @@ def operations(draw: st.DrawFn) -> GemmOperation:
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> KernelSpec:
-    """Any legal spec: every field varies over all that its type and the rules allow."""
+def gemm_specs(draw: st.DrawFn) -> KernelSpec:
+    """Any legal GEMM: every field varies over all that its type and the rules allow."""
     arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
     roles, consumers = draw(st.sampled_from(ROLES))
     sharing = consumers if roles == "cooperative" else 1
@@ -78,6 +84,35 @@ def specs(draw: st.DrawFn) -> KernelSpec:
         schedule = replace(schedule, tile=narrower)
     assume(not GEMM.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)
+
+
+@st.composite
+def attention_specs(draw: st.DrawFn) -> KernelSpec:
+    """Any legal attention forward."""
+    arch = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    operation = AttentionOperation(
+        **{field: draw(literal(AttentionOperation, field)) for field in ATTENTION_LITERALS},
+        softcap=draw(st.booleans()),
+    )
+    q_tile = draw(literal(AttentionSchedule, "q_tile"))
+    overlap = draw(st.booleans())
+    # Of what registers and shared memory may allow: few of all tiles do.
+    widest = {64: 256, 128: 256, 192: 144}[q_tile] * 32 // max(32, operation.dim // 2)
+    schedule = AttentionSchedule(
+        q_tile=q_tile,
+        kv_tile=16 * draw(st.integers(1, max(1, min(256, widest) // 16))),
+        stages=draw(st.integers(2 if overlap else 1, 4)),
+        overlap=overlap,
+        pingpong=q_tile > 64 and draw(st.booleans()),
+        scheduler=draw(literal(AttentionSchedule, "scheduler")),
+    )
+    assume(not ATTENTION.reasons(architecture(arch), operation, schedule))
+    return KernelSpec(arch, operation, schedule)
+
+
+def specs() -> st.SearchStrategy[KernelSpec]:
+    """Any legal spec of any family."""
+    return st.one_of(gemm_specs(), attention_specs())
 
 
 @few
@@ -113,7 +148,8 @@ def test_the_digest_differs_exactly_where_a_field_does(one: KernelSpec, other: K
 @many
 @given(specs(), st.data())
 def test_the_digest_changes_with_any_one_field(spec: KernelSpec, data: st.DataObject) -> None:
-    other = data.draw(specs())
+    of_family = {"gemm": gemm_specs, "attention_forward": attention_specs}
+    other = data.draw(of_family[spec.operation.family]())
     part = data.draw(st.sampled_from(("operation", "schedule")))
     old, new = getattr(spec, part), getattr(other, part)
     field = data.draw(st.sampled_from(sorted(old.__dataclass_fields__)))
@@ -129,7 +165,7 @@ def test_the_digest_changes_with_any_one_field(spec: KernelSpec, data: st.DataOb
 def test_parameters_are_aligned_disjoint_and_packed_at_their_offsets(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
-    parameters = GEMM.parameters(spec)
+    parameters = FAMILIES[spec.operation.family].parameters(spec)
     end = 0
     for field in parameters.fields:
         alignment = 128 if field.kind is Kind.TENSOR_MAP else field.kind.size
@@ -160,7 +196,7 @@ def value_of(kind: Kind) -> st.SearchStrategy[Any]:
 @many
 @given(specs())
 def test_the_declared_struct_is_the_one_that_is_packed(spec: KernelSpec) -> None:
-    parameters, text = GEMM.parameters(spec), render(spec)
+    parameters, text = FAMILIES[spec.operation.family].parameters(spec), render(spec)
     assert f"sizeof(Parameters) == {parameters.size}" in text
     for field in parameters.fields:
         assert f"  {field.declaration};" in text
@@ -175,6 +211,9 @@ def test_shared_memory_and_registers_fit_the_hardware(spec: KernelSpec) -> None:
 
 def assert_fits(spec: KernelSpec) -> None:
     """Assert the limits of the hardware, from scratch and not through the rules."""
+    if isinstance(spec.operation, AttentionOperation):
+        assert_attention_fits(spec)
+        return
     operation, schedule = spec.operation, spec.schedule
     assert isinstance(operation, GemmOperation)
     assert isinstance(schedule, GemmSchedule)
@@ -194,6 +233,35 @@ def assert_fits(spec: KernelSpec) -> None:
     assert m * n // (128 * sharing) <= 215
 
 
+def assert_attention_fits(spec: KernelSpec) -> None:
+    operation, schedule = spec.operation, spec.schedule
+    assert isinstance(operation, AttentionOperation)
+    assert isinstance(schedule, AttentionSchedule)
+    q, kv = schedule.q_tile * operation.dim * 2, schedule.kv_tile * operation.dim * 2
+    layout = attention_layout(architecture(spec.arch), operation, schedule)
+    staging = q if layout.stages_o_apart else 0
+    warpgroups = schedule.q_tile // 64
+    barriers = 8 * (2 * warpgroups + 4 * schedule.stages) + 64 * warpgroups
+    assert q + staging + 2 * schedule.stages * kv + barriers <= layout.shared_bytes <= 232_448
+    assert schedule.kv_tile % 16 == 0
+    assert 16 <= schedule.kv_tile <= 256
+    # Scores, weights and output of a thread, of what setmaxnreg gives it.
+    held = schedule.kv_tile // 2 + schedule.kv_tile // 4 + operation.dim // 2
+    assert held <= {1: 227, 2: 212, 3: 132}[warpgroups]
+    assert warpgroups > 1 or not schedule.pingpong
+
+
+ATTENTION_BREAKS: dict[str, list[Any]] = {
+    "q_tile": [-64, 0, 32, 96, 256],
+    "kv_tile": [-16, 0, 8, 24, 264, 272, 512],
+    "stages": [-1, 0, 9],
+    "scheduler": ["", "greedy", "static; }"],
+    "element": ["fp32", "int8", "bf16;"],
+    "dim": [0, 8, 80, 512],
+    "mask": ["", "alibi"],
+    "lengths": ["ragged"],
+    "softcap": [30.0, "yes"],
+}
 BREAKS: dict[str, list[Any]] = {
     "tile": [
         *((m, 128, 64) for m in (-64, 0, 32, 192, 512)),
@@ -220,14 +288,15 @@ BREAKS: dict[str, list[Any]] = {
 def test_a_legal_spec_with_one_illegal_field_never_constructs(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
-    field = data.draw(st.sampled_from(sorted(BREAKS)))
-    value = data.draw(st.sampled_from(BREAKS[field]))
+    breaks = BREAKS if spec.operation.family == "gemm" else ATTENTION_BREAKS
+    field = data.draw(st.sampled_from(sorted(breaks)))
+    value = data.draw(st.sampled_from(breaks[field]))
     operation, schedule = spec.operation, spec.schedule
     with pytest.raises(SpecificationError):
-        if field in GemmOperation.__dataclass_fields__:
-            KernelSpec(spec.arch, replace(operation, **{field: value}), schedule)
+        if field in operation.__dataclass_fields__:
+            KernelSpec(spec.arch, replace(operation, **{field: value}), schedule)  # type: ignore[type-var]
         else:
-            KernelSpec(spec.arch, operation, replace(schedule, **{field: value}))
+            KernelSpec(spec.arch, operation, replace(schedule, **{field: value}))  # type: ignore[type-var]
 
 
 @many
