@@ -22,6 +22,18 @@ struct Steps {
     c.position.advance();
   }
 
+  // The next tile is for rows further down.
+  static __device__ __forceinline__ void skip(Consumer& c) {
+    const Position at = c.position;
+    c.turns.begin();
+    c.turns.pass();
+    c.shared.k_full[at.stage].wait(at.phase);
+    release(c.shared.k_empty[at.stage]);
+    c.shared.v_full[at.stage].wait(at.phase);
+    release(c.shared.v_empty[at.stage]);
+    c.position.advance();
+  }
+
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked, bool) {
     step<true, true>(c, scores, output, weights, rows, n, masked);
   }
