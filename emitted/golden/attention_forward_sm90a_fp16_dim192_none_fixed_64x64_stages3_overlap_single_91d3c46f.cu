@@ -31,6 +31,12 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 1;  // warpgroups with 64 rows of q each, beside one producer warpgroup
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 64;
 constexpr int kStages = 3;  // of k, and of v
+constexpr bool kTry_deal = false;
+constexpr bool kTry_trigger = false;
+constexpr bool kTry_skip = false;
+constexpr bool kTry_vote = false;
+constexpr bool kTry_poly8 = false;
+constexpr bool kTry_poly4 = false;
 constexpr bool kBoundsLeft = false, kBoundsRight = false;
 constexpr bool kRescalesBetween = true;  // the output, under the product of scores; else after its own
 constexpr bool kStagesApart = true;  // o has staging of its own; else it leaves through q's memory
@@ -205,6 +211,19 @@ __device__ __forceinline__ float exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// exp2 of a number up to 0 on the FMA pipe, where ex2 waits for its own: a polynomial of the fraction
+// (relative error 3e-6) times a power of 2, put together from its exponent. NaN stays NaN.
+__device__ __forceinline__ float exp2_polynomial(float x) {
+  constexpr float kRound = 12582912;  // adding it leaves the integer nearest to x in the low bits
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-126.f));
+  const float rounded = x + kRound, f = x - (rounded - kRound);
+  float y = 0.0095701f;
+  y = y * f + 0.05591786f;
+  y = y * f + 0.24024745f;
+  y = y * f + 0.69312181f;
+  y = y * f + 0.99999926f;
+  return y * __int_as_float((__float_as_int(rounded) << 23) + 0x3f800000);
+}
 __device__ __forceinline__ float log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -262,7 +281,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
       x = exp2(x * scale - shift);
-      y = exp2(y * scale - shift);
+      y = (kTry_poly4 && i % 8 == 0) || (kTry_poly8 && i % 16 == 0) ? exp2_polynomial(y * scale - shift) : exp2(y * scale - shift);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
@@ -278,6 +297,7 @@ struct alignas(16) Work {
   int row, head;
   Sequence sequence;
   int begin, end, full_begin, full_end;
+  int skipped;  // tiles that the block loads before, for rows further down
 };
 
 struct SharedStorage {
@@ -302,7 +322,7 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
   const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
   const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
-  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0};
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
@@ -313,6 +333,11 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
   work.full_end = max(work.begin, full_end / kKvTile);
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
+  if (kTry_skip && kBoundsRight) {
+    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
+    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+    work.end -= work.skipped;
+  }
   return work;
 }
 
@@ -409,6 +434,7 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
+  if (kTry_vote && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -441,6 +467,18 @@ struct Steps {
   static __device__ __forceinline__ void await_next(Consumer& c, bool more) {
     c.position.advance();
     if (more) c.shared.k_full[c.position.stage].wait(c.position.phase);
+  }
+
+  // The next tile is for rows further down.
+  static __device__ __forceinline__ void skip(Consumer& c) {
+    const Position at = c.position;
+    c.turns.begin();
+    c.turns.pass();
+    c.shared.k_full[at.stage].wait(at.phase);
+    release(c.shared.k_empty[at.stage]);
+    c.shared.v_full[at.stage].wait(at.phase);
+    release(c.shared.v_empty[at.stage]);
+    c.position.advance();
   }
 
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs], Weights& weights, Rows& rows, int n, bool masked, bool more) {
@@ -552,6 +590,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
+    CUTE_NO_UNROLL
+    for (int i = 0; kTry_skip && kBoundsRight && i < work.skipped; ++i) Steps::skip(c);
     if (work.end > work.begin) {
       int n = work.end - 1;
       Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin, n > work.begin);
@@ -594,6 +634,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
   __syncthreads();
   asm volatile("griddepcontrol.wait;" ::: "memory");  // the kernel before may still be writing what this one reads
+  if (kTry_trigger) asm volatile("griddepcontrol.launch_dependents;");
   if (warpgroup == 0) {
     if (threadIdx.x == 0) produce(p, shared);
   } else {

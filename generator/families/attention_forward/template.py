@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-
 from typing import Any, cast
 
 from warploom.generator.elements import element
@@ -15,7 +14,6 @@ from warploom.generator.families.attention_forward.schedule import (
 )
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import wgmma
-
 
 # Temporary: variants under measurement (WARPLOOM_TRY=name,name); what wins stays, the rest goes.
 TRIES = ("deal", "trigger", "skip", "vote", "poly8", "poly4")
