@@ -11,6 +11,7 @@ struct Visit {
   bool masked;
 };
 static std::vector<Visit> visits;
+static int skips;
 
 static int random_below(int end) { return int(unsigned(rand()) % unsigned(end)); }
 
@@ -35,11 +36,12 @@ static int take(const Parameters& p, const Work& tile, Seen& seen) {
     const int row = tile.row + consumer * kWgmmaM;
     const Work work = share(p, tile, row);
     visits.clear();
+    skips = 0;
     visit(work);
-    const int expected = work.end > work.begin ? work.end - work.begin : 0;
-    REQUIRE(int(visits.size()) == expected, "the producer loads %d tiles, the consumer takes %d", expected, int(visits.size()));
+    const int loaded = tile.end > tile.begin ? tile.end - tile.begin : 0, taken = int(visits.size());
+    REQUIRE(taken + skips == loaded, "of %d tiles that are loaded, %d are taken and %d left out", loaded, taken, skips);
     for (int i = 0; i < int(visits.size()); ++i) {
-      REQUIRE(visits[i].n == work.end - 1 - i, "tile %d is taken, %d loaded", visits[i].n, work.end - 1 - i);
+      REQUIRE(visits[i].n == tile.end - 1 - skips - i, "tile %d is taken as number %d", visits[i].n, i);
       for (int thread = 0; thread < 128; ++thread) {
         const int own = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
         float scores[kScores] = {};
@@ -67,6 +69,21 @@ static int verify(const Seen& seen, int left, int right) {
       REQUIRE(found == wanted, "%d x %d, left %d, right %d: row %d, column %d: %d", seen.rows, seen.columns, left, right, r, c, found);
     }
   }
+  return 0;
+}
+
+// Every tile is some block's, once.
+static int verify_dealing(const Parameters& p) {
+  std::vector<int> dealt(p.tiles);
+  gridDim.x = std::min(p.tiles, 1 + random_below(140));
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+    Tiles tiles(p);
+    for (int index; tiles.next(p, index);) {
+      REQUIRE(index >= 0 && index < p.tiles, "tile %d of %d", index, p.tiles);
+      ++dealt[index];
+    }
+  }
+  for (int index = 0; index < p.tiles; ++index) REQUIRE(dealt[index] == 1, "tile %d is dealt %d times", index, dealt[index]);
   return 0;
 }
 
@@ -107,6 +124,7 @@ static int problem() {
   std::vector<Seen> seen;
   for (int head = 0; head < heads; ++head)
     for (int b = 0; b < batch; ++b) seen.emplace_back(cu_q[b + 1] - cu_q[b], cu_k[b + 1] - cu_k[b]);
+  if (verify_dealing(p)) return 1;
   for (int index = 0; index < p.tiles; ++index) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
@@ -138,6 +156,7 @@ static int problem() {
   p.q_tiles = (p.seq_q + kQTile - 1) / kQTile, p.all_heads = p.heads * batch, p.tiles = p.q_tiles * p.all_heads;
   p.section = 1 + random_below(p.all_heads);
   std::vector<Seen> seen(p.all_heads, Seen(p.seq_q, p.seq_k));
+  if (verify_dealing(p)) return 1;
   for (int index = 0; index < p.tiles; ++index) {
     const Work work = locate(p, index);
     REQUIRE(work.row >= 0 && work.row < p.seq_q, "row %d of %d", work.row, p.seq_q);

@@ -26,6 +26,7 @@ using std::max; using std::min;
 #define CUTE_NO_UNROLL
 #define __launch_bounds__(...)
 namespace cute { struct TmaDescriptor {}; }
+struct { int x; } gridDim, blockIdx;
 inline float minus_infinity() { return -std::numeric_limits<float>::infinity(); }
 """
 
@@ -53,7 +54,8 @@ def host_text(spec: KernelSpec) -> str:
             f"#define PROBLEMS {PROBLEMS}",
             *(["#define PACKED"] if packed else []),
             *re.findall(
-                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores)|bool kBounds).*?$",
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores)|bool k(?:Bounds|Try))"
+                r".*?$",
                 text,
                 re.MULTILINE,
             ),
@@ -64,20 +66,22 @@ def host_text(spec: KernelSpec) -> str:
             piece(r"^(struct Corner .*?)$"),
             piece(r"^(struct Sequence \{.*?^\}\n)\n"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
+            piece(r"^(struct Tiles \{.*?^\};)"),
             piece(r"^(struct alignas\(16\) Work \{.*?^\};)"),
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ Work share.*?^\}\n)"),
             f'void visit(const Work& work);\n#line 1 "{HARNESS}"',
             HARNESS.read_text(),
             "struct Steps {",
+            "  static void skip() { ++skips; }",
             "  static void first(int n, bool masked, bool) { visits.push_back({n, masked}); }",
             "  template <bool kMasked>",
             "  static void next(int n, bool) { visits.push_back({n, kMasked}); }",
             "};",
             "void visit(const Work& work) {",
-            piece(
-                r"(    if \(work\.end > work\.begin\) \{.*?)      if \(kStagesApart\) release"
-            ).replace("c, scores, output, weights, rows, ", ""),
+            piece(r"(    for \(int i = 0; kBoundsRight.*?)      if \(kStagesApart\) release")
+            .replace("c, scores, output, weights, rows, ", "")
+            .replace("skip(c)", "skip()"),
             "}}",
         )
     )

@@ -49,7 +49,7 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     operation: Any = SPECS[name].operation
     lines = len(render(SPECS[name]).splitlines())
     plain = operation.family == "gemm" and not operation.epilogue
-    assert lines < (440 if plain else 640)
+    assert lines < (440 if plain else 665)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")

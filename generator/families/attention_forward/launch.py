@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import cast
 
@@ -67,8 +66,7 @@ def q_tiles(schedule: AttentionSchedule, problem: AttentionProblem, *, packed: b
 def _section(problem: AttentionProblem, all_heads: int) -> int:
     """Query heads whose k and v stay in L2 together: whole groups, at least one."""
     kv_head_bytes = 2 * problem.seq_k * problem.dim * 2
-    size = int(os.environ.get("WARPLOOM_SECTION", SECTION_BYTES >> 20)) << 20  # temporary
-    kv_heads = max(1, size // kv_head_bytes)
+    kv_heads = max(1, SECTION_BYTES // kv_head_bytes)
     sharing = problem.heads // problem.kv_heads
     return min(kv_heads * sharing, all_heads)
 

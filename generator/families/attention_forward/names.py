@@ -16,7 +16,8 @@ _NAME = re.compile(
     r"attention_forward_(?P<arch>{arch})_(?P<element>fp16|bf16)_dim(?P<dim>\d+)"
     r"_(?P<mask>none|causal|window)(?P<softcap>_softcap)?_(?P<lengths>fixed|packed)"
     r"_(?P<q_tile>\d+)x(?P<kv_tile>\d+)_stages(?P<stages>\d+)(?P<overlap>_overlap)?"
-    r"(?P<pingpong>_pingpong)?_(?P<scheduler>single|static|dynamic)_[0-9a-f]{{8}}".format(
+    r"(?P<pingpong>_pingpong)?_(?P<scheduler>single|static|dynamic)"
+    r"(?P<rescale>_rescale_needed)?_[0-9a-f]{{8}}".format(
         arch="|".join(row.token for row in ARCHITECTURES.values())
     )
 )
@@ -38,5 +39,6 @@ def parse_name(name: str) -> KernelSpec | None:
         **{field: int(token[field]) for field in ("q_tile", "kv_tile", "stages")},
         **{field: token[field] is not None for field in ("overlap", "pingpong")},
         "scheduler": token["scheduler"],
+        "rescale": "needed" if token["rescale"] else "always",
     }
     return KernelSpec(arch, AttentionOperation(**operation), AttentionSchedule(**schedule))

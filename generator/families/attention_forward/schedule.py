@@ -24,6 +24,7 @@ class AttentionOperation:
     mask      none; causal: column <= row + right; window: row - left <= column <= row + right
     softcap   s = softcap * tanh(s / softcap) before the softmax
     lengths   fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say
+    family    which kernels these are
     """
 
     element: Literal["fp16", "bf16"]
@@ -51,6 +52,8 @@ class AttentionSchedule:
     pingpong    the warpgroups take turns at the tensor core: one's softmax under another's products
     scheduler   single: a block per tile; static: persistent blocks, tiles dealt in advance;
                 dynamic: persistent blocks, each takes its next tile from a counter
+    rescale     always, or where it is needed: a warp leaves its output as it is where no maximum of
+                its rows grew
     """
 
     q_tile: Literal[64, 128, 192]
@@ -59,6 +62,7 @@ class AttentionSchedule:
     overlap: bool = True
     pingpong: bool = True
     scheduler: Literal["single", "static", "dynamic"] = "static"
+    rescale: Literal["always", "needed"] = "always"
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -69,6 +73,7 @@ class AttentionSchedule:
             *(("overlap",) if self.overlap else ()),
             *(("pingpong",) if self.pingpong else ()),
             self.scheduler,
+            *(("rescale_needed",) if self.rescale == "needed" else ()),
         )
 
     @property

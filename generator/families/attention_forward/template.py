@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
 from warploom.generator.elements import element
@@ -15,16 +14,12 @@ from warploom.generator.families.attention_forward.schedule import (
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import wgmma
 
-# Temporary: variants under measurement (WARPLOOM_TRY=name,name); what wins stays, the rest goes.
-TRIES = ("deal", "trigger", "skip", "vote", "poly8", "poly4")
-
 
 def context(spec: KernelSpec) -> dict[str, Any]:
     """What the template is rendered with, beside the spec itself."""
     operation = cast("AttentionOperation", spec.operation)
     schedule = cast("AttentionSchedule", spec.schedule)
     kind = element(operation.element)
-    tries = os.environ.get("WARPLOOM_TRY", "").split(",")
     return {
         "operation": operation,
         "schedule": schedule,
@@ -41,7 +36,6 @@ def context(spec: KernelSpec) -> dict[str, Any]:
             a_in_registers=True,
             b_k_major=False,
         ),
-        "tries": {name: name in tries for name in TRIES},
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         # The output of a wide head takes long to rescale: it is done under the product of scores.

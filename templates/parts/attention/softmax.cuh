@@ -4,19 +4,6 @@ __device__ __forceinline__ float exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// exp2 of a number up to 0 on the FMA pipe, where ex2 waits for its own: a polynomial of the fraction
-// (relative error 3e-6) times a power of 2, put together from its exponent. NaN stays NaN.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  constexpr float kRound = 12582912;  // adding it leaves the integer nearest to x in the low bits
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-126.f));
-  const float rounded = x + kRound, f = x - (rounded - kRound);
-  float y = 0.0095701f;
-  y = y * f + 0.05591786f;
-  y = y * f + 0.24024745f;
-  y = y * f + 0.69312181f;
-  y = y * f + 0.99999926f;
-  return y * __int_as_float((__float_as_int(rounded) << 23) + 0x3f800000);
-}
 __device__ __forceinline__ float log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -74,7 +61,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
       x = exp2(x * scale - shift);
-      y = (kTry_poly4 && i % 8 == 0) || (kTry_poly8 && i % 16 == 0) ? exp2_polynomial(y * scale - shift) : exp2(y * scale - shift);
+      y = exp2(y * scale - shift);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;

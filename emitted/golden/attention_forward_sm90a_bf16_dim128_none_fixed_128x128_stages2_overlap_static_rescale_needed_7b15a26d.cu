@@ -1,9 +1,9 @@
-// attention_forward_sm90a_bf16_dim256_causal_fixed_128x80_stages2_overlap_single_56a762fe
+// attention_forward_sm90a_bf16_dim128_none_fixed_128x128_stages2_overlap_static_rescale_needed_7b15a26d
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
-//   bf16, head dimension 256, mask causal, fixed lengths
-//   q tile 128, kv tile 80, 2 consumers, 2 stages, overlap, scheduler single
-// Digest 56a762fe290c8253359c2af452b6685e8053d4421b3c1ded481ea74c42d954b1; `warploom show` prints this file.
+//   bf16, head dimension 128, mask none, fixed lengths
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, scheduler static
+// Digest 7b15a26dcb1aaad435ce9dc8966004c0d4092f86cf40caa557beab0729b8b03f; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -26,20 +26,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside one producer warpgroup
-constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 80;
+constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2;  // of k, and of v
-constexpr bool kTry_deal = false;
-constexpr bool kTry_trigger = false;
-constexpr bool kTry_skip = false;
-constexpr bool kTry_vote = false;
-constexpr bool kTry_poly8 = false;
-constexpr bool kTry_poly4 = false;
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
-constexpr bool kRescalesBetween = true;  // the output, under the product of scores; else after its own
-constexpr bool kStagesApart = false;  // o has staging of its own; else it leaves through q's memory
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+constexpr bool kRescalesIfNeeded = true;  // the output: where a maximum of the warp's rows grew
+constexpr bool kRescalesBetween = false;  // the output, under the product of scores; else after its own
+constexpr bool kStagesApart = true;  // o has staging of its own; else it leaves through q's memory
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -62,7 +57,6 @@ struct alignas(128) Parameters {
   int32_t section;  // heads whose tiles are worked off together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
-  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 640);
@@ -70,43 +64,39 @@ static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128
 static_assert(OFFSET(Parameters, o_map) == 384 && OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, heads) == 520);
 static_assert(OFFSET(Parameters, seq_q) == 524 && OFFSET(Parameters, seq_k) == 528 && OFFSET(Parameters, tiles) == 532);
 static_assert(OFFSET(Parameters, q_tiles) == 536 && OFFSET(Parameters, section) == 540 && OFFSET(Parameters, all_heads) == 544);
-static_assert(OFFSET(Parameters, sharing) == 548 && OFFSET(Parameters, right) == 552 && OFFSET(Parameters, scale) == 556);
+static_assert(OFFSET(Parameters, sharing) == 548 && OFFSET(Parameters, scale) == 552);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 80] += A[64 x 16] * B[16 x 80]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[40], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, add, 1, 1, 0, 0;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 256] += A[64 x 16] * B[16 x 256]; A in registers, B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
 struct OutputWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[128], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, {%128,%129,%130,%131}, %132, add, 1, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
@@ -182,15 +172,23 @@ struct Position {
   }
 };
 
-// A block has one tile: the hardware hands them out in the order of the blocks.
+// Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
+// next. Where tiles differ in length each section is dealt by itself, and every second one from the other
+// end: a round that ran on into the next section would give the same blocks the long ones again.
 struct Tiles {
-  int tile = blockIdx.x;
+  int round = 0;
 
   __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    index = tile;
-    tile = p.tiles;
-    return index < p.tiles;
+    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
+    for (;;) {
+      const int section = round / rounds, turn = round - section * rounds, first = section * whole;
+      if (first >= p.tiles) return false;
+      const int offset = turn * gridDim.x + ((section + turn) % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      ++round;
+      index = first + offset;
+      if (offset < min(whole, p.tiles - first)) return true;
+    }
   }
 };
 
@@ -215,19 +213,6 @@ __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-// exp2 of a number up to 0 on the FMA pipe, where ex2 waits for its own: a polynomial of the fraction
-// (relative error 3e-6) times a power of 2, put together from its exponent. NaN stays NaN.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  constexpr float kRound = 12582912;  // adding it leaves the integer nearest to x in the low bits
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-126.f));
-  const float rounded = x + kRound, f = x - (rounded - kRound);
-  float y = 0.0095701f;
-  y = y * f + 0.05591786f;
-  y = y * f + 0.24024745f;
-  y = y * f + 0.69312181f;
-  y = y * f + 0.99999926f;
-  return y * __int_as_float((__float_as_int(rounded) << 23) + 0x3f800000);
 }
 __device__ __forceinline__ float log2(float x) {
   float y;
@@ -286,7 +271,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
       x = exp2(x * scale - shift);
-      y = (kTry_poly4 && i % 8 == 0) || (kTry_poly8 && i % 16 == 0) ? exp2_polynomial(y * scale - shift) : exp2(y * scale - shift);
+      y = exp2(y * scale - shift);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
@@ -309,15 +294,16 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][kStageBytes];
+  alignas(1024) uint8_t o[kConsumers][kQBytes];
   Work work[kConsumers];  // guarded by q's barriers
   FullBarrier q_full[kConsumers], k_full[kStages], v_full[kStages];     // the producer's bytes have arrived
   EmptyBarrier q_empty[kConsumers], k_empty[kStages], v_empty[kStages];  // every reader is done with them
 };
-static_assert(sizeof(SharedStorage) <= 230400);
+static_assert(sizeof(SharedStorage) <= 197632);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k
-// and v fit L2 together; within one the longest tiles of all its heads, then the next.
+// and v fit L2 together; within one the first tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
@@ -337,7 +323,7 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
   work.full_end = max(work.begin, full_end / kKvTile);
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kTry_skip && kBoundsRight) {
+  if (kBoundsRight) {  // the last tiles may be for rows further down alone
     const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
     work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
     work.end -= work.skipped;
@@ -438,7 +424,7 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kTry_vote && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -561,7 +547,7 @@ __device__ __forceinline__ void store(Consumer& c, const Work& work, const float
     if (threadIdx.x % 4 == 0 && row < work.sequence.rows(c.p))
       c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
   }
-  uint8_t* staging = c.shared.q[consumer];
+  uint8_t* staging = c.shared.o[consumer];
   const bool leads = threadIdx.x % 128 == 0;
   if (kStagesApart) {
     if (leads) cute::tma_store_wait<0>();  // the store before has read the staging
@@ -595,7 +581,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
     CUTE_NO_UNROLL
-    for (int i = 0; kTry_skip && kBoundsRight && i < work.skipped; ++i) Steps::skip(c);
+    for (int i = 0; kBoundsRight && i < work.skipped; ++i) Steps::skip(c);
     if (work.end > work.begin) {
       int n = work.end - 1;
       Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin, n > work.begin);
@@ -617,7 +603,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_forward_sm90a_bf16_dim256_causal_fixed_128x80_stages2_overlap_single_56a762fe(const __grid_constant__ Parameters p) {
+    attention_forward_sm90a_bf16_dim128_none_fixed_128x128_stages2_overlap_static_rescale_needed_7b15a26d(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -637,8 +623,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // the kernel before may still be writing what this one reads
-  if (kTry_trigger) asm volatile("griddepcontrol.launch_dependents;");
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared);

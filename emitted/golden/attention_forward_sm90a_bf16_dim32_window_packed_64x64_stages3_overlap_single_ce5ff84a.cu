@@ -1,9 +1,9 @@
-// attention_forward_sm90a_fp16_dim96_window_softcap_fixed_128x112_stages2_pingpong_static_efc3ae26
+// attention_forward_sm90a_bf16_dim32_window_packed_64x64_stages3_overlap_single_ce5ff84a
 //
-// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap)
-//   fp16, head dimension 96, mask window, fixed lengths
-//   q tile 128, kv tile 112, 2 consumers, 2 stages, pingpong, scheduler static
-// Digest efc3ae262a1ce381034e688f15d170b7ad1752dec57258af324168f8a3eea1f5; `warploom show` prints this file.
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
+//   bf16, head dimension 32, mask window, packed lengths
+//   q tile 64, kv tile 64, 1 consumer, 3 stages, overlap, scheduler single
+// Digest ce5ff84a8555ed07775b8fa3266bb59125ac2df6e322615fd318aaf9c26b838c; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,19 +25,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::half_t;
-constexpr int kDim = 96, kSpan = 64;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 32, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside one producer warpgroup
-constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
-constexpr int kStages = 2;  // of k, and of v
-constexpr bool kTry_deal = false;
-constexpr bool kTry_trigger = false;
-constexpr bool kTry_skip = false;
-constexpr bool kTry_vote = false;
-constexpr bool kTry_poly8 = false;
-constexpr bool kTry_poly4 = false;
+constexpr int kConsumers = 1;  // warpgroups with 64 rows of q each, beside one producer warpgroup
+constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 64;
+constexpr int kStages = 3;  // of k, and of v
 constexpr bool kBoundsLeft = true, kBoundsRight = true;
+constexpr bool kRescalesIfNeeded = false;  // the output: where a maximum of the warp's rows grew
+constexpr bool kRescalesBetween = false;  // the output, under the product of scores; else after its own
 constexpr bool kStagesApart = true;  // o has staging of its own; else it leaves through q's memory
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
@@ -48,14 +44,15 @@ using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as w
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor o_map;  // [dim, seq, head, batch], by 64 rows
-  float* lse;  // [batch, heads, seq_q]
-  int32_t heads;  // query heads of one batch
-  int32_t seq_q;  // rows
-  int32_t seq_k;  // columns
+  cute::TmaDescriptor q_map;  // [dim, row, head, first], by 64 rows
+  cute::TmaDescriptor k_map;  // [dim, row, head, first], by a kv tile
+  cute::TmaDescriptor v_map;  // [dim, row, head, first], by a kv tile
+  cute::TmaDescriptor o_map;  // [dim, row, head, first], by 64 rows
+  float* lse;  // [heads, total_q]
+  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
+  int32_t* cu_seqlens_k;  // first column of each, and the end
+  int32_t batch;  // sequences
+  int32_t total_q;  // rows of all
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
   int32_t section;  // heads whose tiles are worked off together
@@ -63,48 +60,45 @@ struct alignas(128) Parameters {
   int32_t sharing;  // query heads of one kv head
   int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
+  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
-  float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128 && OFFSET(Parameters, v_map) == 256);
-static_assert(OFFSET(Parameters, o_map) == 384 && OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, heads) == 520);
-static_assert(OFFSET(Parameters, seq_q) == 524 && OFFSET(Parameters, seq_k) == 528 && OFFSET(Parameters, tiles) == 532);
-static_assert(OFFSET(Parameters, q_tiles) == 536 && OFFSET(Parameters, section) == 540 && OFFSET(Parameters, all_heads) == 544);
-static_assert(OFFSET(Parameters, sharing) == 548 && OFFSET(Parameters, left) == 552 && OFFSET(Parameters, right) == 556);
-static_assert(OFFSET(Parameters, scale) == 560 && OFFSET(Parameters, softcap) == 564);
+static_assert(OFFSET(Parameters, o_map) == 384 && OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, cu_seqlens_q) == 520);
+static_assert(OFFSET(Parameters, cu_seqlens_k) == 528 && OFFSET(Parameters, batch) == 536 && OFFSET(Parameters, total_q) == 540);
+static_assert(OFFSET(Parameters, tiles) == 544 && OFFSET(Parameters, q_tiles) == 548 && OFFSET(Parameters, section) == 552);
+static_assert(OFFSET(Parameters, all_heads) == 556 && OFFSET(Parameters, sharing) == 560 && OFFSET(Parameters, left) == 564);
+static_assert(OFFSET(Parameters, right) == 568 && OFFSET(Parameters, bottom_right) == 572 && OFFSET(Parameters, scale) == 576);
 __device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 112] += A[64 x 16] * B[16 x 112]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[56], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %58, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55}, %56, %57, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A in registers, B by descriptor, D in registers.
 struct OutputWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
@@ -140,20 +134,26 @@ template <int kRows> struct Tile {
   __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
 };
 
-// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
+// sequence would read or write the next: so the maps are of [dim, row, head, first], row and first of one
+// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows inside,
+// the rest are zeros or not stored; `first` moves it to its place, in a map that begins kRows early.
 struct Sequence {
-  int batch;
+  int first_row, row_count, first_column, column_count;
 
-  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
-  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
+  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
+  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
+  __device__ __forceinline__ int diagonal(const Parameters& p) const { return bottom_right(p) ? column_count - row_count : 0; }
 
-  // Where TMA finds the kRows rows of q or o that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
+    const int count = max(0, min(kRows, end - row));
+    return {kRows - count, first + row + count};
+  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
 
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
+    return int64_t(head) * p.total_q + first_row + row;
   }
 };
 
@@ -162,10 +162,18 @@ struct Place {
   int head, row;
 };
 
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+// Sequence b has the tiles from cu_seqlens_q[b] / kQTile + b on: as many as it needs, or one more, whose row
+// is not in the sequence. So nobody has to count the tiles of the sequences before.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+  int sequence = 0;
+  for (int end = p.batch; end - sequence > 1;) {
+    const int middle = (sequence + end) / 2;
+    (p.cu_seqlens_q[middle] / kQTile + middle <= tile ? sequence : end) = middle;
+  }
+  const int first_row = p.cu_seqlens_q[sequence], rows = p.cu_seqlens_q[sequence + 1] - first_row;
+  const int first_column = p.cu_seqlens_k[sequence], columns = p.cu_seqlens_k[sequence + 1] - first_column;
+  tile -= first_row / kQTile + sequence;
+  return { {first_row, rows, first_column, columns}, head, (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile };
 }
 
 // A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
@@ -180,60 +188,32 @@ struct Position {
   }
 };
 
-// Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of
-// the next.
+// A block has one tile: the hardware hands them out in the order of the blocks.
 struct Tiles {
-  int round = 0;
+  int tile = blockIdx.x;
 
   __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    if (kTry_deal && kBoundsRight) {
-      // Each section is dealt by itself, and every second one from the other end.
-      const int whole = p.section * p.q_tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
-      for (;; ++round) {
-        const int section = round / rounds, turn = round - section * rounds, first = section * whole;
-        if (first >= p.tiles) return false;
-        const int offset = turn * gridDim.x + ((section + turn) % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        if (offset >= min(whole, p.tiles - first)) continue;
-        ++round;
-        index = first + offset;
-        return true;
-      }
-    }
-    const int place = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    index = round++ * gridDim.x + place;
+    index = tile;
+    tile = p.tiles;
     return index < p.tiles;
   }
 };
 
-// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
-// products. Named barrier 4 + w opens the turn of warpgroup w.
+// The warpgroups issue their products when they come to them.
 struct Turns {
-  int consumer;
-
-  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
-    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
-  }
-  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
-  __device__ __forceinline__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
-  }
-  // The last pass opened a turn that nobody takes: it must not be left pending.
-  __device__ __forceinline__ void finish() const {
-    if (consumer == 0) begin();
-  }
+  __device__ __forceinline__ explicit Turns(int) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void pass() const {}
+  __device__ __forceinline__ void finish() const {}
 };
 
-// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
-  float argument;  // of a product in the argument of tanh
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
-  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
@@ -241,19 +221,6 @@ __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-// exp2 of a number up to 0 on the FMA pipe, where ex2 waits for its own: a polynomial of the fraction
-// (relative error 3e-6) times a power of 2, put together from its exponent. NaN stays NaN.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  constexpr float kRound = 12582912;  // adding it leaves the integer nearest to x in the low bits
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-126.f));
-  const float rounded = x + kRound, f = x - (rounded - kRound);
-  float y = 0.0095701f;
-  y = y * f + 0.05591786f;
-  y = y * f + 0.24024745f;
-  y = y * f + 0.69312181f;
-  y = y * f + 0.99999926f;
-  return y * __int_as_float((__float_as_int(rounded) << 23) + 0x3f800000);
 }
 __device__ __forceinline__ float log2(float x) {
   float y;
@@ -312,7 +279,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
       x = exp2(x * scale - shift);
-      y = (kTry_poly4 && i % 8 == 0) || (kTry_poly8 && i % 16 == 0) ? exp2_polynomial(y * scale - shift) : exp2(y * scale - shift);
+      y = exp2(y * scale - shift);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
@@ -340,7 +307,7 @@ struct SharedStorage {
   FullBarrier q_full[kConsumers], k_full[kStages], v_full[kStages];     // the producer's bytes have arrived
   EmptyBarrier q_empty[kConsumers], k_empty[kStages], v_empty[kStages];  // every reader is done with them
 };
-static_assert(sizeof(SharedStorage) <= 136192);
+static_assert(sizeof(SharedStorage) <= 33792);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k
@@ -364,7 +331,7 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
   work.full_end = max(work.begin, full_end / kKvTile);
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
-  if (kTry_skip && kBoundsRight) {
+  if (kBoundsRight) {  // the last tiles may be for rows further down alone
     const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
     work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
     work.end -= work.skipped;
@@ -454,7 +421,7 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -465,7 +432,7 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
-  if (kTry_vote && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
   CUTE_UNROLL
   for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
 }
@@ -485,28 +452,19 @@ struct Consumer {
   int row, column;   // the thread's first; the row counts from where bounds are relative to
 };
 
-// Steps of the loop over kv tiles, one after the other: the scores become weights in place, and only
-// another warpgroup's products run under the softmax.
+// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
+// before, and the softmax of the one runs under the other's products.
 struct Steps {
-  template <bool kFirst, bool kMasked>
-  static __device__ __forceinline__ void step(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
-    c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
-    multiply_scores(scores, c.q, c.k + c.position.stage * kStageBytes / 16);
-    c.turns.pass();
-    cute::warpgroup_wait<0>();
-    fence(scores);
-    fence(output);
-    release(c.shared.k_empty[c.position.stage]);
-    if (!kFirst) release(c.shared.v_empty[(c.position.stage == 0 ? kStages : c.position.stage) - 1]);
-    c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
-    softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
-    if (!kFirst) rescale(output, rows);
-    pack(weights, scores);
-    c.shared.v_full[c.position.stage].wait(c.position.phase);
-    multiply_output(output, weights, c.v + c.position.stage * kStageBytes / 16);
+  static __device__ __forceinline__ Position previous(Position position) {
+    const bool wraps = position.stage == 0;
+    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
+  }
+
+  // Waits for the next tile of k. The compiler moves arithmetic across a wait for products, but not across
+  // this one: softmax has to be done before the output's products are waited for, or nothing overlaps.
+  static __device__ __forceinline__ void await_next(Consumer& c, bool more) {
     c.position.advance();
+    if (more) c.shared.k_full[c.position.stage].wait(c.position.phase);
   }
 
   // The next tile is for rows further down.
@@ -521,19 +479,53 @@ struct Steps {
     c.position.advance();
   }
 
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked, bool) {
-    step<true, true>(c, scores, output, weights, rows, n, masked);
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs], Weights& weights, Rows& rows, int n, bool masked, bool more) {
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+    multiply_scores(scores, c.q, c.k + c.position.stage * kStageBytes / 16);
+    c.turns.pass();
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    release(c.shared.k_empty[c.position.stage]);
+    c.scaling.cap(scores);
+    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    softmax<true, true>(scores, rows, c.scaling.exponent);
+    await_next(c, more);
+    pack(weights, scores);
   }
 
   template <bool kMasked>
-  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool) {
-    step<false, kMasked>(c, scores, output, weights, rows, n, kMasked);
-  }
-
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights&, Rows&) {
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool more) {
+    const Position before = previous(c.position);
+    const int stage = c.position.stage;
+    c.turns.begin();
+    multiply_scores(scores, c.q, c.k + stage * kStageBytes / 16);
+    if (kRescalesBetween) rescale(output, rows);
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.v + before.stage * kStageBytes / 16);
+    c.turns.pass();
+    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    fence(scores);
+    release(c.shared.k_empty[stage]);
+    c.scaling.cap(scores);
+    if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    softmax<false, kMasked>(scores, rows, c.scaling.exponent);
+    await_next(c, more);
     cute::warpgroup_wait<0>();
     fence(output);
-    release(c.shared.v_empty[(c.position.stage == 0 ? kStages : c.position.stage) - 1]);
+    release(c.shared.v_empty[before.stage]);
+    pack(weights, scores);
+    if (!kRescalesBetween) rescale(output, rows);
+  }
+
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
+    if (kRescalesBetween) rescale(output, rows);
+    const Position before = previous(c.position);
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.v + before.stage * kStageBytes / 16);
+    cute::warpgroup_wait<0>();
+    fence(output);
+    release(c.shared.v_empty[before.stage]);
   }
 };
 
@@ -597,7 +589,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
     CUTE_NO_UNROLL
-    for (int i = 0; kTry_skip && kBoundsRight && i < work.skipped; ++i) Steps::skip(c);
+    for (int i = 0; kBoundsRight && i < work.skipped; ++i) Steps::skip(c);
     if (work.end > work.begin) {
       int n = work.end - 1;
       Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin, n > work.begin);
@@ -619,7 +611,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_forward_sm90a_fp16_dim96_window_softcap_fixed_128x112_stages2_pingpong_static_efc3ae26(const __grid_constant__ Parameters p) {
+    attention_forward_sm90a_bf16_dim32_window_packed_64x64_stages3_overlap_single_ce5ff84a(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -639,13 +631,11 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // the kernel before may still be writing what this one reads
-  if (kTry_trigger) asm volatile("griddepcontrol.launch_dependents;");
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1);
   }
 }
