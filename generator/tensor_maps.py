@@ -33,8 +33,7 @@ class TensorMap:
 
     `tensor` names the tensor that it addresses. Extents and box are in elements; `pitches` are the
     bytes from one index to the next of every dimension but the innermost; `span` is the swizzle
-    span in bytes (16: none), `promotion` the bytes that L2 fetches at a time. The map begins
-    `offset` bytes after the tensor; where that is before it, nothing there may be asked for.
+    span in bytes (16: none), `promotion` the bytes that L2 fetches at a time.
     """
 
     tensor: str
@@ -44,7 +43,6 @@ class TensorMap:
     box: tuple[int, ...]
     span: int
     promotion: int = 256
-    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def encode(request: TensorMap, pointer: int) -> bytes:
 
     Raises ProblemError where TMA cannot address the tensor; dispatch never asks for that.
     """
-    if not readable(pointer + request.offset, *request.pitches) or min(request.extents) < 1:
+    if not readable(pointer, *request.pitches) or min(request.extents) < 1:
         raise ProblemError(
             f"{request.tensor} at {pointer:#x}, pitches {request.pitches} bytes, "
             f"extents {request.extents}",
@@ -44,7 +44,7 @@ def encode(request: TensorMap, pointer: int) -> bytes:
         driver.cuTensorMapEncodeTiled(
             data_type,
             len(request.extents),
-            pointer + request.offset,
+            pointer,
             [driver.cuuint64_t(extent) for extent in request.extents],
             [driver.cuuint64_t(pitch) for pitch in request.pitches],
             [driver.cuuint32_t(extent) for extent in request.box],

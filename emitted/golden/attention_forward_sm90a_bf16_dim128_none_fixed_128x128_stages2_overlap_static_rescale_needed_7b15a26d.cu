@@ -115,22 +115,13 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
-template <int kRows> struct Tile {
-  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
-
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
-    CUTE_NO_UNROLL  // the producer has few registers
-    for (int box = 0; box < kBoxes; ++box)
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, tile + box * kBoxBytes, box * kBoxColumns, corner.row, head, corner.batch);
-  }
-
-  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
-};
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
+                                         Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
+}
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+}
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
@@ -159,6 +150,23 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_he
   const int batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
 }
+
+// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
+// kSpan bytes per sequence row.
+template <int kRows> struct Tile {
+  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
+
+  // Starts the load of a box; those past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
+                                              Corner corner, int head) {
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+  }
+
+  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+};
 
 // A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
@@ -559,7 +567,7 @@ __device__ __forceinline__ void store(Consumer& c, const Work& work, const float
   if (leads) {
     const Corner corner = work.sequence.rows_at<kWgmmaM>(work.row);
     for (int box = 0; box < kBoxes; ++box)
-      cute::SM90_TMA_STORE_4D::copy(&c.p.o_map, staging + box * Tile<kWgmmaM>::kBoxBytes, box * kBoxColumns, corner.row, work.head, corner.batch);
+      store_box(c.p.o_map, staging + box * Tile<kWgmmaM>::kBoxBytes, box * kBoxColumns, corner, work.head);
     cute::tma_store_arrive();
     if (!kStagesApart) cute::tma_store_wait<0>();
   }

@@ -115,29 +115,24 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
-
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
-template <int kRows> struct Tile {
-  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
-
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
-    CUTE_NO_UNROLL  // the producer has few registers
-    for (int box = 0; box < kBoxes; ++box)
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, tile + box * kBoxBytes, box * kBoxColumns, corner.row, head, corner.batch);
-  }
-
-  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
-};
+struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
 
 // Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read or write the next: so the maps are of [dim, row, head, first], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows inside,
-// the rest are zeros or not stored; `first` moves it to its place, in a map that begins kRows early.
+// sequence would read or write the next: so the maps are of [dim, row, head, first, back], row and first of
+// one pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
+// inside, the rest are zeros or not stored; `first` moves it to its place. That may be up to kRows to the
+// left: coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are
+// kBack steps of the pitch back.
+constexpr int kBack = 1 << 30;
+
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
+                                         Corner corner, int head) {
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.first, kBack);
+}
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+}
+
 struct Sequence {
   int first_row, row_count, first_column, column_count;
 
@@ -147,7 +142,7 @@ struct Sequence {
 
   template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
     const int count = max(0, min(kRows, end - row));
-    return {kRows - count, first + row + count};
+    return {kRows - count, kBack - kRows + first + row + count};
   }
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
@@ -175,6 +170,23 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int head) 
   tile -= first_row / kQTile + sequence;
   return { {first_row, rows, first_column, columns}, head, (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile };
 }
+
+// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
+// kSpan bytes per sequence row.
+template <int kRows> struct Tile {
+  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
+
+  // Starts the load of a box; those past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
+                                              Corner corner, int head) {
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+  }
+
+  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+};
 
 // A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
@@ -567,7 +579,7 @@ __device__ __forceinline__ void store(Consumer& c, const Work& work, const float
   if (leads) {
     const Corner corner = work.sequence.rows_at<kWgmmaM>(work.row);
     for (int box = 0; box < kBoxes; ++box)
-      cute::SM90_TMA_STORE_4D::copy(&c.p.o_map, staging + box * Tile<kWgmmaM>::kBoxBytes, box * kBoxColumns, corner.row, work.head, corner.batch);
+      store_box(c.p.o_map, staging + box * Tile<kWgmmaM>::kBoxBytes, box * kBoxColumns, corner, work.head);
     cute::tma_store_arrive();
     if (!kStagesApart) cute::tma_store_wait<0>();
   }

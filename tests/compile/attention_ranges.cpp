@@ -101,8 +101,9 @@ template <int kRows> static int verify_box(Corner corner, int row, int first, in
   for (int j = 0; j < kRows; ++j) {
     const bool inside = corner.row >= 0 && corner.row + j < kRows;
     REQUIRE(inside == (row + j < count), "row %d of %d", row + j, count);
-    REQUIRE(!inside || corner.batch >= 0, "coordinate %d", corner.batch);
-    REQUIRE(!inside || corner.row + j + corner.batch - kRows == first + row + j, "row %d is read at %d", row + j, corner.row + corner.batch);
+    REQUIRE(!inside || corner.first >= 0, "coordinate %d", corner.first);
+    const int at = corner.row + j + (corner.first - kBack);
+    REQUIRE(!inside || at == first + row + j, "row %d is read at %d", row + j, at);
   }
   return 0;
 }

@@ -64,6 +64,7 @@ def host_text(spec: KernelSpec) -> str:
                 r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
             ),
             piece(r"^(struct Corner .*?)$"),
+            *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?^\}\n)\n"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             piece(r"^(struct Tiles \{.*?^\};)"),

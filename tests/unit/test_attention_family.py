@@ -163,7 +163,7 @@ def test_fixed_lengths_are_mapped_in_place_by_their_strides() -> None:
     q, k = values["q_map"], values["k_map"]
     assert isinstance(q, TensorMap)
     assert isinstance(k, TensorMap)
-    assert (q.extents, q.box, q.offset) == ((128, 300, 8, 3), (64, 64, 1, 1), 0)
+    assert (q.extents, q.box) == ((128, 300, 8, 3), (64, 64, 1, 1))
     assert q.pitches == (8 * 128 * 2, 128 * 2, 300 * 8 * 128 * 2)
     assert (k.extents, k.box) == ((128, 500, 2, 3), (64, 128, 1, 1))
     assert (values["heads"], values["seq_q"], values["seq_k"]) == (8, 300, 500)
@@ -177,14 +177,15 @@ def test_a_packed_map_ends_every_box_where_its_sequence_does() -> None:
         found = values[f"{name}_map"]
         assert isinstance(found, TensorMap)
         pitch = heads * 128 * 2
-        assert found.extents == (128, rows, heads, total + 1)
-        assert found.pitches == (pitch, 128 * 2, pitch)
-        assert found.offset == -rows * pitch
-        # The kernel asks for row rows - count, first row + count: that is where the row lies.
+        back = 2**30
+        assert found.extents == (128, rows, heads, back + total + 1, back + 1)
+        assert found.pitches == (pitch, 128 * 2, pitch, 2**34 - pitch)
+        # The kernel asks for these coordinates: addresses wrap, and the row lies there.
         for row, count in ((0, rows), (total - 5, 5)):
-            at = (rows - count) * pitch + (row + count) * pitch + found.offset
-            assert at == row * pitch
-            assert row + count < found.extents[3]
+            first = back - rows + row + count
+            steps = zip((rows - count, 0, first, back), found.pitches, strict=True)
+            assert sum(step * apart for step, apart in steps) % 2**64 == row * pitch
+            assert first < found.extents[3]
     assert values["cu_seqlens_q"] == Address("cu_seqlens_q")
     assert (values["batch"], values["total_q"], values["all_heads"]) == (3, 700, 8)
 

@@ -21,6 +21,9 @@ UNBOUNDED = 1 << 30
 # Of k and v that the tiles in flight are kept within: with q and o they then stay in 50 MB of L2.
 SECTION_BYTES = 32 << 20
 
+# Of packed maps: the steps that lead back around 2^64, since 2^30 times 2^34 is that.
+BACK = 1 << 30
+
 Strides = tuple[int, int, int]
 
 
@@ -98,20 +101,18 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
 
     def tensor_map(name: str, seq: int, heads: int, strides: Strides, rows: int) -> TensorMap:
         batch_stride, head_stride, seq_stride = (stride * kind.bytes for stride in strides)
-        if packed:  # [dim, row, head, first]: templates/parts/attention/lengths_packed.cuh says why
-            extents = (problem.dim, rows, heads, seq + 1)
-            pitches = (seq_stride, head_stride, seq_stride)
-        else:
-            extents = (problem.dim, seq, heads, problem.batch)
-            pitches = (seq_stride, head_stride, batch_stride)
+        extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
+        pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
+        if packed:  # templates/parts/attention/lengths_packed.cuh says why
+            extents = (problem.dim, rows, heads, BACK + seq + 1, BACK + 1)
+            pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
         return TensorMap(
             tensor=name,
             element=kind,
             extents=extents,
             pitches=pitches,
-            box=(layout.box_columns, rows, 1, 1),
+            box=(layout.box_columns, rows, *(1 for _ in extents[2:])),
             span=layout.span,
-            offset=-rows * seq_stride if packed else 0,
         )
 
     per_head = q_tiles(schedule, problem, packed=packed)

@@ -1,7 +1,21 @@
+struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
+
 // Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read or write the next: so the maps are of [dim, row, head, first], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows inside,
-// the rest are zeros or not stored; `first` moves it to its place, in a map that begins kRows early.
+// sequence would read or write the next: so the maps are of [dim, row, head, first, back], row and first of
+// one pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
+// inside, the rest are zeros or not stored; `first` moves it to its place. That may be up to kRows to the
+// left: coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are
+// kBack steps of the pitch back.
+constexpr int kBack = 1 << 30;
+
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
+                                         Corner corner, int head) {
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.first, kBack);
+}
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+}
+
 struct Sequence {
   int first_row, row_count, first_column, column_count;
 
@@ -11,7 +25,7 @@ struct Sequence {
 
   template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
     const int count = max(0, min(kRows, end - row));
-    return {kRows - count, first + row + count};
+    return {kRows - count, kBack - kRows + first + row + count};
   }
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }

@@ -1,5 +1,3 @@
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
-
 // Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
 // kSpan bytes per sequence row.
 template <int kRows> struct Tile {
@@ -10,7 +8,7 @@ template <int kRows> struct Tile {
                                               Corner corner, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, tile + box * kBoxBytes, box * kBoxColumns, corner.row, head, corner.batch);
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
