@@ -26,16 +26,7 @@ from warploom.errors import (
 )
 
 if TYPE_CHECKING:
-    from warploom.runtime.api import (
-        attention,
-        counters,
-        explain,
-        gemm,
-        load,
-        plan,
-        plan_attention,
-        warmup,
-    )
+    from warploom.runtime.api import counters, explain, gemm, load, plan, warmup
 
 __all__ = [
     "CompilationError",
@@ -50,28 +41,17 @@ __all__ = [
     "UnknownNameError",
     "WarploomError",
     "__version__",
-    "attention",
     "counters",
     "explain",
     "gemm",
     "load",
     "plan",
-    "plan_attention",
     "warmup",
 ]
 
 _LAZY = {
     name: ("warploom.runtime.api", name)
-    for name in (
-        "attention",
-        "counters",
-        "explain",
-        "gemm",
-        "load",
-        "plan",
-        "plan_attention",
-        "warmup",
-    )
+    for name in ("counters", "explain", "gemm", "load", "plan", "warmup")
 }
 
 
