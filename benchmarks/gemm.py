@@ -1,8 +1,8 @@
 """`python -m benchmarks.gemm --json FILE`: GEMM beside cuBLAS, as torch calls it, in one loop.
 
-The cells are those of cells.yaml, by default its squares; --fused, --host, --compile and --training
-measure something else instead. The exit code is 3 if a result of Warploom's is wrong, 2 if one is
-absent.
+The cells are those of cells.yaml, by default its squares; --fused, --host, --compile, --training
+and --operations measure something else instead. The exit code is 3 if a result of Warploom's is
+wrong, 2 if one is absent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import yaml
 
 import warploom
 from benchmarks import machine
+from benchmarks.operations import operations
 from benchmarks.peers import KINDS, Kind, Operands, operands, ours, peer
 from benchmarks.protocol import (
     Cell,
@@ -241,6 +242,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--host", "mode", flag_value="host", help="Host time of a call.")
 @click.option("--compile", "mode", flag_value="compile", help="NVRTC's time; needs no GPU.")
 @click.option("--training", "mode", flag_value="training", help="All layouts; a layer's training.")
+@click.option("--operations", "mode", flag_value="operations", help="Promoted, 8-bit, batched.")
 @click.option("--baseline", type=_FILE, help="A .cu file to compile beside the kernels.")
 @click.option("--json", "path", type=_FILE, required=True, help="Where the result goes.")
 def main(
@@ -284,6 +286,8 @@ def _measured(
             yield host()
         case "training":
             yield from training()
+        case "operations":
+            yield from operations()
         case "compile":
             yield from compiling(shipped(), baseline)
         case _:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks import gemm, machine, tables
+from benchmarks import gemm, machine, operations, tables
 from benchmarks.peers import KINDS, operands, ours, peer
 from benchmarks.protocol import (
     Cell,
@@ -204,6 +204,22 @@ def test_the_fused_cell_is_checked_and_compares_fused_with_plain() -> None:
     assert [entry.contender for entry in found.entries] == ["fused", "plain", "torch.mm"]
     assert all(0 < (entry.error_share or 0) <= 1 for entry in found.entries)
     assert found.ratio == 1.0
+
+
+def test_each_wider_operation_is_checked_beside_what_it_would_replace() -> None:
+    small: dict[str, Any] = {"device": "cpu", "sampler": constant(1e-5)}
+    cells = [
+        operations.promoted((32, 48, 256), **small),
+        operations.quantised("bf16", (32, 48, 64), **small),
+        operations.quantised("e4m3", (32, 48, 64), **small),
+        operations.batched(3, (32, 48, 64), **small),
+    ]
+    for cell in cells:
+        assert [entry.absent for entry in cell.entries] == [None, None]
+        assert all(0 < (entry.error_share or 0) <= 1 for entry in cell.entries), cell.name
+    grown = operations.in_place((32, 48, 64), **small)
+    assert [entry.contender for entry in grown.entries] == ["in place", "torch.mm and add_"]
+    assert grown.ratio == 1.0
 
 
 def test_the_kernels_compiled_are_the_shipped_ones_each_once() -> None:
