@@ -104,7 +104,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
         extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
         pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
         if packed:  # templates/parts/attention/lengths_packed.cuh says why
-            extents = (problem.dim, rows, heads, BACK + seq + 1, BACK + 1)
+            extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
             pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
         return TensorMap(
             tensor=name,

@@ -5,7 +5,8 @@ struct Corner { int row, first; };  // of a box: two of the coordinates of a ten
 // one pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
 // inside, the rest are zeros or not stored; `first` moves it to its place. That may be up to kRows to the
 // left: coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are
-// kBack steps of the pitch back.
+// kBack steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
+// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
 constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
@@ -25,7 +26,7 @@ struct Sequence {
 
   template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
     const int count = max(0, min(kRows, end - row));
-    return {kRows - count, kBack - kRows + first + row + count};
+    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
   }
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
