@@ -12,24 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import torch
-import yaml
 
 import warploom
 from benchmarks import machine
+from benchmarks.cells import Shape, cells, problem, text, trained
 from benchmarks.operations import operations
-from benchmarks.peers import KINDS, Kind, Operands, operands, ours, peer
+from benchmarks.peers import KINDS, operand_sets, operands, ours, peer
 from benchmarks.protocol import (
     Cell,
     Contender,
     Entry,
     Record,
-    buffer_sets,
     compete,
-    gemm_bytes,
     gemm_floor,
 )
 from warploom.errors import CompilationError
@@ -40,22 +38,11 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import Worker
 from warploom.runtime.dispatch import choose
-from warploom.runtime.measure import Call, Sampler, error_share, graph_sampler, interleave
+from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 
-Shape = tuple[int, int, int]  # m, n, k
 ROOT = Path(__file__).parents[1]
 H200 = DeviceLimits(multiprocessors=132)
-TRAINED: Shape = (4096, 14336, 4096)  # of a forward product: tokens, outputs, inputs
 _CALLS = 400  # of one sample of host time
-
-
-def cells(which: Literal["squares", "llm"], m: Sequence[int] = ()) -> list[Shape]:
-    """Return the shapes of cells.yaml, with these numbers of tokens or all of them."""
-    listed = yaml.safe_load((ROOT / "benchmarks" / "cells.yaml").read_text())["gemm"]
-    if which == "squares":
-        return [(rows, n, k) for rows, n, k in listed["squares"] if not m or rows in m]
-    tokens = m or [*listed["m"], *listed["ragged_m"]]
-    return [(rows, n, k) for n, k in listed["weights"] for rows in tokens]
 
 
 # ---- Products ------------------------------------------------------------------------------------
@@ -71,7 +58,7 @@ def compare(
 ) -> Cell:
     """Warploom as dispatched, its peer, and each of `specs` that computes the same."""
     kind = KINDS[kind_name]
-    sets = _sets(kind, shape, layout_a, layout_b)
+    sets = operand_sets(kind, shape, "cuda", layout_a, layout_b)
     operation = kind.operation(layout_a, layout_b)
     fitting = [spec for spec in specs if spec.operation == operation]
     contenders = [
@@ -79,19 +66,9 @@ def compare(
         peer(kind, sets),
         *(ours(kind, sets, spec, spec.name) for spec in fitting),
     ]
-    problem = _problem(shape, type=kind_name, layout_a=layout_a, layout_b=layout_b)
-    name = label or f"{kind_name} {'x'.join(map(str, shape))}"
-    return compete(name, problem, contenders, gemm_floor(*shape, *kind.bits))
-
-
-def _sets(kind: Kind, shape: Shape, layout_a: Layout, layout_b: Layout) -> list[Operands]:
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    count = buffer_sets(gemm_bytes(*shape, *kind.bits), l2_bytes)
-    return [operands(kind, *shape, "cuda", layout_a, layout_b) for _ in range(count)]
-
-
-def _problem(shape: Shape, **more: Any) -> dict[str, Any]:
-    return {**dict(zip("mnk", shape, strict=True)), **more}
+    about = problem(shape, type=kind_name, layout_a=layout_a, layout_b=layout_b)
+    name = label or f"{kind_name} {text(shape)}"
+    return compete(name, about, contenders, gemm_floor(*shape, *kind.bits))
 
 
 def training() -> Iterator[Cell]:
@@ -99,7 +76,7 @@ def training() -> Iterator[Cell]:
     words: dict[str, Layout] = {"N": "row", "T": "col"}
     for a, b in product(words, words):
         yield compare("bf16", (4096,) * 3, (), words[a], words[b], f"{a}{b} 4096x4096x4096")
-    m, n, k = TRAINED
+    m, n, k = trained()
     # y = x w^T; dx = dy w; dw = dy^T x, with x [m, k], w [n, k] and dy [m, n], all row-major.
     yield compare("bf16", (m, n, k), (), "row", "col", "forward")
     yield compare("bf16", (m, k, n), (), "row", "row", "gradient of the input")
@@ -107,32 +84,27 @@ def training() -> Iterator[Cell]:
 
 
 def fused(
-    shape: Shape = TRAINED,
+    shape: Shape,
     device: str = "cuda",
     sampler: Callable[[Sequence[Call]], Sampler] = graph_sampler,
 ) -> Cell:
     """What scale, bias, gelu and residual cost: fused over plain, and torch.mm beside them."""
     kind, (m, n, _) = KINDS["bf16"], shape
     one = operands(kind, *shape, device)
-    residual = torch.randn(m, n, device=device).bfloat16()
     listed = (
         ("scale", torch.tensor([0.02], device=device)),
         ("bias", torch.randn(n, device=device).bfloat16()),
         ("activation", "gelu_tanh"),
-        ("residual", residual, 1.0),
+        ("residual", torch.randn(m, n, device=device).bfloat16(), 1.0),
     )
-    out = torch.full_like(residual, torch.nan)
-    contender = Contender(
-        "fused",
-        [lambda: warploom.gemm(one.a, one.b, out=out, epilogue=listed)],
-        lambda: error_share(out, one.a, one.b, listed),
-        lambda: warploom.explain(one.a, one.b, out=out, epilogue=listed).kernel,
-    )
-    plain = ours(kind, [one], name="plain")
-    problem = _problem(shape, type="bf16", epilogue="scale, bias, gelu_tanh, residual")
+    contenders = [
+        ours(kind, [one], name="fused", listed=listed),
+        ours(kind, [one], name="plain"),
+        peer(kind, [one]),
+    ]
+    about = problem(shape, type="bf16", epilogue="scale, bias, gelu_tanh, residual")
     floor = gemm_floor(*shape, *kind.bits)
-    contenders = [contender, plain, peer(kind, [one])]
-    return compete("fused epilogue", problem, contenders, floor, sampler=sampler)
+    return compete("fused epilogue", about, contenders, floor, sampler=sampler)
 
 
 # ---- Host and compiler ---------------------------------------------------------------------------
@@ -153,7 +125,7 @@ def host() -> Cell:
     }
     contenders = [Contender(name, [call]) for name, call in calls.items()]
     return compete(
-        "host time of a call", _problem(shape), contenders, sampler=host_sampler, rounds=27
+        "host time of a call", problem(shape), contenders, sampler=host_sampler, rounds=27
     )
 
 
@@ -281,7 +253,7 @@ def _measured(
 ) -> Iterator[Cell]:
     match mode:
         case "fused":
-            yield fused()
+            yield fused(trained())
         case "host":
             yield host()
         case "training":

@@ -10,15 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 import warploom
-from benchmarks.protocol import Contender
+from benchmarks.cells import Shape
+from benchmarks.protocol import Contender, buffer_sets, gemm_bytes
 from warploom.generator.elements import element
 from warploom.generator.epilogue import EpilogueStep, Scale
-from warploom.generator.families.gemm import GemmOperation, Layout
+from warploom.generator.families.gemm import Accumulation, GemmOperation, Layout
 from warploom.generator.families.gemm.schedule import Input, Output
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -108,29 +109,55 @@ def operands(
     return Operands(a, b, tuple(scales))
 
 
+def operand_sets(
+    kind: Kind,
+    shape: Shape,
+    device: str = "cuda",
+    layout_a: Layout = "row",
+    layout_b: Layout = "col",
+) -> list[Operands]:
+    """Make as many sets of operands as outlast the GPU's L2 cache when used in turn."""
+    count = 1
+    if device == "cuda":
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        count = buffer_sets(gemm_bytes(*shape, *kind.bits), l2_bytes)
+    return [operands(kind, *shape, device, layout_a, layout_b) for _ in range(count)]
+
+
 def ours(
-    kind: Kind, sets: Sequence[Operands], spec: KernelSpec | None = None, name: str = "warploom"
+    kind: Kind,
+    sets: Sequence[Operands],
+    spec: KernelSpec | None = None,
+    name: str = "warploom",
+    *,
+    listed: Sequence[Item] | None = None,
+    accumulation: Accumulation = "fast",
 ) -> Contender:
-    """Warploom on each set of operands: as dispatched, or by one kernel."""
+    """Warploom on each set of operands: as dispatched, or by one kernel.
+
+    The epilogue is `listed`, or the scales of the operands.
+    """
     outs = [_out(kind, one) for one in sets]
+    epilogues = [one.listed if listed is None else listed for one in sets]
+    options: Any = {"accumulation": accumulation, "spec": spec}
     calls = [
-        partial(warploom.gemm, one.a, one.b, out=out, epilogue=one.listed, spec=spec)
-        for one, out in zip(sets, outs, strict=True)
+        partial(warploom.gemm, one.a, one.b, out=out, epilogue=epilogue, **options)
+        for one, out, epilogue in zip(sets, outs, epilogues, strict=True)
     ]
 
     def kernel() -> str:
         one = sets[0]
-        listed = one.listed
-        return warploom.explain(one.a, one.b, out=outs[0], epilogue=listed, spec=spec).kernel
+        keywords = {"out": outs[0], "epilogue": epilogues[0], **options}
+        return warploom.explain(one.a, one.b, **keywords).kernel
 
-    return Contender(name, calls, partial(_worst, sets, outs), kernel)
+    return Contender(name, calls, partial(_worst, sets, outs, epilogues), kernel)
 
 
 def peer(kind: Kind, sets: Sequence[Operands]) -> Contender:
     """The peer on each set of operands."""
     outs = [_out(kind, one) for one in sets]
     calls = [peer_call(kind, one, out) for one, out in zip(sets, outs, strict=True)]
-    return Contender(kind.peer, calls, partial(_worst, sets, outs))
+    return Contender(kind.peer, calls, partial(_worst, sets, outs, [one.listed for one in sets]))
 
 
 def peer_call(kind: Kind, one: Operands, out: torch.Tensor) -> Call:
@@ -154,9 +181,11 @@ def _out(kind: Kind, one: Operands) -> torch.Tensor:
     """An output full of what no right result is full of."""
     dtype = TORCH[kind.d]
     wrong = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
-    return torch.full((one.a.shape[0], one.b.shape[1]), wrong, dtype=dtype, device=one.a.device)
+    return torch.full((one.a.shape[0], one.b.shape[1]), wrong, device=one.a.device).to(dtype)
 
 
-def _worst(sets: Sequence[Operands], outs: Sequence[torch.Tensor]) -> float:
-    pairs = zip(sets, outs, strict=True)
-    return max(error_share(out, one.a, one.b, one.listed) for one, out in pairs)
+def _worst(
+    sets: Sequence[Operands], outs: Sequence[torch.Tensor], epilogues: Sequence[Sequence[Item]]
+) -> float:
+    calls = zip(sets, outs, epilogues, strict=True)
+    return max(error_share(out, one.a, one.b, listed) for one, out, listed in calls)

@@ -6,7 +6,7 @@ are drawn together, in the order of their file names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -15,9 +15,10 @@ from typing import Any
 import click
 
 from benchmarks.protocol import read, summary
+from warploom.generator.markdown import insert, table
 
 RESULTS = Path(__file__).parent / "results"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+MARKERS = "measured"
 _NOTHING = "Nothing has been measured yet."
 
 CellJson = Mapping[str, Any]
@@ -33,21 +34,6 @@ def draw(folder: Path = RESULTS) -> str:
             cells = [cell for document in found for cell in document["cells"]]
             parts.append(f"**{title}** ({_place(found[0])})\n\n{drawer(cells)}")
     return "\n\n".join(parts) or _NOTHING
-
-
-def insert(text: str, tables: str) -> str:
-    """Return `text` with `tables` between the markers; ValueError if it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the text has no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, rule, *rows))
 
 
 def _place(document: Mapping[str, Any]) -> str:
@@ -76,7 +62,7 @@ def _products(cells: Sequence[CellJson]) -> str:
         floor = f"{cell['floor']['seconds'] * 1e6:.1f}"
         times = (_microseconds(ours), rate, _microseconds(peer), _ratio(cell), floor)
         rows.append((cell["name"], *times))
-    return markdown(columns, rows)
+    return table(columns, rows, numbers=True)
 
 
 def _summaries(cells: Sequence[CellJson]) -> str:
@@ -86,7 +72,7 @@ def _summaries(cells: Sequence[CellJson]) -> str:
         mean = told.pop("geometric_mean")
         rows.append((kind, "-" if mean is None else f"{mean:.3f}", *map(str, told.values())))
     columns = ["type", "torch / Warploom", "cells", "won", "tied", "lost", "absent", "wrong"]
-    return markdown(columns, rows)
+    return table(columns, rows, numbers=True)
 
 
 def _squares(cells: Sequence[CellJson]) -> str:
@@ -99,7 +85,7 @@ def _entries(cells: Sequence[CellJson]) -> str:
         for cell in cells
         for entry in cell["entries"]
     ]
-    return markdown(["what", "us"], rows)
+    return table(["what", "us"], rows, numbers=True)
 
 
 def _compilations(cells: Sequence[CellJson]) -> str:
@@ -109,13 +95,14 @@ def _compilations(cells: Sequence[CellJson]) -> str:
     told.append(("slowest s", f"{max(seconds):.2f}"))
     if ratios:
         told.append(("slowest / baseline", f"{max(ratios):.2f}"))
-    return markdown(["what", "value"], told)
+    return table(["what", "value"], told, numbers=True)
 
 
 _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
     ("gemm_squares", "Large products", _squares),
     ("gemm_llm", "Linear layers of language models, M from 1 to 8192", _summaries),
     ("gemm_training", "Layouts, and a layer's three products", _products),
+    ("gemm_operations", "Promoted sums, 8-bit outputs, batches, sums in place", _entries),
     ("gemm_fused", "Scale, bias, gelu and residual in the kernel, 4096x14336x4096", _entries),
     ("gemm_host", "Host time of a warm call, 256x256x256", _entries),
     ("gemm_compile", "NVRTC's time for a shipped kernel, in a fresh process", _compilations),
@@ -127,7 +114,7 @@ _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
 def main(path: Path | None) -> None:
     """Draw the tables of every result."""
     if path:
-        path.write_text(insert(path.read_text(), draw()))
+        path.write_text(insert(path.read_text(), MARKERS, draw()))
     else:
         click.echo(draw())
 

@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from warploom.generator.config_models import TAGS, meanings, summary
 from warploom.generator.families import FAMILIES
 from warploom.generator.families.family import Family
+from warploom.generator.markdown import table
 
-BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+MARKERS = "reference"
 _COLUMNS = ("field", "values", "default", "meaning")
 
 
@@ -20,25 +21,16 @@ def reference() -> str:
     return "\n\n".join(part for family in FAMILIES.values() for part in _family(family))
 
 
-def insert(text: str, tables: str) -> str:
-    """Return `text` with `tables` between the two markers; ValueError if it has none."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the text has no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
-
-
 def _family(family: Family[Any, Any, Any]) -> Iterable[str]:
     yield f"**An operation of `{family.name}`.** {summary(family.operation)}"
-    yield _table(_COLUMNS, map(_row, _described(family.operation)))
+    yield table(_COLUMNS, map(_row, _described(family.operation)))
     steps = [step for kind in get_type_hints(family.operation).values() for step in _steps(kind)]
     if steps:
         yield "**A step of its epilogue.**"
-        yield _table(("step", "fields", "meaning"), map(_step, steps))
+        yield table(("step", "fields", "meaning"), map(_step, steps))
     yield f"**A schedule of `{family.name}`**, each field one value or a list of them."
     rows = (_row(field, family.automatic) for field in _described(family.schedule))
-    yield _table(_COLUMNS, rows)
+    yield table(_COLUMNS, rows)
 
 
 def _steps(hint: Any) -> Sequence[type]:  # noqa: ANN401 (type hints are values here)
@@ -92,8 +84,3 @@ def _default(field: Field[Any]) -> str:
 
 def _yaml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = ["---"] * len(columns)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, rule, *rows))

@@ -1,36 +1,31 @@
-"""Everything of the benchmarks but the GPU: arithmetic, records, tables, and peers on the CPU."""
+"""What the benchmarks make of times: arithmetic, records, tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
-from benchmarks import gemm, machine, operations, tables
-from benchmarks.peers import KINDS, operands, ours, peer
+from benchmarks import gemm, machine, tables
 from benchmarks.protocol import (
     Cell,
-    Contender,
     Entry,
     Floor,
     Record,
     buffer_sets,
-    compete,
     gemm_floor,
     read,
     summary,
 )
+from warploom.generator.markdown import insert
 from warploom.runtime.measure import (
     SAMPLE_SECONDS,
-    Call,
     Sampler,
     Timing,
-    error_share,
     interleave,
     laps_for,
 )
@@ -38,17 +33,6 @@ from warploom.runtime.measure import (
 README = Path(__file__).parents[2] / "README.md"
 PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}
 FLOOR = Floor(1e-6, "flops")
-
-
-def constant(seconds: float) -> Callable[[Sequence[Call]], Sampler]:
-    """A sampler that makes every call once and takes `seconds`."""
-
-    def sampler(calls: Sequence[Call]) -> Sampler:
-        for call in calls:
-            call()
-        return lambda: seconds
-
-    return sampler
 
 
 def cell(ours: float | None, peer: float | None, share: float = 0.5) -> Cell:
@@ -140,108 +124,6 @@ def test_a_summary_takes_the_geometric_mean_of_the_cells_that_have_a_ratio() -> 
     told = summary(one.as_json() for one in cells)
     assert told.pop("geometric_mean") == pytest.approx(2 ** (1 / 3))
     assert told == {"cells": 4, "won": 1, "tied": 1, "lost": 1, "absent": 1, "wrong": 0}
-
-
-def test_the_cells_are_those_of_the_list() -> None:
-    assert gemm.cells("squares")[0] == (8192, 8192, 8192)
-    assert len(gemm.cells("squares")) == 5
-    assert len(gemm.cells("llm")) == 10 * 18
-    assert gemm.cells("llm", [16])[1] == (16, 4096, 4096)
-    assert gemm.cells("squares", [2048]) == [(2048, 4096, 4096)]
-
-
-# ---- Contenders ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_peer_and_warploom_compute_one_function(kind: str) -> None:
-    torch.manual_seed(0)
-    sets = [operands(KINDS[kind], 48, 80, 96, "cpu") for _ in range(2)]
-    contenders = [ours(KINDS[kind], sets), peer(KINDS[kind], sets)]
-    found = compete(kind, PROBLEM, contenders, sampler=constant(1e-5))
-    for entry in found.entries:
-        assert entry.absent is None
-        assert entry.error_share is not None
-        assert entry.error_share <= 1
-    assert str(found.entries[0].kernel).startswith(f"gemm_sm90a_{KINDS[kind].a}")
-
-
-def test_the_operation_of_a_kind_is_the_one_that_its_call_gets() -> None:
-    for kind in KINDS.values():
-        contender = ours(kind, [operands(kind, 1, 80, 96, "cpu")])
-        assert contender.kernel is not None
-        assert "_".join(kind.operation().tokens) in contender.kernel()
-
-
-def test_an_output_that_nothing_wrote_is_wrong() -> None:
-    kind = KINDS["bf16"]
-    contender = ours(kind, [operands(kind, 32, 32, 64, "cpu")])
-    assert contender.error_share is not None
-    assert contender.error_share() == float("inf")
-
-
-def test_one_wrong_element_is_wrong() -> None:
-    one = operands(KINDS["int8"], 32, 32, 64, "cpu")
-    d = torch._int_mm(one.a, one.b)
-    assert error_share(d, one.a, one.b) == 0
-    d[3, 5] += 1
-    assert error_share(d, one.a, one.b) == float("inf")
-
-
-def test_a_contender_that_refuses_is_absent_with_its_reason_and_the_others_run() -> None:
-    def refuse() -> None:
-        raise RuntimeError("self.size(0) needs to be greater than 16\nand more lines")
-
-    contenders = [Contender("warploom", [lambda: None]), Contender("torch._int_mm", [refuse])]
-    found = compete("cell", PROBLEM, contenders, sampler=constant(1e-5))
-    assert found.entries[0].seconds == 1e-5
-    assert found.entries[1].absent == "self.size(0) needs to be greater than 16"
-    assert found.verdict == "absent"
-
-
-def test_the_fused_cell_is_checked_and_compares_fused_with_plain() -> None:
-    found = gemm.fused((32, 48, 64), "cpu", constant(1e-5))
-    assert [entry.contender for entry in found.entries] == ["fused", "plain", "torch.mm"]
-    assert all(0 < (entry.error_share or 0) <= 1 for entry in found.entries)
-    assert found.ratio == 1.0
-
-
-def test_each_wider_operation_is_checked_beside_what_it_would_replace() -> None:
-    small: dict[str, Any] = {"device": "cpu", "sampler": constant(1e-5)}
-    cells = [
-        operations.promoted((32, 48, 256), **small),
-        operations.quantised("bf16", (32, 48, 64), **small),
-        operations.quantised("e4m3", (32, 48, 64), **small),
-        operations.batched(3, (32, 48, 64), **small),
-    ]
-    for cell in cells:
-        assert [entry.absent for entry in cell.entries] == [None, None]
-        assert all(0 < (entry.error_share or 0) <= 1 for entry in cell.entries), cell.name
-    grown = operations.in_place((32, 48, 64), **small)
-    assert [entry.contender for entry in grown.entries] == ["in place", "torch.mm and add_"]
-    assert grown.ratio == 1.0
-
-
-def test_the_kernels_compiled_are_the_shipped_ones_each_once() -> None:
-    specs = gemm.shipped()
-    assert len(set(specs)) == len(specs) > 20
-    assert {spec.operation for spec in specs} >= {kind.operation() for kind in KINDS.values()}
-
-
-def test_compile_times_stand_beside_the_baseline_of_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        gemm, "_compilation", lambda name, _source: lambda: 1.0 if name == "draft" else 1.25
-    )
-    baseline = tmp_path / "draft.cu"
-    baseline.write_text("")
-    (spec, *_) = gemm.shipped()
-    (found,) = gemm.compiling([spec], baseline)
-    assert [entry.contender for entry in found.entries] == ["warploom", "draft.cu"]
-    assert found.entries[0].kernel == spec.name
-    assert found.ratio == 0.8
-    assert gemm.compiling([spec], None)[0].verdict == "absent"
 
 
 # ---- Records -------------------------------------------------------------------------------------
@@ -340,21 +222,22 @@ def test_tables_are_drawn_from_the_records(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("benchmark", ["llm", "training", "fused", "host", "compile"])
+@pytest.mark.parametrize("benchmark", ["llm", "training", "operations", "fused", "host", "compile"])
 def test_every_benchmark_has_a_table(benchmark: str, tmp_path: Path) -> None:
     write(tmp_path, f"gemm_{benchmark}", [cell(4e-6, 5e-6)])
     assert "| --- | ---: |" in tables.draw(tmp_path)
 
 
 def test_tables_go_between_the_markers_and_nowhere_else() -> None:
-    text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-    assert tables.insert(text, "new") == f"before\n{tables.BEGIN}\nnew\n{tables.END}\nafter\n"
-    with pytest.raises(ValueError, match="measured: begin"):
-        tables.insert("no markers", "new")
+    begin, end = "<!-- some: begin -->", "<!-- some: end -->"
+    text = f"before\n{begin}\nold\n{end}\nafter\n"
+    assert insert(text, "some", "new") == f"before\n{begin}\nnew\n{end}\nafter\n"
+    with pytest.raises(ValueError, match="other: begin"):
+        insert(text, "other", "new")
 
 
 def test_the_readme_shows_the_results_that_are_recorded() -> None:
     text = README.read_text()
-    assert tables.insert(text, tables.draw()) == text, (
+    assert insert(text, tables.MARKERS, tables.draw()) == text, (
         "python -m benchmarks.tables --write README.md"
     )

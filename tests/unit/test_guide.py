@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import warploom
-from warploom.generator.config_reference import insert, reference
+from warploom.generator.config_reference import MARKERS, reference
 from warploom.generator.families.gemm import GemmSchedule
+from warploom.generator.markdown import insert
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
@@ -82,7 +83,7 @@ def test_every_message_of_the_guide_is_one_that_is_raised() -> None:
 
 
 def test_the_tables_of_fields_are_those_of_the_dataclasses() -> None:
-    renewed = insert(GUIDE, reference())
+    renewed = insert(GUIDE, MARKERS, reference())
     assert renewed == GUIDE, "`warploom schema --write docs/guide.md` renews them"
 
 

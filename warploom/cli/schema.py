@@ -45,10 +45,11 @@ def command(output: Output, check: bool, markdown: bool, path: Path | None) -> N
 
 
 def _write(path: Path, tables: str) -> None:
-    from warploom.generator.config_reference import insert
+    from warploom.generator.config_reference import MARKERS
+    from warploom.generator.markdown import insert
 
     try:
-        path.write_text(insert(path.read_text(), tables))
+        path.write_text(insert(path.read_text(), MARKERS, tables))
     except ValueError as error:
         raise ConfigurationError(
             f"{path}", rule=str(error), fix="add the two lines where the tables belong"
