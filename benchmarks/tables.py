@@ -98,6 +98,21 @@ def _compilations(cells: Sequence[CellJson]) -> str:
     return table(["what", "value"], told, numbers=True)
 
 
+def _attentions(cells: Sequence[CellJson]) -> str:
+    """TFLOP/s of each contender; the ratio is to the fastest peer."""
+    peers = sorted({entry["contender"] for cell in cells for entry in cell["entries"][1:5]})
+    rows = []
+    for cell in cells:
+        seconds = {entry["contender"]: entry["seconds"] for entry in cell["entries"]}
+        rates = [
+            f"{cell['problem']['flops'] / taken * 1e-12:.0f}" if taken else "absent"
+            for taken in (seconds.get(name) for name in ("warploom", *peers))
+        ]
+        rows.append((cell["name"], *rates, _ratio(cell), cell["verdict"]))
+    columns = ["TFLOP/s", "Warploom", *peers, "best peer / Warploom", "verdict"]
+    return f"{table(columns, rows, numbers=True)}\n\n{_summaries(cells)}"
+
+
 _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
     ("gemm_squares", "Large products", _squares),
     ("gemm_llm", "Linear layers of language models, M from 1 to 8192", _summaries),
@@ -105,6 +120,9 @@ _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
     ("gemm_operations", "Promoted sums, 8-bit outputs, batches, sums in place", _entries),
     ("gemm_fused", "Scale, bias, gelu and residual in the kernel, 4096x14336x4096", _entries),
     ("gemm_host", "Host time of a warm call, 256x256x256", _entries),
+    ("attention_forward", "Attention forward, bf16, 16k tokens; grouped queries", _attentions),
+    ("attention_window", "Attention in a causal window of 1024, and without one", _attentions),
+    ("attention_packed", "Attention over sequences of varying length", _attentions),
     ("gemm_compile", "NVRTC's time for a shipped kernel, in a fresh process", _compilations),
 )
 

@@ -97,7 +97,7 @@ def summary(source: type) -> str:
 
 def _entry_model(family: Family[Any, Any, Any]) -> type[Model]:
     return create_model(
-        f"{family.name.title()}Kernels",
+        f"{family.operation.__name__.removesuffix('Operation')}Kernels",
         __base__=Model,
         __doc__="Every operation with every point of every schedule's product.",
         operations=(_some(_operation_model(family.operation)), ...),

@@ -25,38 +25,56 @@ def _lines(items: list[str], indent: str, join: str) -> str:
 
 
 def wgmma(
-    a: Element, b: Element, n: int, *, a_k_major: bool = True, b_k_major: bool = True
+    a: Element,
+    b: Element,
+    n: int,
+    *,
+    name: str = "Wgmma",
+    a_in_registers: bool = False,
+    a_k_major: bool = True,
+    b_k_major: bool = True,
 ) -> TemplateText:
-    """Return the C++ struct `Wgmma` with `fma(a, b, d, add)` for one 64 x n instruction.
+    """Return the C++ struct `name` with `fma(a, b, d, add)` for one 64 x n instruction.
 
     `a` and `b` are shared-memory descriptors, `d` the thread's n/2 accumulators: float, or int32_t
-    for int8 operands. Where `add` is false by a constant the product overwrites them, and the
-    compiler may use their registers for something else until then (a run-time flag pins them
-    through the epilogue: 4 to 130 bytes of spills).
+    for int8 operands. With `a_in_registers` (16-bit types, K-major) `a` is instead the thread's
+    four registers of A: two elements each, laid out as two 8-column fragments of an accumulator.
+    Where `add` is false by a constant the product overwrites them, and the compiler may use their
+    registers for something else until then (a run-time flag pins them through the epilogue: 4 to
+    130 bytes of spills).
     """
     integer = a.is_integer
     count = n // 2
     accumulator, letter, kind = ("int32_t", "r", "s32") if integer else ("float", "f", "f32")
     scales = "" if integer else ", 1, 1"
-    majors = f", {int(not a_k_major)}, {int(not b_k_major)}" if a.bits == 16 else ""
+    a_major = "" if a_in_registers else f", {int(not a_k_major)}"
+    majors = f"{a_major}, {int(not b_k_major)}" if a.bits == 16 else ""
     registers = [f"%{i}" for i in range(count)]
     quoted = ',"\n        "'.join(
         ",".join(registers[i : i + _WIDTH]) for i in range(0, count, _WIDTH)
     )
     outputs = _lines([f'"+{letter}"(d[{i}])' for i in range(count)], " " * 10, ", ")
     shape = f"m64n{n}k{a.wgmma_k}"
-    signature = f"uint64_t a, uint64_t b, {accumulator} (&d)[{count}], bool add"
+    if a_in_registers:
+        layouts, a_type, a_count = "A in registers, B by descriptor", "const uint32_t (&a)[4]", 4
+        a_text = f"{{{','.join(f'%{count + i}' for i in range(4))}}}"
+        a_input = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    else:
+        layouts, a_type, a_count = "A and B by descriptor", "uint64_t a", 1
+        a_text, a_input = f"%{count}", '"l"(a)'
+    b_index = count + a_count
+    signature = f"{a_type}, uint64_t b, {accumulator} (&d)[{count}], bool add"
     return TemplateText(f"""\
-// D[64 x {n}] += A[64 x {a.wgmma_k}] * B[{a.wgmma_k} x {n}]; A and B by descriptor, D in registers.
-struct Wgmma {{
+// D[64 x {n}] += A[64 x {a.wgmma_k}] * B[{a.wgmma_k} x {n}]; {layouts}, D in registers.
+struct {name} {{
   static constexpr int kK = {a.wgmma_k};
 
   __device__ __forceinline__ static void fma({signature}) {{
     asm volatile(
-        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
+        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{b_index + 1}, 0;\\n"
         "wgmma.mma_async.sync.aligned.{shape}.{kind}.{a.wgmma}.{b.wgmma} {{"
-        "{quoted}}}, %{count}, %{count + 1}, add{scales}{majors};\\n}}\\n"
+        "{quoted}}}, {a_text}, %{b_index}, add{scales}{majors};\\n}}\\n"
         : {outputs}
-        : "l"(a), "l"(b), "r"(int(add)));
+        : {a_input}, "l"(b), "r"(int(add)));
   }}
 }};""")

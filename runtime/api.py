@@ -1,11 +1,11 @@
-"""The front door's functions: gemm, plan, load, warmup, explain."""
+"""The front door's functions: gemm, attention, their plans, load, warmup, explain."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -13,16 +13,30 @@ from warploom.errors import WarploomError
 from warploom.generator.build import build_many
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime import attention as attentions
+from warploom.runtime import attention_problem as attention_problems
 from warploom.runtime import epilogue as epilogues
 from warploom.runtime import gemm as gemms
 from warploom.runtime import kernel as kernels
 from warploom.runtime import operators
+from warploom.runtime.attention import AttentionPlan
+from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options
 
-__all__ = ["Explanation", "counters", "explain", "gemm", "load", "plan", "warmup"]
+__all__ = [
+    "Explanation",
+    "attention",
+    "counters",
+    "explain",
+    "gemm",
+    "load",
+    "plan",
+    "plan_attention",
+    "warmup",
+]
 
 
 def gemm(
@@ -104,6 +118,111 @@ def plan(
     return gemms.plan(a, b, epilogues.items(**keywords), out, options)
 
 
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: Literal[False] = False,
+    out: torch.Tensor | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: Literal[True],
+    out: torch.Tensor | None = None,
+    spec: KernelSpec | str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return softmax(scale q k^T) v, exactly, without the scores in memory.
+
+    q is [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], fp16 or bf16: any views
+    with a contiguous last dimension. heads is a multiple of kv_heads, dim a multiple of 8 up to
+    256. The result has the shape of q and its order of strides. `scale` is dim ** -0.5 by default.
+
+    causal    True (equal lengths), "bottom_right" (the last row attends to every column, as in
+              FlashAttention) or "top_left" (row 0 to column 0 only, as in torch)
+    window    (left, right): a row attends to so many columns on each side of the diagonal, None
+              being no bound. The diagonal is `causal`'s; without it, it ends at the bottom right.
+              Together with causal, both apply
+    softcap   scores become softcap tanh(score / softcap)
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+              packed sequences: q [total_q, heads, dim], k and v [total_k, kv_heads, dim]; sequence
+              i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (int32 [batch + 1] on the device of
+              q), at most max_seqlen of them. Rows past the last sequence are not written
+    return_lse  also return the log-sum-exp of each row's scores: natural, fp32
+              [batch, heads, seq_q], packed [heads, total_q]
+    out, spec   where the result goes, and the kernel to run
+
+    A row that attends to nothing gives 0, and -inf as its log-sum-exp. Runs on the current stream
+    without waiting. On CPU tensors the reference computes the same. Raises ProblemError before
+    anything is launched.
+    """
+    arguments = (causal, window, softcap, scale)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if torch.compiler.is_compiling():
+        result = operators.call_attention(q, k, v, *arguments, *lengths, out, spec)
+    else:
+        call = attention_problems.Call(q, k, v, *arguments, *lengths, out, spec)
+        result = attentions.attention(call)
+    return result if return_lse else result[0]
+
+
+def plan_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    **keywords: Unpack[attention_problems.Keywords],
+) -> AttentionPlan:
+    """Plan an attention: build and load its kernel now, and return what runs it.
+
+    Arguments are those of `attention`. `plan(q, k, v, ...)` then runs tensors of the same shapes,
+    strides, types and alignment with the same keywords, and returns out and lse.
+    """
+    return attentions.plan(attention_problems.Call(q, k, v, **keywords))
+
+
 def load(spec: KernelSpec | str) -> kernels.Kernel:
     """Return the loaded kernel of a spec or name, building it when the store lacks it."""
     found = parse_name(spec) if isinstance(spec, str) else spec
@@ -150,6 +269,11 @@ class Explanation:
         )
 
 
+@overload
+def explain(a: GemmPlan | AttentionPlan) -> Explanation: ...
+
+
+@overload
 def explain(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -159,16 +283,34 @@ def explain(
     accumulation: Accumulation = "fast",
     spec: KernelSpec | str | None = None,
     **keywords: Unpack[Keywords],
+) -> Explanation: ...
+
+
+def explain(
+    a: torch.Tensor | GemmPlan | AttentionPlan,
+    b: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
+    spec: KernelSpec | str | None = None,
+    **keywords: Unpack[Keywords],
 ) -> Explanation:
-    """Say which kernel `gemm` would run for these arguments, and what it would copy."""
-    options: Any = {"out_dtype": out_dtype, "accumulation": accumulation, "spec": spec}
-    planned = plan(a, b, out=out, **options, **keywords)
-    copies = [name for name, copy in (("a", planned.copy_a), ("b", planned.copy_b)) if copy]
+    """Say which kernel a plan runs, and what it would copy.
+
+    `explain(plan_attention(q, k, v))` is about an attention; `explain(a, b, ...)` is short for
+    `explain(plan(a, b, ...))`.
+    """
+    if isinstance(a, torch.Tensor):
+        if b is None:
+            raise TypeError("explain takes a plan, or the operands a and b of a gemm")
+        options: Any = {"out_dtype": out_dtype, "accumulation": accumulation, "spec": spec}
+        a = plan(a, b, out=out, **options, **keywords)
     return Explanation(
-        kernel=planned.choice.spec.name,
-        reason=planned.choice.reason,
-        grid=planned.launch.launches[0].grid if planned.launch else 0,
-        stored=planned.launch is not None,
-        copies=tuple(copies),
+        kernel=a.choice.spec.name,
+        reason=a.choice.reason,
+        grid=a.launch.launches[0].grid if a.launch else 0,
+        stored=a.launch is not None,
+        copies=a.copies,
         counters=counters.as_dict(),
     )

@@ -84,6 +84,11 @@ class GemmPlan:
         return out
 
     @property
+    def copies(self) -> tuple[str, ...]:
+        """The operands that are copied first, since TMA cannot read them."""
+        return tuple(name for name, layout in (("a", self.copy_a), ("b", self.copy_b)) if layout)
+
+    @property
     def _repeatable(self) -> bool:
         """True when a call is one launch and nothing else: no copies, no workspaces."""
         launch = self.launch

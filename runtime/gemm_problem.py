@@ -17,7 +17,7 @@ from warploom.generator.elements import element
 from warploom.generator.families.gemm import Accumulation, Batches, GemmOperation, GemmProblem
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
-from warploom.runtime import epilogue
+from warploom.runtime import epilogue, operands
 from warploom.runtime.batches import batches, broadcast, stacked
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.epilogue import BoundEpilogue, Item
@@ -290,13 +290,8 @@ def refuse_grad(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
 ) -> None:
     """Raise ProblemError when autograd expects a graph that these kernels do not build."""
-    for value in (a, b, out, *(value for item in listed for value in item[1:2])):
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise ProblemError(
-                f"a tensor of shape {list(value.shape)} that requires grad",
-                rule="warploom.gemm is not differentiable",
-                fix="call it under torch.no_grad(), or on .detach()ed tensors",
-            )
+    values = (value for item in listed for value in item[1:2])
+    operands.refuse_grad("warploom.gemm", a, b, out, *values)
 
 
 def refuse_overlap(

@@ -105,7 +105,11 @@ def error_share(
 
     A share above 1, infinity for a NaN that should not be, is a wrong result.
     """
-    exact, bound = reference.gemm_bound(a, b, listed, d.dtype)
-    error = (d.double() - exact).abs()
-    share = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=inf, posinf=inf)
-    return float(share.max())
+    return largest_share(d, *reference.gemm_bound(a, b, listed, d.dtype))
+
+
+def largest_share(value: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:
+    """Return the largest |value - exact| / bound of the elements; equal elements are right."""
+    wide = value.double()
+    share = torch.where(wide == exact, 0.0, (wide - exact).abs() / bound)
+    return float(share.nan_to_num(nan=inf, posinf=inf).max()) if share.numel() else 0.0

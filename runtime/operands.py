@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.counters import counters
 
@@ -86,3 +87,14 @@ def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
         return tensor.data_ptr(), tensor.data_ptr()
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def refuse_grad(function: str, *values: object) -> None:
+    """Raise ProblemError when autograd expects a graph that `function` does not build."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise ProblemError(
+                f"a tensor of shape {list(value.shape)} that requires grad",
+                rule=f"{function} is not differentiable",
+                fix="call it under torch.no_grad(), or on .detach()ed tensors",
+            )

@@ -26,7 +26,16 @@ from warploom.errors import (
 )
 
 if TYPE_CHECKING:
-    from warploom.runtime.api import counters, explain, gemm, load, plan, warmup
+    from warploom.runtime.api import (
+        attention,
+        counters,
+        explain,
+        gemm,
+        load,
+        plan,
+        plan_attention,
+        warmup,
+    )
 
 __all__ = [
     "CompilationError",
@@ -41,17 +50,28 @@ __all__ = [
     "UnknownNameError",
     "WarploomError",
     "__version__",
+    "attention",
     "counters",
     "explain",
     "gemm",
     "load",
     "plan",
+    "plan_attention",
     "warmup",
 ]
 
 _LAZY = {
     name: ("warploom.runtime.api", name)
-    for name in ("counters", "explain", "gemm", "load", "plan", "warmup")
+    for name in (
+        "attention",
+        "counters",
+        "explain",
+        "gemm",
+        "load",
+        "plan",
+        "plan_attention",
+        "warmup",
+    )
 }
 
 

@@ -1,9 +1,9 @@
 """`make demo`: from a YAML file to kernels in the store, then one layer of Llama 3 8B, checked.
 
 The kernels of configs/smoke.yaml are generated and compiled, which needs no GPU. Then the seven
-GEMMs of the layer run through `warploom.gemm` and are held against float64: on a Hopper GPU, with
-times beside torch.mm's, or else on the CPU reference with fewer tokens. The exit code is 3 if a
-result is wrong.
+GEMMs of the layer run through `warploom.gemm`, and its attention through `warploom.attention`, and
+are held against float64: on a Hopper GPU, with times beside torch's, or else on the CPU reference
+with fewer tokens. The exit code is 3 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,9 @@ from warploom.cli.compile import COLUMNS, row
 from warploom.cli.output import Output, reporting
 from warploom.errors import ResultError, WarploomError
 from warploom.generator.specification import KernelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 _HIDDEN, _KEY_VALUE, _MLP = 4096, 1024, 14336
 LAYER = {  # the weights of one layer of Llama 3 8B, [N, K] as torch has them
@@ -30,14 +34,17 @@ LAYER = {  # the weights of one layer of Llama 3 8B, [N, K] as torch has them
     "down": (_HIDDEN, _MLP),
 }
 TOKENS = {"cuda": 512, "cpu": 64}
+HEADS, KV_HEADS, DIM = 32, 8, 128  # of the layer's attention
 
 
 @click.command()
 @reporting
 def command(output: Output) -> None:
-    """Compile the smoke configuration, then run and check the GEMMs of one transformer layer."""
+    """Compile the smoke configuration, then run and check one transformer layer."""
     compile_kernels(output)
-    run_layer(output, "cuda" if _has_hopper(output) else "cpu")
+    device = "cuda" if _has_hopper(output) else "cpu"
+    run_layer(output, device)
+    run_attention(output, device)
 
 
 # ---- Kernels -------------------------------------------------------------------------------------
@@ -138,6 +145,64 @@ def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
     )
     seconds = timings["warploom"].median, timings["torch"].median
     return Gemm(name, weight, kernel, error_share(d, a, b), seconds)
+
+
+# ---- Attention -----------------------------------------------------------------------------------
+
+
+def run_attention(output: Output, device: str) -> None:
+    """Run and check the attention of the layer, full and causal; ResultError if one is wrong."""
+    import torch
+
+    tokens = 8 * TOKENS[device]
+    output.line(f"\nIts attention: {HEADS} query heads over {KV_HEADS}, {tokens} tokens:")
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, tokens, heads, DIM, device=device).bfloat16().transpose(1, 2)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    columns = ["mask", "tokens", "kernel" if device == "cuda" else "kernel on an H200"]
+    columns += ["error / bound", *(["microseconds", "torch", "ratio"] if device == "cuda" else [])]
+    with torch.no_grad():
+        rows = [_attend(causal, q, k, v) for causal in (False, True)]
+    output.table("attention", columns, rows)
+    wrong = [str(row[0]) for row in rows if not float(str(row[3])) <= 1]
+    if wrong:
+        raise ResultError(
+            f"attention with mask {', '.join(wrong)}",
+            rule="differs from float64 by more than the bound of an element",
+            fix="`make gpu-test` finds which kernels are wrong on this GPU",
+        )
+    output.line("Each element is within its bound of the float64 result.")
+
+
+def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[object]:
+    """One row of the table; torch's time is that of its scaled_dot_product_attention."""
+    import torch
+
+    import warploom
+    from warploom.runtime import attention_reference as reference
+    from warploom.runtime.attention_mask import Band
+    from warploom.runtime.measure import graph_sampler, interleave, largest_share
+
+    out, lse = warploom.attention(q, k, v, causal=causal, return_lse=True)
+    band = Band(right=0) if causal else Band()
+    function = reference.Function(DIM**-0.5, band=band)
+    exact, bound = reference.exact(q, k, v, function), reference.bound(q, k, v, function)
+    share = max(map(largest_share, (out, lse), exact, bound))
+    kernel = warploom.explain(warploom.plan_attention(q, k, v, causal=causal)).kernel
+    row: list[object] = ["causal" if causal else "none", q.shape[2], kernel, share]
+    if q.device.type == "cpu":
+        return row
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    timings = interleave(
+        {
+            "warploom": graph_sampler([lambda: warploom.attention(q, k, v, causal=causal)]),
+            "torch": graph_sampler([lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True)]),
+        }
+    )
+    ours, peer = timings["warploom"].median, timings["torch"].median
+    return [*row, ours * 1e6, peer * 1e6, peer / ours]
 
 
 def _has_hopper(output: Output) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from warploom.cli.show import nvcc_command
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.store import Store
@@ -38,19 +38,18 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
     resources = artifact.resources[name]
     assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
     assert artifact.serialised == ()
-    schedule = SPECS[name].schedule
-    assert isinstance(schedule, GemmSchedule)
-    # What setmaxnreg shares out is what the launch allocates: 65,536 registers by 3 warpgroups.
-    assert resources.registers <= {1: 255, 2: 168}[schedule.consumers]
+    schedule: Any = SPECS[name].schedule
+    # What setmaxnreg shares out is what the launch allocates: 65,536 registers by the warpgroups.
+    assert resources.registers <= {256: 255, 384: 168, 512: 128}[schedule.threads]
     assert artifact.cubin[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None:
-    operation = SPECS[name].operation
-    assert isinstance(operation, GemmOperation)
+    operation: Any = SPECS[name].operation
     lines = len(render(SPECS[name]).splitlines())
-    assert lines < (600 if operation.epilogue else 440)
+    plain = operation.family == "gemm" and not operation.epilogue
+    assert lines < (440 if plain else 665)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")

@@ -9,12 +9,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.families import FAMILIES
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "emitted" / "golden"
+GEMM = FAMILIES["gemm"]
 SPECS = {spec.name: spec for spec in expand_file(ROOT / "configs" / "smoke.yaml").specs}
 
 
@@ -37,24 +38,32 @@ def test_no_kernel_that_is_gone_stays_behind(update_golden: bool) -> None:
         assert extra == []
 
 
-def literals(source: type) -> Iterator[tuple[str, object]]:
+def choices(source: type) -> Iterator[tuple[str, object]]:
     """Every value of every field of a dataclass that is declared a Literal or a bool."""
     for field, hint in get_type_hints(source).items():
-        values = (False, True) if hint is bool else get_args(hint)
-        if hint is bool or get_origin(hint) is Literal:
-            yield from ((field, value) for value in values)
+        if get_origin(hint) is Literal:
+            yield from ((field, value) for value in get_args(hint))
+        if hint is bool:
+            yield from ((field, value) for value in (False, True))
+
+
+def reached(source: type, values: list[Any]) -> set[tuple[str, object]]:
+    """The values of those fields that come up."""
+    fields = {field for field, _ in choices(source)}
+    return {(field, getattr(value, field)) for value in values for field in fields}
 
 
 def test_the_smoke_set_reaches_every_choice_of_an_operation_and_a_schedule() -> None:
-    operations: list[Any] = [spec.operation for spec in SPECS.values()]
-    schedules: list[Any] = [spec.schedule for spec in SPECS.values()]
+    used: dict[type, list[Any]] = {}
+    for family in FAMILIES.values():
+        specs = [spec for spec in SPECS.values() if spec.operation.family == family.name]
+        used[family.operation] = [spec.operation for spec in specs]
+        used[family.schedule] = [spec.schedule for spec in specs]
+    operations, schedules = (used[source] for source in (GEMM.operation, GEMM.schedule))
     steps = [step for operation in operations for step in operation.epilogue]
-    used: dict[type, list[Any]] = {GemmOperation: operations, GemmSchedule: schedules}
     used |= {kind: [step for step in steps if type(step) is kind] for kind in map(type, STEPS)}
     for source, values in used.items():
-        fields = {field for field, _ in literals(source)}
-        reached = {(field, getattr(value, field)) for value in values for field in fields}
-        assert set(literals(source)) - reached == set()
+        assert set(choices(source)) - reached(source, values) == set()
     assert {step.token for step in STEPS} <= {step.token for step in steps}
     layouts = {(operation.layout_a, operation.layout_b) for operation in operations}
     assert layouts == {("row", "col"), ("row", "row"), ("col", "col"), ("col", "row")}

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # for cases, arena and record, which are no tests
+sys.path.append(str(Path(__file__).parent))  # for cases, arenas and record, which are no tests
 
 import cases
 import record
@@ -21,6 +21,7 @@ from samples import SAMPLES
 from warploom.errors import WarploomError
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
+from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 
 
@@ -45,7 +46,19 @@ def pytest_terminal_summary(
 def built(private_store: Path) -> dict[str, Artifact]:
     """Every kernel of the tables, by name, built in parallel before the first test."""
     others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
-    results = build_many(list(dict.fromkeys((*cases.ALL, *others))), kernels.store())
+    return _built(list(dict.fromkeys((*cases.ALL, *others))))
+
+
+@pytest.fixture(scope="session")
+def attention_built(private_store: Path) -> dict[str, Artifact]:
+    """Every attention kernel of the tables, by name, built before the first test of attention."""
+    import attention_cases
+
+    return _built(attention_cases.ALL)
+
+
+def _built(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
+    results = build_many(specs, kernels.store())
     for result in results:
         if isinstance(result, WarploomError):
             raise result

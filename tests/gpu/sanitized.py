@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import attention_cases
 import cases
 import torch
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import reference
+from warploom.runtime import attention_reference, reference
+from warploom.runtime.attention_mask import Band
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]
 KERNELS += [cases.SWAPPED[1], cases.BATCHED[0]]
+ATTENTIONS = ("none", "causal", "packed", "dynamic")
 
 
 def verify(kernel: KernelSpec) -> None:
@@ -35,6 +38,27 @@ def verify(kernel: KernelSpec) -> None:
     assert ((d.double() - exact).abs() <= bound).all(), kernel.name
 
 
+def verify_attention(name: str) -> None:
+    """Run one attention kernel on the GPU, two sequences, and compare with the CPU's float64."""
+    kernel, dim, seq = attention_cases.SIMPLE[name], 64, 131
+    q, k, v = (torch.randn(2, heads, seq, dim).bfloat16() for heads in (4, 2, 2))
+    keywords: dict[str, Any] = {"spec": kernel, "causal": "top_left" if name != "none" else False}
+    given = [q.cuda(), k.cuda(), v.cuda()]
+    if name == "packed":
+        given = [tensor.transpose(1, 2).flatten(0, 1).contiguous().cuda() for tensor in (q, k, v)]
+        offsets = torch.tensor([0, seq, 2 * seq], dtype=torch.int32).cuda()
+        keywords |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+        keywords |= {"max_seqlen_q": seq, "max_seqlen_k": seq}
+    out = warploom.attention(*given, **keywords).cpu()
+    if name == "packed":
+        out = out.unflatten(0, (2, seq)).transpose(1, 2)
+    band = Band() if name == "none" else Band(right=0)
+    function = attention_reference.Function(dim**-0.5, band=band)
+    exact, _ = attention_reference.exact(q, k, v, function)
+    bound, _ = attention_reference.bound(q, k, v, function)
+    assert ((out.double() - exact).abs() <= bound).all(), kernel.name
+
+
 def _there(value: object) -> object:
     return value.cuda() if isinstance(value, torch.Tensor) else value
 
@@ -43,4 +67,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     for each in KERNELS:
         verify(each)
-    print(f"verified {len(KERNELS)} kernels")
+    for name in ATTENTIONS:
+        verify_attention(name)
+    print(f"verified {len(KERNELS) + len(ATTENTIONS)} kernels")

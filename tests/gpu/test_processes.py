@@ -47,11 +47,14 @@ half, out = a[:32], torch.zeros(67, 72, device="cuda", dtype=torch.bfloat16)
 plan = warploom.plan(a, b, out=out, spec=name)
 plan(a, b, out)
 warploom.gemm(a, b, out=out, spec=name)
+q = torch.ones(1, 2, 67, 64, device="cuda", dtype=torch.bfloat16)
+warploom.attention(q, q, q)
 torch.cuda.synchronize()
 calls = {
     "a warm call": lambda: warploom.gemm(a, b, out=out, spec=name),
     "a new call": lambda: warploom.gemm(half, b, spec=name),
     "a plan": lambda: plan(a, b, out),
+    "a warm attention": lambda: warploom.attention(q, q, q),
 }
 child = os.fork()
 if child == 0:
@@ -114,7 +117,7 @@ def test_a_kernel_that_must_not_be_compiled_is_a_typed_error_before_a_launch(
 
 def test_a_fork_after_cuda_was_used_is_told_so_before_the_driver_is() -> None:
     said = run_python(FORK)
-    assert set(said) == {"a warm call", "a new call", "a plan"}
+    assert set(said) == {"a warm call", "a new call", "a plan", "a warm attention"}
     for message in said.values():
         assert str(message).startswith("DeviceError: a process forked after CUDA"), said
 

@@ -13,10 +13,12 @@ from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS, Residual
 from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import Batches, GemmOperation, GemmProblem, GemmSchedule
 from warploom.generator.specification import KernelSpec
 
-GEMM = FAMILIES["gemm"]
+GEMM, ATTENTION = FAMILIES["gemm"], FAMILIES["attention_forward"]
+ATTENTION_LITERALS = ("element", "dim", "mask", "lengths")
 
 
 def literal(source: type, field: str) -> st.SearchStrategy[Any]:
@@ -45,8 +47,8 @@ def operations(draw: st.DrawFn) -> GemmOperation:
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> KernelSpec:
-    """Any legal spec: every field varies over all that its type and the rules allow."""
+def gemm_specs(draw: st.DrawFn) -> KernelSpec:
+    """Any legal GEMM: every field varies over all that its type and the rules allow."""
     arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
     drawn = ("raster", "store", "roles", "consumers", "swap", "producer_registers", "l2_promotion")
     fields = {field: draw(literal(GemmSchedule, field)) for field in drawn}
@@ -63,6 +65,35 @@ def specs(draw: st.DrawFn) -> KernelSpec:
     schedule = replace(filled, stages=draw(st.integers(2, filled.stages)))
     assume(not GEMM.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)
+
+
+@st.composite
+def attention_specs(draw: st.DrawFn) -> KernelSpec:
+    """Any legal attention forward."""
+    arch = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    operation = AttentionOperation(
+        **{field: draw(literal(AttentionOperation, field)) for field in ATTENTION_LITERALS},
+        softcap=draw(st.booleans()),
+    )
+    q_tile = draw(literal(AttentionSchedule, "q_tile"))
+    overlap = draw(st.booleans())
+    # Of what registers and shared memory may allow: few of all tiles do.
+    widest = {64: 256, 128: 256, 192: 144}[q_tile] * 32 // max(32, operation.dim // 2)
+    schedule = AttentionSchedule(
+        q_tile=q_tile,
+        kv_tile=16 * draw(st.integers(1, max(1, min(256, widest) // 16))),
+        stages=draw(st.integers(2 if overlap else 1, 4)),
+        overlap=overlap,
+        pingpong=q_tile > 64 and draw(st.booleans()),
+        scheduler=draw(literal(AttentionSchedule, "scheduler")),
+    )
+    assume(not ATTENTION.reasons(architecture(arch), operation, schedule))
+    return KernelSpec(arch, operation, schedule)
+
+
+def specs() -> st.SearchStrategy[KernelSpec]:
+    """Any legal spec of any family."""
+    return st.one_of(gemm_specs(), attention_specs())
 
 
 @st.composite

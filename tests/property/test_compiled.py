@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
-from strategies import specs
+from strategies import gemm_specs
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
@@ -21,7 +21,7 @@ def sample() -> list[KernelSpec]:
     made: dict[KernelSpec, None] = {}
 
     @settings(max_examples=4 * SIZE, derandomize=True, phases=(Phase.generate,), database=None)
-    @given(specs())
+    @given(gemm_specs())
     def collect(spec: KernelSpec) -> None:
         made[spec] = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import GEMM, problems, specs
+from strategies import GEMM, gemm_specs, problems
 
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.launches import DeviceLimits
@@ -15,7 +15,7 @@ many = settings(deadline=None, max_examples=150)
 
 
 @many
-@given(specs(), st.data())
+@given(gemm_specs(), st.data())
 def test_tensor_maps_are_such_as_the_driver_encodes(spec: KernelSpec, data: st.DataObject) -> None:
     """The rules are those of cuTensorMapEncodeTiled (CUDA driver API)."""
     (launch,) = GEMM.launches(spec, data.draw(problems(spec)), DeviceLimits(132))
@@ -33,7 +33,7 @@ def test_tensor_maps_are_such_as_the_driver_encodes(spec: KernelSpec, data: st.D
 
 
 @many
-@given(specs(), st.data())
+@given(gemm_specs(), st.data())
 def test_every_field_of_the_parameters_has_a_value_and_none_is_left_over(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
@@ -43,7 +43,7 @@ def test_every_field_of_the_parameters_has_a_value_and_none_is_left_over(
 
 
 @many
-@given(specs(), st.data(), st.integers(1, 200))
+@given(gemm_specs(), st.data(), st.integers(1, 200))
 def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiprocessors(
     spec: KernelSpec, data: st.DataObject, multiprocessors: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiproce
 
 
 @many
-@given(specs(), st.data())
+@given(gemm_specs(), st.data())
 def test_only_a_batched_kernel_takes_batches(spec: KernelSpec, data: st.DataObject) -> None:
     problem = data.draw(problems(spec))
     (launch,) = GEMM.launches(spec, problem, DeviceLimits(132))

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import GEMM, literal, operations, specs
+from strategies import attention_specs, gemm_specs, literal, operations, specs
 
 from warploom.errors import SpecificationError
+from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_forward import (
+    AttentionOperation,
+    AttentionSchedule,
+    attention_layout,
+)
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
 from warploom.generator.parameters import Kind
 from warploom.generator.render import render
@@ -61,7 +68,8 @@ def test_the_digest_differs_exactly_where_a_field_does(one: KernelSpec, other: K
 @many
 @given(specs(), st.data())
 def test_the_digest_changes_with_any_one_field(spec: KernelSpec, data: st.DataObject) -> None:
-    other = data.draw(specs())
+    of_family = {"gemm": gemm_specs, "attention_forward": attention_specs}
+    other = data.draw(of_family[spec.operation.family]())
     part = data.draw(st.sampled_from(("operation", "schedule")))
     old, new = getattr(spec, part), getattr(other, part)
     field = data.draw(st.sampled_from(sorted(old.__dataclass_fields__)))
@@ -77,7 +85,7 @@ def test_the_digest_changes_with_any_one_field(spec: KernelSpec, data: st.DataOb
 def test_parameters_are_aligned_disjoint_and_packed_at_their_offsets(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
-    parameters = GEMM.parameters(spec)
+    parameters = FAMILIES[spec.operation.family].parameters(spec)
     end = 0
     for field in parameters.fields:
         alignment = 128 if field.kind is Kind.TENSOR_MAP else field.kind.size
@@ -108,7 +116,7 @@ def value_of(kind: Kind) -> st.SearchStrategy[Any]:
 @many
 @given(specs())
 def test_the_declared_struct_is_the_one_that_is_packed(spec: KernelSpec) -> None:
-    parameters, text = GEMM.parameters(spec), render(spec)
+    parameters, text = FAMILIES[spec.operation.family].parameters(spec), render(spec)
     assert f"sizeof(Parameters) == {parameters.size}" in text
     for field in parameters.fields:
         assert f"  {field.declaration};" in text
@@ -123,6 +131,9 @@ def test_shared_memory_and_registers_fit_the_hardware(spec: KernelSpec) -> None:
 
 def assert_fits(spec: KernelSpec) -> None:
     """Assert the limits of the hardware, from scratch and not through the rules."""
+    if isinstance(spec.operation, AttentionOperation):
+        assert_attention_fits(spec)
+        return
     operation, schedule = spec.operation, spec.schedule
     assert isinstance(operation, GemmOperation)
     assert isinstance(schedule, GemmSchedule)
@@ -158,6 +169,35 @@ def assert_staging_fits(operation: GemmOperation, schedule: GemmSchedule) -> int
     return schedule.consumers * 2 * lengths[1] * span
 
 
+def assert_attention_fits(spec: KernelSpec) -> None:
+    operation, schedule = spec.operation, spec.schedule
+    assert isinstance(operation, AttentionOperation)
+    assert isinstance(schedule, AttentionSchedule)
+    q, kv = schedule.q_tile * operation.dim * 2, schedule.kv_tile * operation.dim * 2
+    layout = attention_layout(architecture(spec.arch), operation, schedule)
+    staging = q if layout.stages_o_apart else 0
+    warpgroups = schedule.q_tile // 64
+    barriers = 8 * (2 * warpgroups + 4 * schedule.stages) + 64 * warpgroups
+    assert q + staging + 2 * schedule.stages * kv + barriers <= layout.shared_bytes <= 232_448
+    assert schedule.kv_tile % 16 == 0
+    assert 16 <= schedule.kv_tile <= 256
+    # Scores, weights and output of a thread, of what setmaxnreg gives it.
+    held = schedule.kv_tile // 2 + schedule.kv_tile // 4 + operation.dim // 2
+    assert held <= {1: 227, 2: 212, 3: 132}[warpgroups]
+    assert warpgroups > 1 or not schedule.pingpong
+
+
+ATTENTION_BREAKS: dict[str, list[Any]] = {
+    "q_tile": [-64, 0, 32, 96, 256],
+    "kv_tile": [-16, 0, 8, 24, 264, 272, 512],
+    "stages": [-1, 0, 9],
+    "scheduler": ["", "greedy", "static; }"],
+    "element": ["fp32", "int8", "bf16;"],
+    "dim": [0, 8, 80, 512],
+    "mask": ["", "alibi"],
+    "lengths": ["ragged"],
+    "softcap": [30.0, "yes"],
+}
 BREAKS: dict[str, list[Any]] = {
     "tile": [
         *((m, 128, 64) for m in (-64, 0, 32, 192, 512)),
@@ -187,14 +227,15 @@ BREAKS: dict[str, list[Any]] = {
 def test_a_legal_spec_with_one_illegal_field_never_constructs(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
-    field = data.draw(st.sampled_from(sorted(BREAKS)))
-    value = data.draw(st.sampled_from(BREAKS[field]))
+    breaks = BREAKS if spec.operation.family == "gemm" else ATTENTION_BREAKS
+    field = data.draw(st.sampled_from(sorted(breaks)))
+    value = data.draw(st.sampled_from(breaks[field]))
     operation, schedule = spec.operation, spec.schedule
     with pytest.raises(SpecificationError):
-        if field in GemmOperation.__dataclass_fields__:
-            KernelSpec(spec.arch, replace(operation, **{field: value}), schedule)
+        if field in operation.__dataclass_fields__:
+            KernelSpec(spec.arch, replace(operation, **{field: value}), schedule)  # type: ignore[type-var]
         else:
-            KernelSpec(spec.arch, operation, replace(schedule, **{field: value}))
+            KernelSpec(spec.arch, operation, replace(schedule, **{field: value}))  # type: ignore[type-var]
 
 
 @many

@@ -40,6 +40,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "build_many", build_many)
     monkeypatch.setattr(demo, "LAYER", {"q": (96, 80), "down": (80, 96)})
     monkeypatch.setattr(demo, "TOKENS", {"cpu": 7})
+    monkeypatch.setattr(demo, "HEADS", 4)
+    monkeypatch.setattr(demo, "KV_HEADS", 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -64,6 +66,13 @@ def test_every_kernel_and_every_gemm_is_shown() -> None:
     assert shown["kernels"][0]["registers"] == 168
     assert [(row["projection"], row["M"]) for row in shown["layer"]] == [("q", 7), ("down", 7)]
     assert max(row["error / bound"] for row in shown["layer"]) <= 1
+    assert [(row["mask"], row["tokens"]) for row in shown["attention"]] == [
+        ("none", 56),
+        ("causal", 56),
+    ]
+    assert all(0 < row["error / bound"] <= 1 for row in shown["attention"])
+    kernels = [row["kernel on an H200"] for row in shown["attention"]]
+    assert all(name.startswith("attention_forward_sm90a_bf16_dim128_") for name in kernels)
 
 
 def test_plain_text_without_a_terminal_says_that_there_is_no_gpu() -> None:
@@ -85,6 +94,21 @@ def test_a_wrong_result_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> 
     result = run()
     assert result.exit_code == 3
     assert "projections q, down" in result.stderr
+
+
+def test_a_wrong_attention_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = warploom.attention
+
+    def wrong(*arguments: torch.Tensor, causal: bool, return_lse: bool) -> object:
+        out, lse = right(*arguments, causal=causal, return_lse=True)
+        if causal:
+            lse[0, 0, 0] += 0.1
+        return out, lse
+
+    monkeypatch.setattr(warploom, "attention", wrong)
+    result = run()
+    assert result.exit_code == 3
+    assert "attention with mask causal" in result.stderr
 
 
 def test_a_kernel_that_does_not_compile_ends_in_exit_code_2(

@@ -1,0 +1,107 @@
+"""Attention's shared memory and registers, derived from operation and schedule.
+
+A tile of q, k, v or o lies as boxes side by side: of the head dimension, each as wide as the widest
+swizzle span that divides it. All figures are bytes, or 32-bit registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.generator.architectures import Architecture
+from warploom.generator.elements import element
+from warploom.generator.families.attention_forward.schedule import (
+    WGMMA_M,
+    AttentionOperation,
+    AttentionSchedule,
+)
+from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+
+# What setmaxnreg shares out, by consumers: (producer, consumer). 24 + 2 * 240 is the 504 that 384
+# threads may hold, 32 + 3 * 160 the 512 of 512 threads; two warpgroups have enough without.
+REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
+# Where the producer has more to reckon: which sequence, and two bounds.
+REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
+# Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
+# tiles that these let in compile without spills.
+BASE_REGISTERS = 28
+PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """Where everything of one block lies."""
+
+    span: int  # bytes of a box's row
+    boxes: int  # side by side in a tile
+    q_bytes: int  # of one warpgroup's q, and of its o
+    kv_bytes: int  # of one stage of k or of v
+    warpgroups: int
+    stages: int
+    stages_o_apart: bool  # o has staging of its own: q's next tile need not wait for o's store
+    registers: int  # that a consumer's thread is expected to need
+    producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
+    register_budget: int  # that a consumer's thread may have
+
+    @property
+    def box_columns(self) -> int:
+        """Elements of a box's row."""
+        return self.span // 2
+
+    @property
+    def layout_type(self) -> int:
+        """The descriptor's swizzle mode."""
+        return LAYOUT_TYPES[self.span]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the launch."""
+        return _shared_bytes(self.q_bytes, self.kv_bytes, self.warpgroups, self.stages) + (
+            self.q_bytes * self.warpgroups if self.stages_o_apart else 0
+        )
+
+
+def _shared_bytes(q_bytes: int, kv_bytes: int, warpgroups: int, stages: int) -> int:
+    barriers_and_work = 1024
+    return warpgroups * q_bytes + 2 * stages * kv_bytes + barriers_and_work
+
+
+def attention_layout(
+    arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
+) -> AttentionLayout:
+    """Lay out a schedule, legal or not."""
+    bits = element(operation.element).bits
+    span = widest_span(operation.dim, bits)
+    q_bytes = WGMMA_M * operation.dim * bits // 8
+    kv_bytes = schedule.kv_tile * operation.dim * bits // 8
+    without = _shared_bytes(q_bytes, kv_bytes, schedule.warpgroups, schedule.stages)
+    wide = operation.lengths == "packed" or operation.mask == "window"
+    producer_registers, register_budget = (REGISTERS_WIDE if wide else REGISTERS)[
+        schedule.warpgroups
+    ]
+    return AttentionLayout(
+        span=span,
+        boxes=operation.dim * bits // 8 // span,
+        q_bytes=q_bytes,
+        kv_bytes=kv_bytes,
+        warpgroups=schedule.warpgroups,
+        stages=schedule.stages,
+        stages_o_apart=without + q_bytes * schedule.warpgroups <= arch.shared_bytes,
+        registers=_registers(operation, schedule),
+        producer_registers=producer_registers,
+        register_budget=register_budget,
+    )
+
+
+def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
+    # Without overlap, too, scores and weights are live together: while the ones become the others.
+    scores, output, weights = schedule.kv_tile // 2, operation.dim // 2, schedule.kv_tile // 4
+    return (
+        scores
+        + output
+        + weights
+        + BASE_REGISTERS
+        + (PACKED_REGISTERS if operation.lengths == "packed" else 0)
+        + (WINDOW_REGISTERS if operation.mask == "window" else 0)
+        + (SOFTCAP_REGISTERS if operation.softcap else 0)
+    )

@@ -1,0 +1,69 @@
+"""The parameter block of an attention kernel: what it reads beside the tensors."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
+)
+from warploom.generator.parameters import Field, Kind, ParameterBlock, block
+from warploom.generator.specification import KernelSpec
+
+_FIXED = (
+    Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
+    Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
+    Field("seq_q", Kind.INT32, "int32_t", "rows"),
+    Field("seq_k", Kind.INT32, "int32_t", "columns"),
+)
+_PACKED = (
+    Field("lse", Kind.POINTER, "float", "[heads, total_q]"),
+    Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
+    Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
+    Field("batch", Kind.INT32, "int32_t", "sequences"),
+    Field("total_q", Kind.INT32, "int32_t", "rows of all"),
+)
+_EVERY = (
+    Field("tiles", Kind.INT32, "int32_t", "of all heads and batches"),
+    Field("q_tiles", Kind.INT32, "int32_t", "of one head"),
+    Field("section", Kind.INT32, "int32_t", "heads whose tiles are worked off together"),
+    Field("all_heads", Kind.INT32, "int32_t", "of all batches"),
+    Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
+    Field("scale", Kind.FLOAT, "float", "of the products"),
+)
+_SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
+_COUNTER = Field("counter", Kind.POINTER, "int32_t", "tiles taken so far")
+_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
+_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
+_BOTTOM_RIGHT = Field(
+    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
+)
+
+
+def _maps(dimensions: str) -> tuple[Field, ...]:
+    boxes = {"q": "64 rows", "k": "a kv tile", "v": "a kv tile", "o": "64 rows"}
+    return tuple(
+        Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
+        for name, box in boxes.items()
+    )
+
+
+def parameters(spec: KernelSpec) -> ParameterBlock:
+    """The kernel's parameter block: what every kernel reads, then what only some do."""
+    operation = cast("AttentionOperation", spec.operation)
+    schedule = cast("AttentionSchedule", spec.schedule)
+    packed = operation.lengths == "packed"
+    maps = _maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]")
+    fields = [*maps, *(_PACKED if packed else _FIXED), *_EVERY]
+    if operation.softcap:
+        fields.append(_SOFTCAP)
+    if schedule.scheduler == "dynamic":
+        fields.append(_COUNTER)
+    if operation.mask == "window":
+        fields.append(_LEFT)
+    if operation.mask != "none":
+        fields.append(_RIGHT)
+    if operation.mask != "none" and packed:
+        fields.append(_BOTTOM_RIGHT)
+    return block(fields)

@@ -1,0 +1,54 @@
+"""Attention's rules: which operations and schedules are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from warploom.generator import rules
+from warploom.generator.architectures import Architecture
+from warploom.generator.families.attention_forward.layout import attention_layout
+from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
+)
+
+
+def operation_reasons(operation: AttentionOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    return rules.broken([rules.one_of("softcap", operation.softcap, (False, True))])
+
+
+def schedule_reasons(
+    arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation on `arch`; empty when it does."""
+    first = rules.broken(
+        [
+            rules.multiple_of("kv_tile", schedule.kv_tile, 16)
+            or rules.wgmma_n("kv_tile", schedule.kv_tile, integer=False),
+            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: is 1 to 8",
+        ]
+    )
+    if first:
+        return first
+    layout = attention_layout(arch, operation, schedule)
+    return rules.broken(
+        [
+            None
+            if schedule.stages >= 2 or not schedule.overlap
+            else "stages 1 with overlap: the next k arrives under the products of this v; take 2",
+            None
+            if schedule.warpgroups > 1 or not schedule.pingpong
+            else f"pingpong with q_tile {schedule.q_tile}: takes two warpgroups, 64 rows each",
+            rules.fits_registers(layout.registers, layout.register_budget),
+            rules.fits_shared(layout.shared_bytes, arch),
+        ]
+    )
+
+
+def complete(
+    arch: str, operation: AttentionOperation, fields: Mapping[str, Any]
+) -> AttentionSchedule:
+    """Make a schedule of `fields`; none of them may be `auto`."""
+    return AttentionSchedule(**fields)

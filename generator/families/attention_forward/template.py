@@ -1,0 +1,46 @@
+"""What the attention template is rendered with: the spec's choices as constants and parts."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from warploom.generator.elements import element
+from warploom.generator.families.attention_forward.layout import attention_layout
+from warploom.generator.families.attention_forward.parameters import parameters
+from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
+)
+from warploom.generator.specification import KernelSpec
+from warploom.generator.wgmma import wgmma
+
+
+def context(spec: KernelSpec) -> dict[str, Any]:
+    """What the template is rendered with, beside the spec itself."""
+    operation = cast("AttentionOperation", spec.operation)
+    schedule = cast("AttentionSchedule", spec.schedule)
+    kind = element(operation.element)
+    return {
+        "operation": operation,
+        "schedule": schedule,
+        "layout": attention_layout(spec.architecture, operation, schedule),
+        "parameters": parameters(spec),
+        "element": kind,
+        "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
+        "scores_wgmma": wgmma(kind, kind, schedule.kv_tile, name="ScoresWgmma"),
+        "output_wgmma": wgmma(
+            kind,
+            kind,
+            operation.dim,
+            name="OutputWgmma",
+            a_in_registers=True,
+            b_k_major=False,
+        ),
+        "bounds_left": operation.mask == "window",
+        "bounds_right": operation.mask != "none",
+        # The output of a wide head takes long to rescale: it is done under the product of scores.
+        "rescales_between": schedule.overlap and operation.dim > 128,
+        "scaling_part": "softcap" if operation.softcap else "plain",
+        "turns_part": "pingpong" if schedule.pingpong else "free",
+        "steps_part": "overlapped" if schedule.overlap else "serial",
+    }

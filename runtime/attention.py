@@ -1,0 +1,188 @@
+"""out = softmax(scale q k^T, masked) v on torch tensors: plan, copies, launch.
+
+A call first looks up its plan by everything but addresses and numbers; only a miss checks, chooses
+a kernel and lays out its launch. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.families.attention_forward import AttentionProblem
+from warploom.runtime import attention_dispatch, attention_reference
+from warploom.runtime.attention_mask import Band, band
+from warploom.runtime.attention_operands import (
+    check_out,
+    contiguous_copy,
+    in_place,
+    ordered_strides,
+    refuse_overlap,
+    strides,
+)
+from warploom.runtime.attention_problem import Call, Extents, Keywords, check_numbers, extents
+from warploom.runtime.counters import counters
+from warploom.runtime.dispatch import Choice
+from warploom.runtime.elements import name_of
+from warploom.runtime.operands import refuse_grad
+from warploom.runtime.plan import LaunchPlan, plan_launches, remember
+
+_BOUND = 4096  # problems remembered
+_plans: dict[tuple[object, ...], AttentionPlan] = {}
+
+os.register_at_fork(after_in_child=_plans.clear)  # a forked call is planned anew, and so refused
+
+
+@dataclass
+class AttentionPlan:
+    """What a kind of call needs: its kernel and launch, and which operands are copied first.
+
+    `plan(q, k, v, ...)` runs it for tensors of the planned shapes, strides and types with the
+    keywords that it was made with, and returns out and lse. Scale and softcap may differ.
+    """
+
+    key: tuple[object, ...]
+    sizes: Extents
+    band: Band
+    out_strides: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    scale: float  # where a call gives none
+    launch: LaunchPlan | None  # None on the CPU, and where an extent is 0
+    copies: tuple[str, ...]  # the operands that are copied, since TMA cannot read them
+    choice: Choice
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[Keywords]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the plan with the keywords that it was made with, and tensors like those."""
+        call = Call(q, k, v, **keywords)
+        if call.signature() != self.key:
+            raise ProblemError(
+                f"q {list(q.shape)} {q.dtype}, k {list(k.shape)}, v {list(v.shape)}",
+                rule="a plan runs only what it was made for: shapes, strides, types, keywords",
+                fix="call warploom.plan_attention again, or warploom.attention",
+            )
+        return self.run(call)
+
+    def run(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch on tensors that are known to fit; on the CPU, and without products, compute."""
+        q, k, v = call.q, call.k, call.v
+        out = call.out
+        if out is None:
+            out = q.new_empty_strided(q.shape, self.out_strides)
+        lse = q.new_empty(self.lse_shape, dtype=torch.float32)
+
+        def check() -> None:
+            check_numbers(call)
+            refuse_overlap(call, out)
+
+        if self.launch is None:
+            check()
+            self._compute(call, out, lse)
+            return out, lse
+        if self.copies:
+            q, k, v = (
+                contiguous_copy(tensor) if name in self.copies else tensor
+                for name, tensor in (("q", q), ("k", k), ("v", v))
+            )
+        addresses: tuple[int, ...]
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
+        if self.sizes.packed:
+            addresses += tuple(offsets.data_ptr() for offsets in call.offsets)
+        scale = self.scale if call.scale is None else call.scale
+        self.launch.run(
+            addresses, (scale,) if call.softcap is None else (scale, call.softcap), check
+        )
+        return out, lse
+
+    def _compute(self, call: Call, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Without a key, no row attends to anything; else this is a call on CPU tensors."""
+        if self.sizes.empty:
+            out.zero_()
+            lse.fill_(-torch.inf)
+            return
+        computed = attention_reference.of_call(call, self.band, attention_reference.attention)
+        if self.sizes.packed:  # rows past the last sequence are nobody's
+            last = int(call.offsets[0][-1])
+            out, lse = out[:last], lse[:, :last]
+            computed = computed[0][:last], computed[1][:, :last]
+        for result, tensor in zip((out, lse), computed, strict=True):
+            result.copy_(tensor)
+
+
+def attention(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the planned call, planning it first when it is new; return out and lse."""
+    if torch.is_grad_enabled():
+        refuse_grad("warploom.attention", call.q, call.k, call.v, call.out)
+    planned = _plans.get(call.signature())
+    return (planned or plan(call)).run(call)
+
+
+def plan(call: Call) -> AttentionPlan:
+    """Check a call, choose its kernel, load it, and remember the plan."""
+    if torch.is_grad_enabled():
+        refuse_grad("warploom.attention", call.q, call.k, call.v, call.out)
+    planned = _make(call)
+    counters.add("plans")
+    remember(_plans, planned.key, planned, _BOUND)
+    return planned
+
+
+def _make(call: Call) -> AttentionPlan:
+    sizes = extents(call)
+    masked = band(call, sizes)
+    check_out(call)
+    check_numbers(call)
+    operands = {"q": call.q, "k": call.k, "v": call.v}
+    copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
+    out_strides = ordered_strides(call.q)
+    softcap = call.softcap is not None
+    wanted = attention_dispatch.operation(
+        name_of(call.q.dtype, "q"), sizes, masked, softcap=softcap
+    )
+    choice = attention_dispatch.choose(wanted, sizes, call.kernel)
+    device, launch = call.q.get_device(), None
+    if device >= 0 and not sizes.empty:
+        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
+        tensors = ("q", "k", "v", "o", "lse", *offsets)
+        scalars = ("scale", "softcap") if softcap else ("scale",)
+        problem = _problem(call, sizes, masked, copies, out_strides)
+        launch = plan_launches(choice.spec, problem, device, tensors, scalars)
+    key = call.signature()
+    return AttentionPlan(
+        key, sizes, masked, out_strides, sizes.lse_shape, sizes.dim**-0.5, launch, copies, choice
+    )
+
+
+def _problem(
+    call: Call, sizes: Extents, masked: Band, copies: tuple[str, ...], out_strides: tuple[int, ...]
+) -> AttentionProblem:
+    def placed(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
+        at = torch.empty(tensor.shape, device="meta") if name in copies else tensor
+        return strides(at, packed=sizes.packed)
+
+    out = call.out
+    if out is None:
+        out = torch.empty_strided(call.q.shape, out_strides, device="meta")
+    left, right = (masked.left, masked.right) if sizes.packed else masked.shifted(sizes)
+    return AttentionProblem(
+        batch=sizes.batch,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        seq_q=sizes.seq_q,
+        seq_k=sizes.seq_k,
+        dim=sizes.dim,
+        total_q=sizes.total_q,
+        total_k=sizes.total_k,
+        strides_q=placed("q", call.q),
+        strides_k=placed("k", call.k),
+        strides_v=placed("v", call.v),
+        strides_o=strides(out, packed=sizes.packed),
+        left=left,
+        right=right,
+        bottom_right=sizes.packed and masked.bottom_right,
+    )

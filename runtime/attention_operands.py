@@ -1,0 +1,80 @@
+"""How q, k, v and out lie in memory, and whether TMA can address them there."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.tensor_maps import readable
+from warploom.runtime.attention_problem import Call
+from warploom.runtime.counters import counters
+from warploom.runtime.operands import extent_bytes, overlap
+
+Strides = tuple[int, int, int]
+
+
+def in_place(tensor: torch.Tensor) -> bool:
+    """True when TMA can address the tensor where it is. Broadcast views (stride 0) are copied."""
+    steps = [s for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if n > 1]
+    pitches = [step * tensor.element_size() for step in steps]
+    return tensor.stride(-1) == 1 and 0 not in steps and readable(tensor.data_ptr(), *pitches)
+
+
+def strides(tensor: torch.Tensor, *, packed: bool) -> Strides:
+    """Return the strides of batch, head and seq in elements; where an extent is 1, a legal one."""
+    dim = tensor.shape[-1]
+    steps = [
+        s if n > 1 else dim for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    ]
+    return (0, steps[1], steps[0]) if packed else (steps[0], steps[1], steps[2])
+
+
+def ordered_strides(q: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense tensor with the shape of q and its order of dimensions.
+
+    The last dimension is contiguous; so what is projected next lies as the model's tensors do.
+    """
+    steps, step = [1] * q.dim(), q.shape[-1]
+    for index in sorted(range(q.dim() - 1), key=q.stride, reverse=True)[::-1]:
+        steps[index] = step
+        step *= max(1, q.shape[index])
+    return tuple(steps)
+
+
+def check_out(call: Call) -> None:
+    """Raise ProblemError for an `out` that the result cannot be stored in."""
+    out, q = call.out, call.q
+    if out is None:
+        return
+    if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
+        raise ProblemError(
+            f"out {list(out.shape)} {out.dtype} on {out.device}",
+            rule=f"is {list(q.shape)} of {q.dtype} on the device of q",
+            fix="leave out=None to have it made",
+        )
+    if out.numel() and not in_place(out):
+        raise ProblemError(
+            f"out at {out.data_ptr():#x} with strides {list(out.stride())}",
+            rule="its last dimension is contiguous, its address and other strides are multiples "
+            "of 16 bytes",
+            fix="leave out=None to have it made",
+        )
+
+
+def refuse_overlap(call: Call, out: torch.Tensor) -> None:
+    """Raise ProblemError when `out` shares memory with q, k or v."""
+    for name in ("q", "k", "v"):
+        operand = getattr(call, name)
+        if overlap(out, operand):
+            raise ProblemError(
+                "out at {:#x}..{:#x}".format(*extent_bytes(out))
+                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
+                rule="out does not overlap q, k or v",
+                fix="use another out",
+            )
+
+
+def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy to contiguous memory, whatever it is that TMA cannot read in place. Counted."""
+    counters.add("copies")
+    return tensor.clone(memory_format=torch.contiguous_format)

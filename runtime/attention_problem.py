@@ -1,0 +1,260 @@
+"""What a call of `warploom.attention` asks for: its arguments and their sizes, checked.
+
+Tensors are [batch, heads, seq, dim] views, or packed [total, heads, dim] with `cu_seqlens` of their
+sequences. Nothing here reads a tensor's contents.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args, get_type_hints
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime.elements import name_of
+
+Alignment = Literal["top_left", "bottom_right"]
+Window = tuple[int | None, int | None]
+
+DIMS: tuple[int, ...] = get_args(get_type_hints(AttentionOperation)["dim"])
+
+
+class Keywords(TypedDict, total=False):
+    """What a call may be given beside q, k and v (see `warploom.attention`)."""
+
+    causal: bool | Alignment
+    window: Window | None
+    softcap: float | None
+    scale: float | None
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    out: torch.Tensor | None
+    spec: KernelSpec | str | None
+
+
+@dataclass(slots=True)
+class Call:
+    """The arguments of one call of `warploom.attention`, which says what they mean."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    causal: bool | Alignment = False
+    window: Window | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    out: torch.Tensor | None = None
+    spec: KernelSpec | str | None = None
+
+    @property
+    def kernel(self) -> KernelSpec | None:
+        """The spec that was asked for, by itself or by name."""
+        return parse_name(self.spec) if isinstance(self.spec, str) else self.spec
+
+    @property
+    def scaling(self) -> float:
+        """The factor of the products before the softmax."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def offsets(self) -> tuple[torch.Tensor, ...]:
+        """cu_seqlens of queries and of keys; none where lengths are fixed."""
+        queries, keys = self.cu_seqlens_q, self.cu_seqlens_k
+        if queries is None and keys is None:
+            return ()
+        return tuple(tensor for tensor in (queries, keys) if tensor is not None)
+
+    def signature(self) -> tuple[object, ...]:
+        """Everything that decides the plan: all but addresses (their alignment counts) and numbers.
+
+        Whether both cu_seqlens are one tensor counts, since causal=True takes equal lengths.
+        """
+        q, k, v, out = self.q, self.k, self.v, self.out
+        return (
+            q.shape,
+            q.stride(),
+            q.dtype,
+            q.data_ptr() & 15,
+            q.get_device(),
+            k.shape,
+            k.stride(),
+            k.dtype,
+            k.data_ptr() & 15,
+            k.get_device(),
+            v.shape,
+            v.stride(),
+            v.dtype,
+            v.data_ptr() & 15,
+            v.get_device(),
+            self.causal,
+            None if self.window is None else tuple(self.window),
+            self.softcap is None,
+            self._lengths,
+            None
+            if out is None
+            else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
+            self.spec,
+        )
+
+    @property
+    def _lengths(self) -> object:
+        """What of packed lengths decides the plan; None where they are fixed."""
+        longest = (self.max_seqlen_q, self.max_seqlen_k)
+        offsets = self.offsets
+        if not offsets and longest == (None, None):
+            return None
+        one = len(offsets) == 2 and offsets[0].data_ptr() == offsets[1].data_ptr()
+        described = tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in offsets)
+        return described, one, longest
+
+
+# ---- Extents -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """The sizes of a call; packed: `batch` counts sequences, `seq_q` and `seq_k` the longest."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    dim: int
+    total_q: int
+    total_k: int
+    packed: bool
+
+    @property
+    def empty(self) -> bool:
+        """True when no product is left to compute."""
+        totals = self.total_q and self.total_k
+        return not (self.batch and self.heads and self.seq_q and self.seq_k and totals)
+
+    @property
+    def kernel_dim(self) -> int:
+        """The head dimension of the kernel: the next there is, the rest is filled with zeros."""
+        return next(dim for dim in DIMS if dim >= self.dim)
+
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        """Of the log-sum-exp: one number for each query and head."""
+        lead = (self.heads,) if self.packed else (self.batch, self.heads)
+        return (*lead, self.total_q if self.packed else self.seq_q)
+
+
+def extents(call: Call) -> Extents:
+    """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
+    q, k, v = call.q, call.k, call.v
+    packed = _is_packed(call)
+    rank = 3 if packed else 4
+    layout = "[total, heads, dim]" if packed else "[batch, heads, seq, dim]"
+    if any(t.dim() != rank for t in (q, k, v)):
+        raise ProblemError(
+            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+            rule=f"each is {layout}",
+            fix="packed tensors come with cu_seqlens and max_seqlen, others without",
+        )
+    _check_elements(call)
+    heads_at, seq_at = (1, 0) if packed else (1, 2)
+    heads, kv_heads, dim = q.shape[heads_at], k.shape[heads_at], q.shape[-1]
+    if k.shape != v.shape or k.shape[-1] != dim or (not packed and k.shape[0] != q.shape[0]):
+        raise ProblemError(
+            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+            rule="k and v have one shape, and the batch and dim of q",
+            fix=f"give {layout} tensors; to swap heads and seq, use .transpose(1, 2)",
+        )
+    if heads and (kv_heads == 0 or heads % kv_heads):
+        raise ProblemError(
+            f"{heads} heads of q over {kv_heads} of k and v",
+            rule="the heads of q are a multiple of those of k and v",
+            fix="consecutive heads of q share one of k and v",
+        )
+    if dim % 8 or not 8 <= dim <= DIMS[-1]:
+        raise ProblemError(
+            f"dim {dim}",
+            rule=f"a head dimension is a multiple of 8 up to {DIMS[-1]}",
+            fix="pad q, k and v with zeros, and pass the scale of the true dimension",
+        )
+    total_q, total_k = q.shape[seq_at], k.shape[seq_at]
+    if not packed:
+        batch = q.shape[0]
+        return Extents(
+            batch, heads, kv_heads, total_q, total_k, dim, total_q, total_k, packed=False
+        )
+    batch = call.offsets[0].shape[0] - 1
+    seq_q, seq_k = min(call.max_seqlen_q or 0, total_q), min(call.max_seqlen_k or 0, total_k)
+    return Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed=True)
+
+
+def _is_packed(call: Call) -> bool:
+    """Whether lengths vary; ProblemError for half of what that takes."""
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    missing = [name for name in names if getattr(call, name) is None]
+    if len(missing) == len(names):
+        return False
+    if missing:
+        raise ProblemError(
+            f"packed lengths without {', '.join(missing)}",
+            rule=f"packed lengths take {', '.join(names)}",
+            fix="the longest lengths are ints, so that no call waits for the GPU to learn them",
+        )
+    for name, offsets in zip(names, call.offsets, strict=False):
+        if (
+            offsets.dtype != torch.int32
+            or offsets.dim() != 1
+            or not offsets.is_contiguous()
+            or offsets.shape != call.offsets[0].shape
+            or offsets.shape[0] < 1
+            or offsets.device != call.q.device
+        ):
+            raise ProblemError(
+                f"{name} {list(offsets.shape)} {offsets.dtype} on {offsets.device}",
+                rule="is int32 [batch + 1], contiguous, on the device of q, as long as the other",
+                fix="a cumulative sum of lengths that begins with 0",
+            )
+    for name in names[2:]:
+        if getattr(call, name) < 0:
+            raise ProblemError(
+                f"{name} {getattr(call, name)}",
+                rule="the longest length is at least 0",
+                fix="pass the largest length of a sequence",
+            )
+    return True
+
+
+def _check_elements(call: Call) -> None:
+    q, k, v = call.q, call.k, call.v
+    if not q.dtype == k.dtype == v.dtype or name_of(q.dtype, "q") not in ("fp16", "bf16"):
+        raise ProblemError(
+            f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
+            rule="have one type, fp16 or bf16",
+            fix="convert with .to(torch.bfloat16)",
+        )
+    if not q.device == k.device == v.device:
+        raise ProblemError(
+            f"q on {q.device}, k on {k.device}, v on {v.device}",
+            rule="are on one device",
+            fix="move them together",
+        )
+
+
+def check_numbers(call: Call) -> None:
+    """Raise ProblemError for a scale or softcap that the softmax cannot be taken with."""
+    for name, value in (("scale", call.scaling), ("softcap", call.softcap)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ProblemError(
+                f"{name} {value}",
+                rule=f"{name} is finite and greater than 0",
+                fix="to change the sign of the products, negate q",
+            )

@@ -1,0 +1,237 @@
+"""Attention in plain torch: what a call computes on CPU tensors, and what kernels are held against.
+
+Each function takes q [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim] and a
+`Function`, and returns out and lse; `of_call` applies one to the tensors of a call, sequence by
+sequence where they are packed. They work through the rows in chunks, so that memory stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from warploom.generator.families.attention_forward import UNBOUNDED
+from warploom.runtime.attention_mask import Band
+from warploom.runtime.attention_problem import Call
+from warploom.runtime.reference import accumulated, unit_roundoff
+
+_CHUNK = 1 << 25  # scores held at a time
+_FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
+_TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
+_WHOLE = Band()
+_EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What is computed between the products: the factor, the cap, and the mask."""
+
+    scale: float
+    softcap: float | None = None
+    band: Band = _WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One chunk of the scores of whole sequences: some of the batch, a range of the rows."""
+
+    batch: slice
+    rows: slice
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # out and lse
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Function], Pair]
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function) -> Pair:
+    """Return out in the type of q and lse in fp32, computed in fp32 and rounded once."""
+    return _attention(q, k, v, function, torch.float32)
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function) -> Pair:
+    """Return out and lse in float64."""
+    out, lse = _attention(q, k, v, function, torch.float64)
+    return out, lse
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function) -> Pair:
+    """Return what the plain torch expression gives in the type of q, each step rounded to it.
+
+    The log-sum-exp is taken in fp32, of scores in the type of q.
+    """
+    out, lse = _empty(q, q.dtype)
+    for chunk in _chunks(q, k):
+        s = _scores(q, k, function, chunk, q.dtype)
+        lse[chunk.batch, :, chunk.rows] = s.float().logsumexp(-1).flatten(1, 2)
+        p = torch.softmax(s, -1).masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0)
+        out[chunk.batch, :, chunk.rows] = _times_values(p, v[chunk.batch])
+    return out, lse
+
+
+def of_call(call: Call, band: Band, compute: Attention) -> Pair:
+    """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU."""
+    function = Function(call.scaling, call.softcap, band)
+    if not call.offsets:
+        return compute(call.q, call.k, call.v, function)
+    starts_q, starts_k = (offsets.tolist() for offsets in call.offsets)
+    total, heads, _ = call.q.shape
+    out: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    for index in range(len(starts_q) - 1):
+        queries = slice(starts_q[index], starts_q[index + 1])
+        keys = slice(starts_k[index], starts_k[index + 1])
+        if queries.start == queries.stop or keys.start == keys.stop:
+            continue  # nothing to attend from, or to
+        one = compute(
+            call.q[queries].transpose(0, 1)[None],
+            call.k[keys].transpose(0, 1)[None],
+            call.v[keys].transpose(0, 1)[None],
+            function,
+        )
+        if out is None or lse is None:
+            out = one[0].new_zeros(call.q.shape)
+            lse = one[1].new_full((heads, total), -torch.inf)
+        out[queries] = one[0][0].transpose(0, 1)
+        lse[:, queries] = one[1][0]
+    if out is None or lse is None:
+        return call.q.new_zeros(call.q.shape), call.q.new_full((heads, total), -torch.inf)
+    return out, lse
+
+
+# ---- Bounds --------------------------------------------------------------------------------------
+
+
+def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function) -> Pair:
+    """Return how far a kernel's out and lse may be from `exact`, element by element, in float64.
+
+    A score is off by the truncation of q k^T on the tensor core, the rounding of its argument to
+    exp2, and the approximation of tanh under a softcap. A probability p has the error of its score
+    and one rounding to the type of q, relative to the largest of the row. out is then off by at
+    most sum(error of p |v|) + |out| sum(error of p), and by its own rounding.
+    """
+    unit, dim, length = unit_roundoff(q.dtype), q.shape[-1], k.shape[2]
+    smallest = torch.finfo(q.dtype).smallest_normal
+    denormal = smallest * torch.finfo(q.dtype).eps / 2  # rounding of a p below the normal numbers
+    out, lse = _empty(q, torch.float64)
+    sums = accumulated(q.dtype, length) + 2 * _FLOAT_ROUNDOFF * length
+    for chunk in _chunks(q, k):
+        s = _scores(q, k, function, chunk, torch.float64)
+        size = _products(q, k, chunk, torch.float64, magnitude=True) * function.scale
+        top = s.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        error = accumulated(q.dtype, dim) * size + _EXP2_ERROR
+        finite = s.masked_fill(s == -torch.inf, 0)
+        error += 4 * _FLOAT_ROUNDOFF * (finite.abs() + top.abs())
+        if function.softcap is not None:
+            error += _TANH_ERROR * finite.abs()
+        total = s.logsumexp(-1, keepdim=True)
+        p = (s - total).exp().nan_to_num(0.0)
+        error = torch.expm1(error) * p
+        relative = error.sum(-1, keepdim=True)
+        rounded = error + unit * p + denormal * p.amax(-1, keepdim=True) * (p > 0)
+        exact_out = _times_values(p, v[chunk.batch].double())
+        mass = _times_values(p, v[chunk.batch].double().abs())
+        off = _times_values(rounded, v[chunk.batch].double().abs())
+        off += exact_out.abs() * relative.flatten(1, 2) + sums * mass
+        out[chunk.batch, :, chunk.rows] = off + unit * (exact_out.abs() + off + smallest)
+        relative = relative.squeeze(-1) + sums
+        relative += _EXP2_ERROR * (1 + total.squeeze(-1).abs().nan_to_num(posinf=0.0))
+        lse[chunk.batch, :, chunk.rows] = relative.flatten(1, 2)
+    return out, lse
+
+
+# ---- Steps ---------------------------------------------------------------------------------------
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function, wide: torch.dtype
+) -> Pair:
+    out, lse = _empty(q, wide if wide == torch.float64 else q.dtype)
+    for chunk in _chunks(q, k):
+        s = _scores(q, k, function, chunk, wide)
+        total = s.logsumexp(-1, keepdim=True)
+        lse[chunk.batch, :, chunk.rows] = total.squeeze(-1).flatten(1, 2)
+        p = (s - total.masked_fill(total == -torch.inf, 0)).exp()
+        out[chunk.batch, :, chunk.rows] = _times_values(p, v[chunk.batch].to(wide)).to(out.dtype)
+    return out, lse
+
+
+def _empty(q: torch.Tensor, dtype: torch.dtype) -> Pair:
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return out, torch.empty(q.shape[:-1], dtype=wide, device=q.device)
+
+
+def _chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
+    """Cover the batch and the rows in chunks of at most _CHUNK scores (but at least one row)."""
+    batch, heads, seq_q, _ = q.shape
+    row = max(1, heads * k.shape[2])
+    rows = max(1, min(seq_q, _CHUNK // row))
+    together = max(1, _CHUNK // (row * rows)) if rows == seq_q else 1
+    for first in range(0, batch, together):
+        for row in range(0, seq_q, rows):
+            yield Rows(slice(first, first + together), slice(row, min(row + rows, seq_q)))
+
+
+def _products(
+    q: torch.Tensor, k: torch.Tensor, chunk: Rows, dtype: torch.dtype, *, magnitude: bool = False
+) -> torch.Tensor:
+    """Return q k^T [batch, kv_heads, heads of one, rows, seq_k], of absolute values if asked."""
+    kv_heads = k.shape[1]
+    together = (kv_heads, q.shape[1] // kv_heads)
+    rows = q[chunk.batch, :, chunk.rows].to(dtype)
+    queries = rows.reshape(rows.shape[0], *together, *rows.shape[2:])
+    keys = k[chunk.batch, :, None].to(dtype).mT
+    return queries.abs() @ keys.abs() if magnitude else queries @ keys
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the scores of a chunk in `dtype`, each step rounded to it; masked ones are -inf."""
+    s = _products(q, k, chunk, dtype) * function.scale
+    if function.softcap is not None:
+        s = torch.tanh(s / function.softcap) * function.softcap
+    return s.masked_fill(~_visible(q, k, function.band, chunk), -torch.inf)
+
+
+def _visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch.Tensor:
+    seq_q, seq_k = q.shape[2], k.shape[2]
+    offset = seq_k - seq_q if band.bottom_right else 0
+    row = torch.arange(chunk.rows.start, chunk.rows.stop, device=q.device)[:, None] + offset
+    column = torch.arange(seq_k, device=q.device)
+    shown = torch.ones(row.shape[0], seq_k, dtype=torch.bool, device=q.device)
+    if band.right < UNBOUNDED:
+        shown &= column <= row + band.right
+    if band.left < UNBOUNDED:
+        shown &= column >= row - band.left
+    return shown
+
+
+def _times_values(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return p v [batch, heads, rows, dim], for p [batch, kv_heads, heads of one, rows, seq_k]."""
+    return (p @ v[:, :, None]).flatten(1, 2)
+
+
+def flops(seq_q: int, seq_k: int, band: Band) -> int:
+    """Return the products of one head that the mask leaves, per element of dim: 4 per score.
+
+    Two matrix products, each a multiplication and an addition for every score that is not masked.
+    """
+    if band.mask == "none":
+        return 4 * seq_q * seq_k
+    offset = seq_k - seq_q if band.bottom_right else 0
+    shown = 0
+    for row in range(seq_q):
+        first = max(0, row + offset - band.left)
+        last = min(seq_k - 1, row + offset + band.right)
+        shown += max(0, last - first + 1)
+    return 4 * shown
+
+
+def ulp(dtype: torch.dtype, value: float) -> float:
+    """Return the spacing of `dtype` at `value`."""
+    finfo = torch.finfo(dtype)
+    return finfo.eps * 2.0 ** math.floor(math.log2(max(abs(value), finfo.smallest_normal)))

@@ -1,0 +1,108 @@
+"""Which columns a row attends to, by the emitted text: its ranges and masks run on the CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+
+HARNESS = Path(__file__).with_name("attention_ranges.cpp")
+PROBLEMS = 25
+STUBS = """
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+using std::max; using std::min;
+#define __device__
+#define __forceinline__ inline
+#define CUTE_UNROLL
+#define CUTE_NO_UNROLL
+#define __launch_bounds__(...)
+namespace cute { struct TmaDescriptor {}; }
+struct { int x; } gridDim, blockIdx;
+inline float minus_infinity() { return -std::numeric_limits<float>::infinity(); }
+"""
+
+
+def host_text(spec: KernelSpec) -> str:
+    """Cut out of the emitted text what needs no GPU: tiles, ranges, the mask, the loop."""
+    text = render(spec)
+
+    def piece(pattern: str) -> str:
+        (found,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+        assert isinstance(found, str)
+        return found
+
+    packed = spec.operation.tokens[-1] == "packed"
+    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
+    assigned = [
+        *(["(p).left = (l);"] if bounds_left else []),
+        *(["(p).right = (r);"] if bounds_right else []),
+        *(["(p).bottom_right = (b);"] if bounds_right and packed else []),
+    ]
+    return "\n".join(
+        (
+            STUBS,
+            f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
+            f"#define PROBLEMS {PROBLEMS}",
+            *(["#define PACKED"] if packed else []),
+            *re.findall(
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores)|bool k(?:Bounds|Try))"
+                r".*?$",
+                text,
+                re.MULTILINE,
+            ),
+            piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
+            *re.findall(
+                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
+            ),
+            piece(r"^(struct Corner .*?)$"),
+            *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
+            piece(r"^(struct Sequence \{.*?^\}\n)\n"),
+            piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
+            piece(r"^(struct Tiles \{.*?^\};)"),
+            piece(r"^(struct alignas\(16\) Work \{.*?^\};)"),
+            piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
+            piece(r"^(__device__ __forceinline__ Work share.*?^\}\n)"),
+            f'void visit(const Work& work);\n#line 1 "{HARNESS}"',
+            HARNESS.read_text(),
+            "struct Steps {",
+            "  static void skip() { ++skips; }",
+            "  static void first(int n, bool masked, bool) { visits.push_back({n, masked}); }",
+            "  template <bool kMasked>",
+            "  static void next(int n, bool) { visits.push_back({n, kMasked}); }",
+            "};",
+            "void visit(const Work& work) {",
+            piece(r"(    for \(int i = 0; kBoundsRight.*?)      if \(kStagesApart\) release")
+            .replace("c, scores, output, weights, rows, ", "")
+            .replace("skip(c)", "skip()"),
+            "}}",
+        )
+    )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("tile", [(64, 48), (128, 128), (128, 176), (192, 80)], ids=str)
+def test_every_row_is_stored_once_and_attends_to_its_columns_once(
+    tile: tuple[int, int], mask: str, lengths: str, tmp_path: Path
+) -> None:
+    operation = AttentionOperation("bf16", 32, mask, lengths=lengths)  # type: ignore[arg-type]
+    schedule = AttentionSchedule(*tile, pingpong=tile[0] > 64)  # type: ignore[arg-type]
+    source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"
+    source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

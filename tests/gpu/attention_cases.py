@@ -1,0 +1,164 @@
+"""The attention kernels that the gpu tests run, and the shapes; tables vary one thing each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle, product
+from typing import Any, cast
+
+from warploom.generator.families import family
+from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.attention_dispatch import choose
+from warploom.runtime.attention_problem import DIMS, Extents
+
+ARCH = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Extents of a call; a prime or an odd one in each, but for those named after their length."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+
+
+SHAPES: dict[str, Shape] = {
+    "1": Shape(1, 1, 1, 1, 1),
+    "63": Shape(3, 2, 1, 63, 63),
+    "64": Shape(1, 2, 2, 64, 64),
+    "65": Shape(2, 3, 1, 65, 65),
+    "127": Shape(1, 5, 5, 127, 127),
+    "1000": Shape(1, 2, 1, 1000, 1000),
+    "one row": Shape(2, 8, 2, 1, 257),
+    "few rows": Shape(3, 4, 2, 65, 1021),
+    "few columns": Shape(1, 3, 3, 1000, 63),
+    "more tiles than multiprocessors": Shape(5, 33, 11, 257, 193),
+}
+LONG = Shape(1, 2, 1, 4097, 4097)
+EMPTY: dict[str, Shape] = {
+    "no batch": Shape(0, 2, 1, 65, 65),
+    "no heads": Shape(2, 0, 0, 65, 65),
+    "no rows": Shape(2, 2, 1, 0, 65),
+    "no columns": Shape(2, 2, 1, 65, 0),
+}
+# By the mask of a kernel: what calls of it ask for.
+MASKS: dict[str, tuple[dict[str, Any], ...]] = {
+    "none": ({},),
+    "causal": (
+        {"causal": "bottom_right"},
+        {"causal": "top_left"},
+        {"window": (None, 70)},
+    ),
+    "window": (
+        {"window": (70, 5)},
+        {"window": (0, 0)},
+        {"window": (3, 200)},
+        {"window": (129, None), "causal": "bottom_right"},
+        {"window": (64, 64), "causal": "top_left"},
+    ),
+}
+
+
+def spec(
+    q_tile: int,
+    kv_tile: int,
+    *,
+    element: str = "bf16",
+    dim: int = 64,
+    mask: str = "none",
+    softcap: bool = False,
+    lengths: str = "fixed",
+    **schedule: Any,
+) -> KernelSpec:
+    """Return a kernel by its tile; ping-pong where there are warpgroups to take turns."""
+    wanted = AttentionOperation(element, dim, mask, softcap, lengths)  # type: ignore[arg-type]
+    fields = {"q_tile": q_tile, "kv_tile": kv_tile, "pingpong": q_tile > 64, **schedule}
+    return KernelSpec(ARCH, wanted, family(wanted.family).complete(ARCH, wanted, fields))
+
+
+def chosen(
+    dim: int,
+    *,
+    element: str = "bf16",
+    mask: str = "none",
+    softcap: bool = False,
+    lengths: str = "fixed",
+    seq: int = 4096,
+) -> KernelSpec:
+    """Return the kernel that the table has for sequences of one length."""
+    sizes = Extents(1, 1, 1, seq, seq, dim, seq, seq, packed=lengths == "packed")
+    wanted = AttentionOperation(element, sizes.kernel_dim, mask, softcap, lengths)  # type: ignore[arg-type]
+    return choose(wanted, sizes, None).spec
+
+
+def operation(kernel: KernelSpec) -> AttentionOperation:
+    """The operation of an attention kernel."""
+    return cast("AttentionOperation", kernel.operation)
+
+
+def short(kernel: KernelSpec) -> str:
+    """The kernel's name without what all names share."""
+    return kernel.name.removeprefix("attention_forward_sm90a_")[:-9]
+
+
+_element = cycle(("bf16", "fp16"))
+OPERATIONS = [
+    *(
+        chosen(dim, element=next(_element), mask=mask)
+        for dim, mask in product(DIMS, ("none", "causal", "window"))
+    ),
+    *(chosen(128, element=element, mask="causal") for element in ("bf16", "fp16")),
+]
+SOFTCAPS = [
+    chosen(dim, element=element, mask=mask, softcap=True)
+    for dim, element, mask in (
+        (64, "bf16", "none"),
+        (128, "fp16", "causal"),
+        (128, "bf16", "window"),
+        (256, "bf16", "causal"),
+    )
+]
+PACKED = [
+    *(
+        chosen(dim, element=next(_element), mask=mask, lengths="packed")
+        for dim, mask in product((64, 128, 256), ("none", "causal", "window"))
+    ),
+    chosen(96, mask="causal", softcap=True, lengths="packed"),
+]
+SCHEDULES = [
+    spec(q_tile, kv_tile, dim=dim, mask="causal", **others)
+    for q_tile, kv_tile, dim, others in (
+        (64, 16, 64, {"scheduler": "single"}),
+        (64, 64, 128, {"overlap": False, "stages": 1}),
+        (64, 128, 64, {"stages": 3}),
+        (64, 80, 256, {"scheduler": "dynamic"}),
+        (128, 48, 64, {"stages": 4, "scheduler": "dynamic"}),
+        (128, 112, 128, {"overlap": False}),
+        (128, 112, 128, {"pingpong": False}),
+        (128, 112, 128, {"pingpong": False, "overlap": False, "scheduler": "dynamic"}),
+        (128, 128, 64, {"stages": 3, "scheduler": "single"}),
+        (128, 64, 256, {"pingpong": False}),
+        (192, 64, 64, {"scheduler": "dynamic"}),
+        (192, 80, 32, {"overlap": False, "scheduler": "single"}),
+        (192, 128, 32, {"pingpong": False}),
+    )
+]
+SIMPLE = {  # for tests of something else than the kernel itself
+    "none": chosen(64, seq=512),
+    "causal": chosen(64, mask="causal", seq=512),
+    "long": chosen(128, mask="causal"),
+    "packed": chosen(64, mask="causal", lengths="packed", seq=512),
+    "dynamic": spec(128, 64, dim=64, mask="causal", scheduler="dynamic"),
+}
+OTHER_DIMS = (8, 40, 72, 104, 136, 200)
+SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
+
+ALL = list(
+    dict.fromkeys(
+        (*OPERATIONS, *SOFTCAPS, *PACKED, *SCHEDULES, *SIMPLE.values(), *SHORT),
+    )
+)

@@ -1,0 +1,268 @@
+"""Attention's rules, layout, names and launches: what a kernel is told about a problem."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warploom.errors import SpecificationError, UnknownNameError
+from warploom.generator.architectures import architecture
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_forward import (
+    DIMS,
+    UNBOUNDED,
+    AttentionOperation,
+    AttentionProblem,
+    AttentionSchedule,
+    attention_layout,
+)
+from warploom.generator.launches import Address, Argument, DeviceLimits, Launch
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.tensor_maps import TensorMap
+
+FAMILY = FAMILIES["attention_forward"]
+ARCH = architecture("sm_90a")
+OPERATION = AttentionOperation("bf16", 128)
+SCHEDULE = AttentionSchedule(128, 128)
+DEVICE = DeviceLimits(132)
+
+
+def spec(
+    operation: AttentionOperation = OPERATION, schedule: AttentionSchedule = SCHEDULE
+) -> KernelSpec:
+    return KernelSpec("sm_90a", operation, schedule)
+
+
+def problem(**changes: Any) -> AttentionProblem:
+    """[3, 8, 300, 128] by [3, 2, 500, 128], in memory [batch, seq, heads, dim]."""
+    q, k = (300 * 8 * 128, 128, 8 * 128), (500 * 2 * 128, 128, 2 * 128)
+    return replace(AttentionProblem(3, 8, 2, 300, 500, 128, 300, 500, q, k, k, q), **changes)
+
+
+def packed(**changes: Any) -> AttentionProblem:
+    """Three sequences of up to 300 rows and 500 columns; 700 and 1100 in all."""
+    q, k = (0, 128, 8 * 128), (0, 128, 2 * 128)
+    return replace(AttentionProblem(3, 8, 2, 300, 500, 128, 700, 1100, q, k, k, q), **changes)
+
+
+def scheduled(scheduler: str) -> AttentionSchedule:
+    return replace(SCHEDULE, scheduler=scheduler)  # type: ignore[arg-type]
+
+
+def launch(kernel: KernelSpec, told: AttentionProblem) -> Launch:
+    (only,) = FAMILY.launches(kernel, told, DEVICE)
+    return only
+
+
+# ---- Rules ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ({"q_tile": 96}, "q_tile 96: is one of 64, 128, 192"),
+        ({"kv_tile": 100}, "kv_tile 100: is a positive multiple of 16"),
+        ({"kv_tile": 0}, "kv_tile 0: is a positive multiple of 16"),
+        ({"kv_tile": 272}, "kv_tile 272: wgmma takes multiples of 8, at most 256"),
+        ({"stages": 0}, "stages 0: is 1 to 8"),
+        ({"stages": 9}, "stages 9: is 1 to 8"),
+        ({"stages": 1}, "stages 1 with overlap: the next k arrives under the products of this v"),
+        ({"q_tile": 64}, "pingpong with q_tile 64: takes two warpgroups"),
+        ({"q_tile": 192}, "188 registers expected, 160 to have"),
+        ({"kv_tile": 256, "stages": 1, "overlap": False}, "284 registers expected, 240 to have"),
+        ({"stages": 4}, "shared memory 295936 bytes: sm_90a gives a block 232448"),
+        ({"scheduler": "greedy"}, "scheduler 'greedy': is one of single, static, dynamic"),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
+    schedule: dict[str, Any], reason: str
+) -> None:
+    (found,) = FAMILY.reasons(ARCH, OPERATION, replace(SCHEDULE, **schedule))
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        ({"element": "fp32"}, "element 'fp32': is one of fp16, bf16"),
+        ({"dim": 80}, "dim 80: is one of 32, 64, 96, 128, 192, 256"),
+        ({"mask": "alibi"}, "mask 'alibi': is one of none, causal, window"),
+        ({"lengths": "ragged"}, "lengths 'ragged': is one of fixed, packed"),
+        ({"softcap": 30.0}, "softcap 30.0: is one of False, True"),
+    ],
+)
+def test_an_operation_that_is_not_legal_says_why(operation: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecificationError, match=re.escape(reason)):
+        spec(replace(OPERATION, **operation))
+
+
+def test_shared_memory_is_q_the_stages_and_where_there_is_room_o() -> None:
+    q, kv = 64 * 128 * 2, 128 * 128 * 2
+    apart = attention_layout(ARCH, OPERATION, SCHEDULE)
+    assert (apart.q_bytes, apart.kv_bytes, apart.stages_o_apart) == (q, kv, True)
+    assert apart.shared_bytes == 2 * q + 2 * 2 * kv + 2 * q + 1024
+    wide = attention_layout(ARCH, OPERATION, replace(SCHEDULE, kv_tile=176))
+    assert not wide.stages_o_apart
+    assert wide.shared_bytes == 2 * q + 2 * 2 * 176 * 128 * 2 + 1024
+
+
+@pytest.mark.parametrize(
+    ("dim", "span", "boxes"),
+    [(32, 64, 1), (64, 128, 1), (96, 64, 3), (128, 128, 2), (192, 128, 3), (256, 128, 4)],
+)
+def test_boxes_of_the_widest_span_cover_the_head_dimension(dim: int, span: int, boxes: int) -> None:
+    operation = replace(OPERATION, dim=dim)  # type: ignore[arg-type]
+    layout = attention_layout(ARCH, operation, AttentionSchedule(64, 16, pingpong=False))
+    assert (layout.span, layout.boxes) == (span, boxes)
+    assert layout.box_columns * layout.boxes == dim
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("q_tile", [64, 128, 192])
+def test_registers_are_shared_out_within_what_the_launch_allocates(
+    q_tile: int, lengths: str
+) -> None:
+    operation = replace(OPERATION, dim=64, lengths=lengths)  # type: ignore[arg-type]
+    schedule = AttentionSchedule(q_tile, 64, pingpong=False)  # type: ignore[arg-type]
+    layout = attention_layout(ARCH, operation, schedule)
+    warpgroups = schedule.warpgroups
+    allocated = {1: 256, 2: 168, 3: 128}[warpgroups] * (1 + warpgroups)
+    consumers = warpgroups * layout.register_budget
+    if layout.producer_registers:
+        assert layout.producer_registers % 8 == layout.register_budget % 8 == 0
+        assert layout.producer_registers >= 24
+        assert layout.producer_registers + consumers <= allocated
+
+
+# ---- Names ---------------------------------------------------------------------------------------
+
+
+def test_a_name_has_every_field_and_parses_back() -> None:
+    operation = AttentionOperation("fp16", 96, "window", softcap=True, lengths="packed")
+    kernel = spec(operation, AttentionSchedule(64, 48, 3, False, False, "dynamic"))
+    assert kernel.name.startswith(
+        "attention_forward_sm90a_fp16_dim96_window_softcap_packed_64x48_stages3_dynamic_"
+    )
+    assert parse_name(kernel.name) == kernel
+    assert spec().name.startswith(
+        "attention_forward_sm90a_bf16_dim128_none_fixed_128x128_stages2_overlap_pingpong_static_"
+    )
+    with pytest.raises(UnknownNameError, match="its digest is"):
+        parse_name(spec().name[:-8] + "00000000")
+
+
+# ---- Launches ------------------------------------------------------------------------------------
+
+
+def test_fixed_lengths_are_mapped_in_place_by_their_strides() -> None:
+    values = launch(spec(), problem()).parameters
+    q, k = values["q_map"], values["k_map"]
+    assert isinstance(q, TensorMap)
+    assert isinstance(k, TensorMap)
+    assert (q.extents, q.box) == ((128, 300, 8, 3), (64, 64, 1, 1))
+    assert q.pitches == (8 * 128 * 2, 128 * 2, 300 * 8 * 128 * 2)
+    assert (k.extents, k.box) == ((128, 500, 2, 3), (64, 128, 1, 1))
+    assert (values["heads"], values["seq_q"], values["seq_k"]) == (8, 300, 500)
+    assert (values["q_tiles"], values["tiles"], values["sharing"]) == (3, 3 * 8 * 3, 4)
+
+
+def test_a_packed_map_ends_every_box_where_its_sequence_does() -> None:
+    kernel = spec(replace(OPERATION, lengths="packed"))
+    values = launch(kernel, packed()).parameters
+    for name, rows, total, heads in (("q", 64, 700, 8), ("k", 128, 1100, 2), ("o", 64, 700, 8)):
+        found = values[f"{name}_map"]
+        assert isinstance(found, TensorMap)
+        pitch = heads * 128 * 2
+        back = 2**30
+        assert found.extents == (128, rows, heads, back - rows + total + 1, back + 1)
+        assert found.pitches == (pitch, 128 * 2, pitch, 2**34 - pitch)
+        # The kernel asks for these coordinates: addresses wrap, and the row lies there.
+        for row, count in ((0, rows), (total - 5, 5)):
+            first = back - rows + row + count
+            steps = zip((rows - count, 0, first, back), found.pitches, strict=True)
+            assert sum(step * apart for step, apart in steps) % 2**64 == row * pitch
+            assert first < found.extents[3]
+    assert values["cu_seqlens_q"] == Address("cu_seqlens_q")
+    assert (values["batch"], values["total_q"], values["all_heads"]) == (3, 700, 8)
+
+
+def test_packed_tiles_are_enough_for_any_lengths() -> None:
+    kernel = spec(replace(OPERATION, lengths="packed"))
+    per_head = launch(kernel, packed()).parameters["q_tiles"]
+    for lengths in ((300, 300, 100), (1, 299, 300), (129, 257, 256), (0, 0, 0)):
+        needed = sum(-(-length // 128) for length in lengths)
+        assert isinstance(per_head, int)
+        assert needed <= per_head
+
+
+@pytest.mark.parametrize(("scheduler", "grid"), [("single", 72), ("static", 72), ("dynamic", 72)])
+def test_a_small_grid_has_a_block_for_every_tile(scheduler: str, grid: int) -> None:
+    found = launch(spec(schedule=scheduled(scheduler)), problem())
+    assert (found.grid, found.block, found.cluster, found.early) == (grid, 384, 1, True)
+
+
+def test_persistent_blocks_are_as_many_as_multiprocessors() -> None:
+    many = problem(batch=30)
+    assert launch(spec(), many).grid == 132
+    assert launch(spec(schedule=scheduled("single")), many).grid == 720
+
+
+def test_only_a_dynamic_scheduler_has_a_counter() -> None:
+    for scheduler, tensors in (("single", []), ("static", []), ("dynamic", ["counter"])):
+        kernel = spec(schedule=scheduled(scheduler))
+        found = FAMILY.workspaces(kernel, problem())
+        assert [workspace.tensor for workspace in found] == tensors
+        assert ("counter" in launch(kernel, problem()).parameters) == bool(tensors)
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("softcap", [False, True])
+def test_a_launch_has_exactly_the_values_of_the_parameter_block(
+    softcap: bool, mask: str, lengths: str
+) -> None:
+    fields: dict[str, Any] = {"mask": mask, "softcap": softcap, "lengths": lengths}
+    kernel = spec(replace(OPERATION, **fields), replace(SCHEDULE, kv_tile=96, scheduler="dynamic"))
+    told = packed(left=70, right=5, bottom_right=True) if lengths == "packed" else problem(right=5)
+    values = launch(kernel, told).parameters
+    block = FAMILY.parameters(kernel)
+    assert set(values) == {field.name for field in block.fields}
+    assert values["scale"] == Argument("scale")
+    assert values.get("right", 5) == 5
+    assert values.get("left") == (
+        {"fixed": UNBOUNDED, "packed": 70}[lengths] if mask == "window" else None
+    )
+    assert values.get("bottom_right") == (1 if lengths == "packed" and mask != "none" else None)
+    resolved = {
+        name: bytes(128) if isinstance(value, TensorMap) else value if isinstance(value, int) else 1
+        for name, value in values.items()
+    }
+    assert len(block.pack(resolved)) == block.size
+
+
+def test_a_section_is_heads_whose_keys_and_values_share_the_second_level_cache() -> None:
+    def section(**changes: Any) -> object:
+        return launch(spec(), problem(**changes)).parameters["section"]
+
+    assert section() == 24  # all: 256 kB of k and v each
+    assert section(seq_k=16_384, total_k=16_384) == 4 * 4  # 8 MB a head, four to a group
+    assert section(seq_k=1 << 20, total_k=1 << 20) == 4  # never less than a group
+
+
+# ---- Text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
+    words = ("tanh.approx", "cu_seqlens", "p.left", "p.right", "atomicAdd")
+    schedule = AttentionSchedule(64, 32, pingpong=False, scheduler="single")
+    fields: dict[str, Any] = {"dim": dim}
+    plain = render(spec(replace(OPERATION, **fields), schedule))
+    assert [word for word in words if word in plain] == []
+    fields |= {"mask": "window", "softcap": True, "lengths": "packed"}
+    full = render(spec(replace(OPERATION, **fields), replace(schedule, scheduler="dynamic")))
+    assert [word for word in words if word not in full] == []

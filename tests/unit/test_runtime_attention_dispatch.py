@@ -1,0 +1,186 @@
+"""Every attention gets a legal kernel from the table; what TMA is told fits the tensors."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.generator.architectures import architecture
+from warploom.generator.families import family
+from warploom.generator.families.attention_forward import (
+    UNBOUNDED,
+    AttentionOperation,
+    AttentionProblem,
+    AttentionSchedule,
+)
+from warploom.runtime import attention as attentions
+from warploom.runtime.attention_dispatch import choose, operation, table
+from warploom.runtime.attention_mask import band
+from warploom.runtime.attention_operands import in_place, ordered_strides, strides
+from warploom.runtime.attention_problem import DIMS, Call, Extents, extents
+
+LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
+
+
+def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False) -> Extents:
+    return Extents(2, 8, 2, seq_q, seq_k, dim, seq_q, seq_k, packed)
+
+
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256])
+def test_no_legal_operation_is_without_a_kernel(dim: int) -> None:
+    described = family("attention_forward")
+    for element, mask, softcap, packed, length in product(
+        ("fp16", "bf16"), ("none", "causal", "window"), (False, True), (False, True), LENGTHS
+    ):
+        problem = sizes(dim, length, length, packed=packed)
+        lengths = "packed" if packed else "fixed"
+        wanted = AttentionOperation(element, problem.kernel_dim, mask, softcap, lengths)  # type: ignore[arg-type]
+        choice = choose(wanted, problem, None)
+        assert choice.spec.operation == wanted
+        assert isinstance(choice.spec.schedule, AttentionSchedule)
+        arch = architecture(choice.spec.arch)
+        assert described.reasons(arch, wanted, choice.spec.schedule) == []
+
+
+def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
+    found = {dim: sizes(dim, 5, 5).kernel_dim for dim in (8, 32, 40, 72, 104, 136, 200, 256)}
+    assert found == {8: 32, 32: 32, 40: 64, 72: 96, 104: 128, 136: 192, 200: 256, 256: 256}
+    assert DIMS == (32, 64, 96, 128, 192, 256)
+
+
+def test_every_schedule_of_the_table_is_legal_for_some_operation() -> None:
+    described = family("attention_forward")
+    for row in table():
+        assert set(row) <= {"dim", "masks", "lengths", "seq", "schedules"}
+        wanted = AttentionOperation("bf16", row["dim"], row["masks"][0])
+        legal = [
+            described.reasons(
+                architecture("sm_90a"), wanted, described.complete("sm_90a", wanted, fields)
+            )
+            == []
+            for fields in row["schedules"]
+        ]
+        assert any(legal)
+
+
+# ---- Masks ---------------------------------------------------------------------------------------
+
+
+def masked(seq_q: int, seq_k: int, **keywords: Any) -> tuple[str, int, int]:
+    """The mask and the bounds of column - row that a kernel is given."""
+    q, k = torch.empty(1, 1, seq_q, 64).half(), torch.empty(1, 1, seq_k, 64).half()
+    call = Call(q, k, k, **keywords)
+    found = band(call, extents(call))
+    return (found.mask, *found.shifted(extents(call)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "keywords", "expected"),
+    [
+        ((9, 9), {"causal": True}, ("causal", UNBOUNDED, 0)),
+        ((5, 9), {"causal": "bottom_right"}, ("causal", UNBOUNDED, 4)),
+        ((9, 5), {"causal": "bottom_right"}, ("causal", UNBOUNDED, -4)),
+        ((5, 9), {"causal": "top_left"}, ("causal", UNBOUNDED, 0)),
+        ((5, 9), {"window": (2, 1)}, ("window", -2, 5)),
+        ((9, 5), {"window": (2, 1)}, ("window", 6, -3)),
+        ((5, 9), {"window": (2, 1), "causal": "top_left"}, ("window", 2, 0)),
+        ((5, 9), {"window": (2, None)}, ("window", -2, UNBOUNDED)),
+        ((5, 9), {"window": (None, 1)}, ("causal", UNBOUNDED, 5)),
+        # Bounds that leave out nothing are none.
+        ((1, 9), {"causal": "bottom_right"}, ("none", UNBOUNDED, UNBOUNDED)),
+        ((1, 9), {"causal": "top_left"}, ("causal", UNBOUNDED, 0)),
+        ((5, 9), {"window": (8, 4)}, ("none", UNBOUNDED, UNBOUNDED)),
+        ((5, 9), {"window": (7, 4)}, ("window", 3, UNBOUNDED)),
+        ((5, 9), {"window": (8, 3)}, ("causal", UNBOUNDED, 7)),
+        ((9, 9), {"window": (1 << 40, None)}, ("none", UNBOUNDED, UNBOUNDED)),
+    ],
+    ids=str,
+)
+def test_a_mask_becomes_bounds_of_column_minus_row(
+    lengths: tuple[int, int], keywords: dict[str, Any], expected: tuple[str, int, int]
+) -> None:
+    assert masked(*lengths, **keywords) == expected
+
+
+# ---- Memory --------------------------------------------------------------------------------------
+
+
+def problem_of(call: Call) -> AttentionProblem:
+    """What a kernel is told about a call."""
+    checked = extents(call)
+    operands = {"q": call.q, "k": call.k, "v": call.v}
+    copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
+    found = band(call, checked)
+    return attentions._problem(call, checked, found, copies, ordered_strides(call.q))
+
+
+def test_strides_are_those_of_batch_head_and_seq() -> None:
+    q = torch.empty(2, 7, 4, 40).bfloat16().transpose(1, 2)
+    k = torch.empty(2, 9, 3, 2, 40).bfloat16()
+    told = problem_of(Call(q, k[:, :, 0].transpose(1, 2), k[:, :, 1].transpose(1, 2)))
+    assert (told.strides_q, told.strides_o) == ((1120, 40, 160), (1120, 40, 160))
+    assert told.strides_k == told.strides_v == (2160, 40, 240)
+    assert (told.batch, told.heads, told.kv_heads, told.seq_q, told.seq_k) == (2, 4, 2, 7, 9)
+    assert (told.dim, told.total_q, told.total_k) == (40, 7, 9)
+
+
+def test_a_copy_is_contiguous() -> None:
+    q = torch.empty(2, 4, 7, 40).bfloat16()
+    odd = torch.empty(2, 2, 9, 41).bfloat16()[..., :40]
+    told = problem_of(Call(q, odd, odd.transpose(1, 2).contiguous().transpose(1, 2)))
+    assert told.strides_k == (720, 360, 40)
+    assert told.strides_v == (720, 40, 80)
+
+
+def test_packed_tensors_have_one_batch_and_their_own_alignment() -> None:
+    q, k = torch.empty(11, 4, 40).half(), torch.empty(13, 2, 40).half()
+    offsets = torch.tensor([0, 5, 11], dtype=torch.int32)
+    given: dict[str, Any] = {
+        "cu_seqlens_q": offsets,
+        "cu_seqlens_k": offsets,
+        "max_seqlen_q": 6,
+        "max_seqlen_k": 8,
+    }
+    told = problem_of(Call(q, k, k, causal="bottom_right", window=(3, None), **given))
+    assert (told.strides_q, told.strides_k) == ((0, 40, 160), (0, 40, 80))
+    assert (told.batch, told.seq_q, told.seq_k, told.total_q, told.total_k) == (2, 6, 8, 11, 13)
+    assert (told.left, told.right, told.bottom_right) == (3, 0, True)
+    assert not problem_of(Call(q, k, k, causal="top_left", **given)).bottom_right
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "fits"),
+    [
+        ((2, 4, 7, 40), (1120, 280, 40, 1), True),
+        ((2, 4, 7, 40), (1120, 40, 160, 1), True),
+        ((1, 4, 1, 40), (3, 40, 5, 1), True),  # where there is one, its stride is never used
+        ((2, 4, 7, 40), (1148, 287, 41, 1), False),
+        ((2, 4, 7, 40), (2240, 560, 80, 2), False),
+        ((2, 4, 7, 40), (280, 0, 40, 1), False),
+    ],
+)
+def test_tma_reads_16_byte_strides_and_no_broadcast(
+    shape: tuple[int, ...], steps: tuple[int, ...], fits: bool
+) -> None:
+    tensor = torch.empty(8000).bfloat16().as_strided(shape, steps)
+    assert in_place(tensor) is fits
+    if fits:
+        assert all(step % 8 == 0 and step > 0 for step in strides(tensor, packed=False))
+
+
+def test_a_misaligned_base_is_not_read_in_place() -> None:
+    room = torch.empty(2 * 4 * 7 * 40 + 8).bfloat16()
+    for first, fits in ((0, True), (4, False), (8, True)):
+        view = room[first : first + 2240].view(2, 4, 7, 40)
+        assert in_place(view) is (fits and room.data_ptr() % 16 == 0)
+
+
+def test_the_operation_of_a_call_is_the_narrowest_that_computes_it() -> None:
+    q, k = torch.empty(1, 1, 5, 72).half(), torch.empty(1, 1, 9, 72).half()
+    call = Call(q, k, k, causal="bottom_right", softcap=3.0)
+    checked = extents(call)
+    found = operation("fp16", checked, band(call, checked), softcap=True)
+    assert found == AttentionOperation("fp16", 96, "causal", softcap=True)
