@@ -7,6 +7,7 @@ The tests may run in several processes at a time (pytest-xdist): what takes long
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,11 @@ import pytest
 from filelock import FileLock
 
 sys.path.append(str(Path(__file__).parent))  # for cases, arenas and record, which are no tests
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # the processes share out the GPUs
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    count = len(gpus.stdout.splitlines()) or 1
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % count))
 
 import cases
 import record
@@ -35,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes, which knows only its own tests
+        return
     path = config.getoption("--record", None)
     stats = terminalreporter.stats
     if path is None or exitstatus != 0 or "deselected" in stats or "passed" not in stats:

@@ -20,7 +20,7 @@ from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 # What setmaxnreg shares out, by consumers: (producer, consumer). 24 + 2 * 240 is the 504 that 384
 # threads may hold, 32 + 3 * 160 the 512 of 512 threads; two warpgroups have enough without.
 REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
-# Where the producer has more to reckon: which sequence, and two bounds.
+# Where the producer has more to reckon: which sequence, two bounds, or which tile is next.
 REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
 # Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
 # tiles that these let in compile without spills.
@@ -72,7 +72,11 @@ def attention_layout(
     span = widest_span(operation.dim, bits)
     q_bytes = WGMMA_M * operation.dim * bits // 8
     kv_bytes = schedule.kv_tile * operation.dim * bits // 8
-    wide = operation.lengths == "packed" or operation.mask == "window"
+    wide = (
+        operation.lengths == "packed"
+        or operation.mask == "window"
+        or schedule.scheduler == "dynamic"
+    )
     producer_registers, register_budget = (REGISTERS_WIDE if wide else REGISTERS)[
         schedule.warpgroups
     ]
