@@ -22,6 +22,7 @@ from warploom.runtime import operators
 from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
+from warploom.runtime.decision import Alternative
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options
@@ -250,7 +251,11 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do, and why."""
+    """What a call would do, and why.
+
+    `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
+    kernels that came next.
+    """
 
     kernel: str
     reason: str
@@ -258,15 +263,27 @@ class Explanation:
     stored: bool
     copies: tuple[str, ...]
     counters: dict[str, int]
+    seconds: float | None = None
+    runners_up: tuple[Alternative, ...] = ()
 
     def __str__(self) -> str:
         """One fact a line."""
         copies = ", ".join(self.copies) or "none"
         stored = "compiled" if self.stored else "not compiled yet"
-        return (
-            f"kernel   {self.kernel}\nbecause  {self.reason}\nstore    {stored}\n"
-            f"grid     {self.grid} blocks\ncopies   {copies}"
-        )
+        lines = [
+            f"kernel   {self.kernel}",
+            f"because  {self.reason}",
+            f"store    {stored}",
+            f"grid     {self.grid} blocks",
+            f"copies   {copies}",
+        ]
+        if self.seconds is not None:
+            lines.append(f"time     {self.seconds * 1e6:.1f} us")
+        lines += [
+            f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us"
+            for one in self.runners_up
+        ]
+        return "\n".join(lines)
 
 
 @overload
@@ -313,4 +330,6 @@ def explain(
         stored=a.launch is not None,
         copies=a.copies,
         counters=counters.as_dict(),
+        seconds=a.choice.seconds,
+        runners_up=a.choice.runners_up,
     )

@@ -40,6 +40,8 @@ def private_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
         patch.delenv("WARPLOOM_COMPILE", raising=False)
+        patch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path_factory.mktemp("records")))
+        patch.delenv("WARPLOOM_RECORDS", raising=False)
         yield folder
 
 
