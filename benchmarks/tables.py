@@ -65,13 +65,13 @@ def _products(cells: Sequence[CellJson]) -> str:
     return table(columns, rows, numbers=True)
 
 
-def _summaries(cells: Sequence[CellJson]) -> str:
+def _summaries(cells: Sequence[CellJson], peer: str = "torch") -> str:
     rows = []
     for kind, group in groupby(cells, key=lambda cell: str(cell["problem"]["type"])):
         told = summary(group)
         mean = told.pop("geometric_mean")
         rows.append((kind, "-" if mean is None else f"{mean:.3f}", *map(str, told.values())))
-    columns = ["type", "torch / Warploom", "cells", "won", "tied", "lost", "absent", "wrong"]
+    columns = ["type", f"{peer} / Warploom", "cells", "won", "tied", "lost", "absent", "wrong"]
     return table(columns, rows, numbers=True)
 
 
@@ -110,7 +110,8 @@ def _attentions(cells: Sequence[CellJson]) -> str:
         ]
         rows.append((cell["name"], *rates, _ratio(cell), cell["verdict"]))
     columns = ["TFLOP/s", "Warploom", *peers, "best peer / Warploom", "verdict"]
-    return f"{table(columns, rows, numbers=True)}\n\n{_summaries(cells)}"
+    drawn = table(columns, rows, numbers=True)
+    return f"{drawn}\n\n{_summaries(cells, 'best peer')}"
 
 
 _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (

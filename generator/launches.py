@@ -60,7 +60,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A zero-initialised buffer that the runtime allocates per call, on the call's stream."""
+    """A buffer that is full of zeros when a call's launches begin.
+
+    The runtime allocates it per call, on the call's stream; where it is `kept`, the launches leave
+    it full of zeros again, so that it serves the stream's next call as it is.
+    """
 
     tensor: str
     bytes: int
+    kept: bool = False

@@ -21,7 +21,8 @@ from warploom.runtime.attention_operands import ordered_strides
 from warploom.runtime.attention_problem import Alignment, Call, Window
 from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
-from warploom.runtime.gemm_problem import Options, result_type
+from warploom.runtime.gemm_problem import Options
+from warploom.runtime.gemm_result import result_type
 
 
 class _Call(NamedTuple):

@@ -2,7 +2,7 @@
 
 It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
 address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
-allocated per call on the current stream.
+allocated per call on the current stream, but for those that are kept (see warploom.runtime.kept).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from warploom.generator.families import family
 from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver
+from warploom.runtime import driver, kept
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.tensor_map import encode
@@ -54,6 +54,7 @@ class LaunchPlan:
     workspaces: Sequence[Workspace]
     kernel: Kernel
     _bound: dict[tuple[object, ...], Launches] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[str, int], int] = field(default_factory=dict, repr=False)  # by stream
 
     def run(
         self,
@@ -68,8 +69,10 @@ class LaunchPlan:
         """
         stream = driver.current_stream(self.device)
         if self.workspaces:
-            buffers = [self._workspace(workspace) for workspace in self.workspaces]
-            addresses += tuple(buffer.data_ptr() for buffer in buffers)
+            buffers = [self._workspace(workspace, stream) for workspace in self.workspaces]
+            addresses += tuple(
+                buffer if isinstance(buffer, int) else buffer.data_ptr() for buffer in buffers
+            )
         key = (stream, addresses, scalars)
         prepared = self._bound.get(key)
         if prepared is None:
@@ -80,7 +83,15 @@ class LaunchPlan:
             next(launch_numbers)
         return prepared
 
-    def _workspace(self, workspace: Workspace) -> torch.Tensor:
+    def _workspace(self, workspace: Workspace, stream: int) -> torch.Tensor | int:
+        """A workspace, or the address of one that is kept."""
+        if workspace.kept:
+            key = workspace.tensor, stream
+            fresh = driver.capturing(stream)  # a graph keeps its own
+            found = None if fresh else self._kept.get(key)
+            found = found or kept.take(self.device, workspace.bytes)
+            if found is not None:
+                return found if fresh else self._kept.setdefault(key, found)
         device = torch.device("cuda", self.device)
         return torch.zeros(workspace.bytes, dtype=torch.uint8, device=device)
 
@@ -130,6 +141,7 @@ def plan_launches(
     launches = described.launches(spec, problem, driver.limits(device))
     for launch in launches:
         built.load(launch.entry, device)
-    return LaunchPlan(
-        spec, device, tensors, scalars, launches, described.workspaces(spec, problem), built
-    )
+    workspaces = described.workspaces(spec, problem)
+    if any(workspace.kept for workspace in workspaces):
+        kept.prepare(device)
+    return LaunchPlan(spec, device, tensors, scalars, launches, workspaces, built)

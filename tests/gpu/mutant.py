@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import arena
 import cases
+import torch
 
 from warploom.errors import DeviceError
 from warploom.generator import nvrtc
@@ -34,6 +35,13 @@ class Mutant:
     kernel: KernelSpec
     without: str  # a pattern
     shape: tuple[int, int, int]
+
+    def source(self) -> str:
+        """The text of the kernel, without."""
+        source, count = re.subn(self.without, "", render(self.kernel))
+        if count == 0:
+            raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
+        return source
 
 
 # Storing more than reading: TMA falls behind, and still reads a buffer when its turn comes again.
@@ -59,10 +67,7 @@ MUTANTS = {
 def install(mutant: Mutant) -> None:
     """Put the mutant in the place of its kernel, in this process only."""
     spec = mutant.kernel
-    source, count = re.subn(mutant.without, "", render(spec))
-    if count == 0:
-        raise LookupError(f"{mutant.without} is not in the text of {spec.name}")
-    artifact = nvrtc.compile(source, name=spec.name, arch=spec.arch, toolchain=find())
+    artifact = nvrtc.compile(mutant.source(), name=spec.name, arch=spec.arch, toolchain=find())
     kernels._kernels[spec] = kernels.Kernel(spec, artifact)
 
 
@@ -73,6 +78,8 @@ def caught(mutant: Mutant) -> str | None:
             arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
         except AssertionError:
             return f"caught in run {seed + 1}"
+        except torch.OutOfMemoryError:  # which says nothing about the mutant
+            raise
         except (DeviceError, RuntimeError):
             return f"failed in run {seed + 1}"
     return None

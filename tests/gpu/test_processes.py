@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import arena
+import attention_mutants
 import cases
 import mutant
 import pytest
@@ -127,13 +128,30 @@ def test_a_kernel_without_one_of_its_barriers_is_caught(name: str, note: Note) -
     chosen = mutant.MUTANTS[name]
     arena.verify(arena.call(chosen.kernel, *chosen.shape))
     try:
-        done = run(sys.executable, str(HERE / "mutant.py"), name, timeout=40)
+        done = run(sys.executable, str(HERE / "mutant.py"), name, timeout=100)
     except subprocess.TimeoutExpired:
         note(f"mutants.{name}", "hung")
         return
     assert done.returncode in (0, 1), done.stderr
     note(f"mutants.{name}", done.stdout.strip())
     assert done.returncode == 0, f"{name}: {done.stdout}"
+
+
+@pytest.fixture(scope="module")
+def attention_outcomes() -> dict[str, str]:
+    """What became of every mutant of attention: they run in one process, one after the other."""
+    done = run(sys.executable, str(HERE / "attention_mutants.py"), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return {k: v for line in done.stdout.splitlines() for k, v in json.loads(line).items()}
+
+
+@pytest.mark.xdist_group("attention mutants")  # one process has what they share
+@pytest.mark.parametrize("name", attention_mutants.MUTANTS)
+def test_an_attention_kernel_that_is_wrong_in_one_place_is_caught(
+    name: str, attention_outcomes: dict[str, str], note: Note
+) -> None:
+    note(f"mutants.attention: {name}", attention_outcomes[name])
+    assert attention_outcomes[name] == "caught"
 
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -149,9 +167,9 @@ def sanitize(tool: str) -> tuple[str, str]:
     # cuda-bindings asks the driver for entries that this one lacks: an API error, but no defect
     flags = ("--report-api-errors", "no") if tool == "memcheck" else ()
     try:
-        done = run(program, "--tool", tool, *flags, *watched, timeout=90)
+        done = run(program, "--tool", tool, *flags, *watched, timeout=200)
     except subprocess.TimeoutExpired:
-        return "not run: took more than 90 seconds", ""
+        return "not run: took more than 200 seconds", ""
     printed = done.stdout + done.stderr
     found = SUMMARY.search(printed)
     count = next((int(number) for number in found.groups() if number), 0) if found else 0
@@ -169,6 +187,7 @@ def sanitized() -> dict[str, tuple[str, str]]:
         return dict(zip(TOOLS, pool.map(sanitize, TOOLS), strict=True))
 
 
+@pytest.mark.xdist_group("sanitizers")
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_sanitizer_that_runs_finds_nothing(
     tool: str, sanitized: dict[str, tuple[str, str]], note: Note
