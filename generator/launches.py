@@ -56,7 +56,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A zero-initialised buffer that the runtime allocates per call, on the call's stream."""
+    """A buffer that the runtime allocates per call, on the call's stream.
+
+    It begins at a multiple of 256 bytes and is full of zeros, or uninitialised where not `zeroed`.
+    """
 
     tensor: str
     bytes: int
+    zeroed: bool = True

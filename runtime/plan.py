@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -27,6 +28,7 @@ Launches = tuple[Prepared, ...]
 Key = TypeVar("Key", bound=tuple[object, ...])
 Value = TypeVar("Value")
 
+_ALIGN = 256  # bytes, of a workspace
 _BOUND = 1024  # combinations of addresses, stream and scalars kept per plan
 _lock = threading.Lock()
 
@@ -55,6 +57,15 @@ class LaunchPlan:
     kernel: Kernel
     _bound: dict[tuple[object, ...], Launches] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self._place = torch.device("cuda", self.device)
+        self._room_bytes: dict[bool, int] = {}  # of the workspaces that are zeroed, and not
+        self._offsets: list[tuple[bool, int]] = []
+        for workspace in self.workspaces:
+            offset = self._room_bytes.get(workspace.zeroed, 0)
+            self._offsets.append((workspace.zeroed, offset))
+            self._room_bytes[workspace.zeroed] = offset + -(-workspace.bytes // _ALIGN) * _ALIGN
+
     def run(
         self,
         addresses: tuple[int, ...],
@@ -68,8 +79,8 @@ class LaunchPlan:
         """
         stream = driver.current_stream(self.device)
         if self.workspaces:
-            buffers = [self._workspace(workspace) for workspace in self.workspaces]
-            addresses += tuple(buffer.data_ptr() for buffer in buffers)
+            rooms = self._allocate()  # they live until all is launched
+            addresses += tuple(rooms[zeroed].data_ptr() + at for zeroed, at in self._offsets)
         key = (stream, addresses, scalars)
         prepared = self._bound.get(key)
         if prepared is None:
@@ -80,9 +91,14 @@ class LaunchPlan:
             next(launch_numbers)
         return prepared
 
-    def _workspace(self, workspace: Workspace) -> torch.Tensor:
-        device = torch.device("cuda", self.device)
-        return torch.zeros(workspace.bytes, dtype=torch.uint8, device=device)
+    def _allocate(self) -> dict[bool, torch.Tensor]:
+        """Allocate one room for the workspaces that are zeroed, and one for the others."""
+        return {
+            zeroed: (torch.zeros if zeroed else torch.empty)(
+                size, dtype=torch.uint8, device=self._place
+            )
+            for zeroed, size in self._room_bytes.items()
+        }
 
     def _bind(
         self,
@@ -95,19 +111,28 @@ class LaunchPlan:
         names = (*self.tensors, *(workspace.tensor for workspace in self.workspaces))
         address = dict(zip(names, addresses, strict=True))
         scalar = dict(zip(self.scalars, scalars, strict=True))
+        encoded = cache(lambda request: encode(request, address[request.tensor]))
         prepared = tuple(
-            self.kernel.prepare(launch, self._pack(launch, address, scalar), self.device, stream)
+            self.kernel.prepare(
+                launch, self._pack(launch, address, scalar, encoded), self.device, stream
+            )
             for launch in self.launches
         )
         remember(self._bound, key, prepared, _BOUND)
         return prepared
 
-    def _pack(self, launch: Launch, address: dict[str, int], scalar: dict[str, float]) -> bytes:
+    def _pack(
+        self,
+        launch: Launch,
+        address: dict[str, int],
+        scalar: dict[str, float],
+        encoded: Callable[[TensorMap], bytes],
+    ) -> bytes:
         values: dict[str, bytes | int | float] = {}
         for name, value in launch.parameters.items():
             match value:
                 case TensorMap():
-                    values[name] = encode(value, address[value.tensor])
+                    values[name] = encoded(value)
                 case Address():
                     values[name] = address[value.tensor]
                 case Argument():

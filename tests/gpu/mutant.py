@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from typing import Protocol
 
 import arena
 import cases
@@ -56,7 +57,17 @@ MUTANTS = {
 }
 
 
-def install(mutant: Mutant) -> None:
+class Maimed(Protocol):
+    """A kernel, and what is taken out of its text."""
+
+    @property
+    def kernel(self) -> KernelSpec: ...
+
+    @property
+    def without(self) -> str: ...
+
+
+def install(mutant: Maimed) -> None:
     """Put the mutant in the place of its kernel, in this process only."""
     spec = mutant.kernel
     source, count = re.subn(mutant.without, "", render(spec))

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import arena
+import attention_backward_mutant
 import cases
 import mutant
 import pytest
@@ -122,18 +124,41 @@ def test_a_fork_after_cuda_was_used_is_told_so_before_the_driver_is() -> None:
         assert str(message).startswith("DeviceError: a process forked after CUDA"), said
 
 
+def maim(program: str, name: str) -> str:
+    """Run a program on one of its mutants; return how it was caught, `survived`, or `hung`."""
+    try:
+        done = run(sys.executable, str(HERE / program), name, timeout=40)
+    except subprocess.TimeoutExpired:
+        return "hung"
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("name", mutant.MUTANTS)
 def test_a_kernel_without_one_of_its_barriers_is_caught(name: str, note: Note) -> None:
     chosen = mutant.MUTANTS[name]
     arena.verify(arena.call(chosen.kernel, *chosen.shape))
-    try:
-        done = run(sys.executable, str(HERE / "mutant.py"), name, timeout=40)
-    except subprocess.TimeoutExpired:
-        note(f"mutants.{name}", "hung")
-        return
-    assert done.returncode in (0, 1), done.stderr
-    note(f"mutants.{name}", done.stdout.strip())
-    assert done.returncode == 0, f"{name}: {done.stdout}"
+    outcome = maim("mutant.py", name)
+    note(f"mutants.{name}", outcome)
+    assert outcome != "survived", name
+
+
+@pytest.fixture(scope="module")
+def maimed() -> dict[str, str]:
+    """What became of each mutant of the backward pass: they run side by side."""
+    names = attention_backward_mutant.MUTANTS
+    with ThreadPoolExecutor(len(names)) as pool:
+        outcomes = pool.map(partial(maim, "attention_backward_mutant.py"), names)
+        return dict(zip(names, outcomes, strict=True))
+
+
+@pytest.mark.parametrize("name", attention_backward_mutant.MUTANTS)
+def test_a_backward_kernel_without_one_of_its_barriers_is_caught(
+    name: str, maimed: dict[str, str], note: Note
+) -> None:
+    attention_backward_mutant.verify(attention_backward_mutant.MUTANTS[name], 0)
+    note(f"mutants.{name}", maimed[name])
+    assert maimed[name] != "survived", name
 
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -164,7 +189,9 @@ def sanitize(tool: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def sanitized() -> dict[str, tuple[str, str]]:
+def sanitized(
+    attention_built: object, attention_backward_built: object
+) -> dict[str, tuple[str, str]]:
     with ThreadPoolExecutor(len(TOOLS)) as pool:
         return dict(zip(TOOLS, pool.map(sanitize, TOOLS), strict=True))
 

@@ -1,0 +1,109 @@
+"""The backward's shared memory and registers, derived from operation and schedule.
+
+A tile of q, k, v or do lies as boxes side by side: of the head dimension, each as wide as the
+widest swizzle span that divides it. All figures are bytes, or 32-bit registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.generator.architectures import Architecture
+from warploom.generator.elements import element
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward.schedule import WGMMA_M
+from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+
+# What setmaxnreg shares out, by consumers: (producer, consumer).
+REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
+# Beside accumulators and 16-bit operands; fitted: what these let in compiles without spills.
+BASE_REGISTERS = 8
+BARRIERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackwardLayout:
+    """Where everything of one block lies, and how the warpgroups share out the product dq.
+
+    dq = ds k has rows of q. Where their number is no multiple of 64 its transpose is computed
+    (`swap`), with rows of the head dimension. The warpgroups share its 64-row `blocks`, and where
+    there are fewer of them than warpgroups also its columns, in `splits` parts.
+    """
+
+    span: int  # bytes of a box's row
+    boxes: int  # side by side in a tile
+    kv_bytes: int  # of k, and of v
+    q_bytes: int  # of one stage of q, and of do
+    statistics_bytes: int  # of one stage: lse and delta of the rows of q
+    ds_bytes: int
+    sums_bytes: int  # staging of dq
+    stages: int
+    swap: bool
+    blocks: int
+    splits: int
+    query_n: int  # columns of one warpgroup's share of dq
+    registers: int  # that a consumer's thread is expected to need
+    producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
+    register_budget: int  # that a consumer's thread may have
+
+    @property
+    def box_columns(self) -> int:
+        """Elements of a box's row."""
+        return self.span // 2
+
+    @property
+    def layout_type(self) -> int:
+        """The descriptor's swizzle mode."""
+        return LAYOUT_TYPES[self.span]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the main launch."""
+        stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
+        return 2 * self.kv_bytes + stages + self.ds_bytes + self.sums_bytes + BARRIERS
+
+
+def attention_backward_layout(
+    arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
+) -> AttentionBackwardLayout:
+    """Lay out a schedule, legal or not."""
+    bits = element(operation.element).bits
+    row_bytes = operation.dim * bits // 8
+    span = widest_span(operation.dim, bits)
+    swap = schedule.q_tile % WGMMA_M != 0
+    rows, columns = (operation.dim, schedule.q_tile) if swap else (schedule.q_tile, operation.dim)
+    blocks = max(1, rows // WGMMA_M)
+    splits = max(1, schedule.warpgroups // blocks)
+    query_n = columns // splits
+    producer_registers, register_budget = REGISTERS[schedule.warpgroups]
+    return AttentionBackwardLayout(
+        span=span,
+        boxes=row_bytes // span,
+        kv_bytes=schedule.kv_tile * row_bytes,
+        q_bytes=schedule.q_tile * row_bytes,
+        statistics_bytes=2 * 4 * schedule.q_tile,
+        ds_bytes=schedule.q_tile * schedule.kv_tile * bits // 8,
+        sums_bytes=schedule.q_tile * operation.dim * 4 if schedule.accumulate == "bulk" else 0,
+        stages=schedule.stages,
+        swap=swap,
+        blocks=blocks,
+        splits=splits,
+        query_n=query_n,
+        registers=_registers(operation, schedule, query_n),
+        producer_registers=producer_registers,
+        register_budget=register_budget,
+    )
+
+
+def _registers(
+    operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule, query_n: int
+) -> int:
+    scores, weights, gradients = schedule.q_tile // 2, schedule.q_tile // 4, operation.dim
+    if not schedule.overlap:
+        return gradients + max(2 * scores, scores + 2 * weights, query_n // 2) + BASE_REGISTERS
+    first = 2 * scores + weights  # p and dp, while dv is multiplied
+    second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
+    return gradients + max(first, second) + BASE_REGISTERS
