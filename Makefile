@@ -6,6 +6,7 @@ VENV := .venv
 INSTALLED := $(VENV)/installed
 TYPING := build/typing
 RECORD := tests/gpu/record.json
+WORKERS := 4
 .DEFAULT_GOAL := test
 
 .PHONY: demo test lint gpu-test clean tree
@@ -23,7 +24,7 @@ lint: $(INSTALLED) tree
 
 gpu-test: tree
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING):$$PYTHONPATH \
-		$(PYTHON) -m pytest -q -m gpu --record $(RECORD) tests/gpu
+		$(PYTHON) -m pytest -q -m gpu -n $(WORKERS) --dist loadgroup --record $(RECORD) tests/gpu
 
 clean:
 	rm -rf $(VENV) build warploom.egg-info

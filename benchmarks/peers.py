@@ -150,7 +150,7 @@ def ours(
         keywords = {"out": outs[0], "epilogue": epilogues[0], **options}
         return warploom.explain(one.a, one.b, **keywords).kernel
 
-    return Contender(name, calls, partial(_worst, sets, outs, epilogues), kernel)
+    return Contender(name, calls, partial(_worst, sets, outs, epilogues, accumulation), kernel)
 
 
 def peer(kind: Kind, sets: Sequence[Operands]) -> Contender:
@@ -185,7 +185,10 @@ def _out(kind: Kind, one: Operands) -> torch.Tensor:
 
 
 def _worst(
-    sets: Sequence[Operands], outs: Sequence[torch.Tensor], epilogues: Sequence[Sequence[Item]]
+    sets: Sequence[Operands],
+    outs: Sequence[torch.Tensor],
+    epilogues: Sequence[Sequence[Item]],
+    accumulation: Accumulation = "fast",
 ) -> float:
     calls = zip(sets, outs, epilogues, strict=True)
-    return max(error_share(out, one.a, one.b, listed) for one, out, listed in calls)
+    return max(error_share(out, one.a, one.b, listed, accumulation) for one, out, listed in calls)

@@ -9,16 +9,16 @@ from warploom.errors import UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element type. Empty strings mean that the interface has no such type."""
+    """One element type. A row leaves out what there is not: wgmma's operands, a conversion."""
 
     name: str
     bits: int
     cpp: str
     torch: str
     tensor_map: str  # suffix of CU_TENSOR_MAP_DATA_TYPE_*
-    wgmma: str  # operand type in wgmma.mma_async
-    wgmma_k: int  # the instruction's k: 32 bytes of operand (PTX ISA, wgmma shapes)
-    convert: str  # PTX from fp32, of two values where it packs them; empty: none needed
+    wgmma: str = ""  # operand type in wgmma.mma_async
+    wgmma_k: int = 0  # the instruction's k: 32 bytes of operand (PTX ISA, wgmma shapes)
+    convert: str = ""  # PTX from fp32, of two values where it packs them
 
     @property
     def bytes(self) -> int:
@@ -36,45 +36,23 @@ class Element:
         return self.name.startswith("int")
 
 
-ELEMENTS: dict[str, Element] = {
-    element.name: element
-    for element in (
-        Element("fp16", 16, "cutlass::half_t", "float16", "FLOAT16", "f16", 16, "cvt.rn.f16x2.f32"),
-        Element(
-            "bf16",
-            16,
-            "cutlass::bfloat16_t",
-            "bfloat16",
-            "BFLOAT16",
-            "bf16",
-            16,
-            "cvt.rn.bf16x2.f32",
-        ),
-        Element("fp32", 32, "float", "float32", "FLOAT32", "", 0, ""),
-        Element(
-            "e4m3",
-            8,
-            "cutlass::float_e4m3_t",
-            "float8_e4m3fn",
-            "UINT8",
-            "e4m3",
-            32,
-            "cvt.rn.satfinite.e4m3x2.f32",
-        ),
-        Element(
-            "e5m2",
-            8,
-            "cutlass::float_e5m2_t",
-            "float8_e5m2",
-            "UINT8",
-            "e5m2",
-            32,
-            "cvt.rn.satfinite.e5m2x2.f32",
-        ),
-        Element("int8", 8, "int8_t", "int8", "UINT8", "s8", 32, "cvt.rni.sat.s8.f32"),
-        Element("int32", 32, "int32_t", "int32", "INT32", "", 0, ""),
-    )
-}
+# fmt: off
+_TABLE = (
+    Element("fp16",  16, cpp="cutlass::half_t",       torch="float16",       tensor_map="FLOAT16",
+            wgmma="f16",  wgmma_k=16, convert="cvt.rn.f16x2.f32"),
+    Element("bf16",  16, cpp="cutlass::bfloat16_t",   torch="bfloat16",      tensor_map="BFLOAT16",
+            wgmma="bf16", wgmma_k=16, convert="cvt.rn.bf16x2.f32"),
+    Element("fp32",  32, cpp="float",                 torch="float32",       tensor_map="FLOAT32"),
+    Element("e4m3",   8, cpp="cutlass::float_e4m3_t", torch="float8_e4m3fn", tensor_map="UINT8",
+            wgmma="e4m3", wgmma_k=32, convert="cvt.rn.satfinite.e4m3x2.f32"),
+    Element("e5m2",   8, cpp="cutlass::float_e5m2_t", torch="float8_e5m2",   tensor_map="UINT8",
+            wgmma="e5m2", wgmma_k=32, convert="cvt.rn.satfinite.e5m2x2.f32"),
+    Element("int8",   8, cpp="int8_t",                torch="int8",          tensor_map="UINT8",
+            wgmma="s8",   wgmma_k=32, convert="cvt.rni.sat.s8.f32"),
+    Element("int32", 32, cpp="int32_t",               torch="int32",         tensor_map="INT32"),
+)
+# fmt: on
+ELEMENTS: dict[str, Element] = {element.name: element for element in _TABLE}
 
 
 def element(name: str) -> Element:

@@ -58,9 +58,12 @@ class Launch:
 class Workspace:
     """A buffer that the runtime allocates per call, on the call's stream.
 
-    It begins at a multiple of 256 bytes and is full of zeros, or uninitialised where not `zeroed`.
+    It begins at a multiple of 128 bytes and is full of zeros when the call's launches begin, or
+    uninitialised where not `zeroed`. Where it is `kept`, the launches leave it full of zeros again,
+    so that it serves the stream's next call as it is.
     """
 
     tensor: str
     bytes: int
     zeroed: bool = True
+    kept: bool = False

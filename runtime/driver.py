@@ -92,6 +92,12 @@ def enter(device: int) -> None:
     check(driver.cuCtxSetCurrent(context))
 
 
+def capturing(stream: int) -> bool:
+    """Whether what is launched on a stream goes into a CUDA graph."""
+    status = check(driver.cuStreamIsCapturing(driver.CUstream(stream)))
+    return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
 def current_stream(device: int) -> int:
     """The handle of torch's current stream on `device`.
 

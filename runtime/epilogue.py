@@ -137,22 +137,24 @@ def bind(
     batch_pitches: list[int] = []
     paired = True
     for index, item in enumerate(listed):
-        step = _step(item, m, n, device, batches)
+        step, value = _step(item, m, n, device, batches), item[1]
         steps.append(step)
-        value = item[1]
-        if batches is not None and step.batch_field(index):
-            batch_pitches.append(_batch_pitch(item, batches))
-            paired &= batch_pitches[-1] % 2 == 0
+        apart: list[int] = []  # elements between what the step reads: rows, batches
         if isinstance(value, torch.Tensor):
             tensors.append(f"{item[0].partition('_')[0]}_{index}")
-            if item[0] in ("scale_column", "bias", "residual"):
-                paired &= value.data_ptr() % (2 * value.element_size()) == 0
         elif isinstance(step, Scale):
             scalar_names.append(f"scale_{index}")
         if isinstance(step, Residual):
             scalar_names.append(f"residual_{index}_beta")
-            pitches.append(value.stride(-2))
-            paired &= value.stride(-2) % 2 == 0
+            rows_apart = _rows_apart(value) if batches is None else value.stride(-2)
+            pitches.append(cast("int", rows_apart))  # None would not have passed _step
+            apart.append(pitches[-1])
+        if batches is not None and step.batch_field(index):
+            batch_pitches.append(_batch_pitch(item, batches))
+            apart.append(batch_pitches[-1])
+        if step.reads in ("column", "fragment"):  # of neighbours in a row, which pairs are
+            paired &= value.data_ptr() % (2 * value.element_size()) == 0
+            paired &= all(pitch % 2 == 0 for pitch in apart)
     return BoundEpilogue(
         steps=tuple(steps),
         tensors=tuple(tensors),
@@ -161,6 +163,11 @@ def bind(
         batch_pitches=tuple(batch_pitches),
         paired=paired,
     )
+
+
+def _rows_apart(c: torch.Tensor) -> int | None:
+    """Elements from row to row where all of C's dimensions but the last are rows, or None."""
+    return step_pitch(c, c.shape[:-1], trailing=1)
 
 
 def _batch_pitch(item: Item, batches: tuple[int, ...]) -> int:
@@ -253,10 +260,8 @@ def _check_shape(
     if not shape:
         fits = value.numel() == 1
     elif batches is None:
-        rows_apart = kind == "residual" and value.dim() > 2 and _one_pitch(value)
-        fits = shape == (
-            (value.shape[:-1].numel(), *value.shape[-1:]) if rows_apart else value.shape
-        )
+        flat = kind == "residual" and value.dim() > 2 and _rows_apart(value) is not None
+        fits = shape == ((value.shape[:-1].numel(), *value.shape[-1:]) if flat else value.shape)
     else:
         leading = len(value.shape) - len(shape)
         own = zip(reversed(value.shape[: max(leading, 0)]), reversed(batches), strict=False)
@@ -265,11 +270,3 @@ def _check_shape(
         rule += f", or of that in batches of D {list(batches)}"
     if not fits:
         raise ProblemError(f"{kind} of shape {list(value.shape)}", rule=rule, fix="reshape it")
-
-
-def _one_pitch(value: torch.Tensor) -> bool:
-    strides = value.stride()[:-1]
-    return all(
-        value.shape[i] == 1 or strides[i] == strides[i + 1] * value.shape[i + 1]
-        for i in range(len(strides) - 1)
-    )

@@ -19,13 +19,8 @@ from warploom.runtime import dispatch, driver, epilogue, reference
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
 from warploom.runtime.epilogue import Item, Keywords
-from warploom.runtime.gemm_problem import (
-    Copy,
-    Options,
-    check_call,
-    refuse_grad,
-    refuse_overlap,
-)
+from warploom.runtime.gemm_operands import Copy, refuse_grad, refuse_overlap
+from warploom.runtime.gemm_problem import Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success

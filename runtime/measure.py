@@ -13,6 +13,7 @@ from statistics import median, quantiles
 
 import torch
 
+from warploom.generator.families.gemm import Accumulation
 from warploom.runtime import reference
 from warploom.runtime.epilogue import Item
 
@@ -99,13 +100,18 @@ def _elapsed(call: Call) -> float:
 
 
 def error_share(
-    d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item] = ()
+    d: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item] = (),
+    accumulation: Accumulation = "fast",
 ) -> float:
     """Return the largest error of d = epilogue(a b) [m, n], each as a share of its own bound.
 
-    A share above 1, infinity for a NaN that should not be, is a wrong result.
+    A share above 1, infinity for a NaN that should not be, is a wrong result. The bound is that of
+    the accumulation that was asked for: promoted sums may err less than fast ones.
     """
-    return largest_share(d, *reference.gemm_bound(a, b, listed, d.dtype))
+    return largest_share(d, *reference.gemm_bound(a, b, listed, d.dtype, accumulation))
 
 
 def largest_share(value: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:

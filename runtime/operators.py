@@ -18,7 +18,8 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import gemm as gemms
 from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
-from warploom.runtime.gemm_problem import Options, result_type
+from warploom.runtime.gemm_problem import Options
+from warploom.runtime.gemm_result import result_type
 
 
 class _Call(NamedTuple):

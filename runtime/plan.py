@@ -2,7 +2,7 @@
 
 It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
 address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
-allocated per call on the current stream.
+allocated per call on the current stream, but for those that are kept (see warploom.runtime.kept).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from warploom.generator.families import family
 from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver
+from warploom.runtime import driver, kept
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.tensor_map import encode
@@ -56,6 +56,7 @@ class LaunchPlan:
     workspaces: Sequence[Workspace]
     kernel: Kernel
     _bound: dict[tuple[object, ...], Launches] = field(default_factory=dict, repr=False)
+    _kept: dict[tuple[str, int], int] = field(default_factory=dict, repr=False)  # by stream
 
     def __post_init__(self) -> None:
         self._place = torch.device("cuda", self.device)
@@ -64,7 +65,8 @@ class LaunchPlan:
         for workspace in self.workspaces:
             offset = self._room_bytes.get(workspace.zeroed, 0)
             self._offsets.append((workspace.zeroed, offset))
-            self._room_bytes[workspace.zeroed] = offset + -(-workspace.bytes // _ALIGN) * _ALIGN
+            if not workspace.kept:
+                self._room_bytes[workspace.zeroed] = offset + -(-workspace.bytes // _ALIGN) * _ALIGN
 
     def run(
         self,
@@ -79,8 +81,8 @@ class LaunchPlan:
         """
         stream = driver.current_stream(self.device)
         if self.workspaces:
-            rooms = self._allocate()  # they live until all is launched
-            addresses += tuple(rooms[zeroed].data_ptr() + at for zeroed, at in self._offsets)
+            found, held = self._find_workspaces(stream)  # held: until all is launched
+            addresses += found
         key = (stream, addresses, scalars)
         prepared = self._bound.get(key)
         if prepared is None:
@@ -91,14 +93,33 @@ class LaunchPlan:
             next(launch_numbers)
         return prepared
 
-    def _allocate(self) -> dict[bool, torch.Tensor]:
-        """Allocate one room for the workspaces that are zeroed, and one for the others."""
-        return {
+    def _find_workspaces(self, stream: int) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+        """Return the workspaces' addresses, and the memory that was allocated for them."""
+        rooms = {
             zeroed: (torch.zeros if zeroed else torch.empty)(
                 size, dtype=torch.uint8, device=self._place
             )
             for zeroed, size in self._room_bytes.items()
         }
+        held, found = list(rooms.values()), []
+        for workspace, (zeroed, offset) in zip(self.workspaces, self._offsets, strict=True):
+            if not workspace.kept:
+                found.append(rooms[zeroed].data_ptr() + offset)
+                continue
+            address = self._keep(workspace, stream)
+            if address is None:
+                held.append(torch.zeros(workspace.bytes, dtype=torch.uint8, device=self._place))
+                address = held[-1].data_ptr()
+            found.append(address)
+        return tuple(found), held
+
+    def _keep(self, workspace: Workspace, stream: int) -> int | None:
+        """Return the address of a workspace that is kept; None where there is no room for it."""
+        key = workspace.tensor, stream
+        fresh = driver.capturing(stream)  # a graph keeps its own
+        address = None if fresh else self._kept.get(key)
+        address = address or kept.take(self.device, workspace.bytes)
+        return address if fresh or address is None else self._kept.setdefault(key, address)
 
     def _bind(
         self,
@@ -155,6 +176,7 @@ def plan_launches(
     launches = described.launches(spec, problem, driver.limits(device))
     for launch in launches:
         built.load(launch.entry, device)
-    return LaunchPlan(
-        spec, device, tensors, scalars, launches, described.workspaces(spec, problem), built
-    )
+    workspaces = described.workspaces(spec, problem)
+    if any(workspace.kept for workspace in workspaces):
+        kept.prepare(device)
+    return LaunchPlan(spec, device, tensors, scalars, launches, workspaces, built)

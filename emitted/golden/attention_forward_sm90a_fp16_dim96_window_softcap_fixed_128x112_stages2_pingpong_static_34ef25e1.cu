@@ -30,10 +30,9 @@ constexpr int kDim = 96, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside one producer warpgroup
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 112;
-constexpr int kStages = 2;  // of k, and of v
+constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
 constexpr bool kBoundsLeft = true, kBoundsRight = true;
 constexpr bool kRescalesIfNeeded = false;  // the output: where a maximum of the warp's rows grew
-constexpr bool kStagesApart = true;  // o has staging of its own; else it leaves through q's memory
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -46,11 +45,15 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor o_map;  // [dim, seq, head, batch], by 64 rows
+  cutlass::half_t* o;  // as q, but for its strides
   float* lse;  // [batch, heads, seq_q]
+  int64_t o_batch_stride;  // elements
+  int64_t o_head_stride;  // elements
+  int64_t o_row_stride;  // elements
   int32_t heads;  // query heads of one batch
   int32_t seq_q;  // rows
   int32_t seq_k;  // columns
+  int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
   int32_t section;  // heads whose tiles are worked off together
@@ -61,13 +64,18 @@ struct alignas(128) Parameters {
   float scale;  // of the products
   float softcap;  // that no score gets beyond
 };
-static_assert(sizeof(Parameters) == 640);
-static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128 && OFFSET(Parameters, v_map) == 256);
-static_assert(OFFSET(Parameters, o_map) == 384 && OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, heads) == 520);
-static_assert(OFFSET(Parameters, seq_q) == 524 && OFFSET(Parameters, seq_k) == 528 && OFFSET(Parameters, tiles) == 532);
-static_assert(OFFSET(Parameters, q_tiles) == 536 && OFFSET(Parameters, section) == 540 && OFFSET(Parameters, all_heads) == 544);
-static_assert(OFFSET(Parameters, sharing) == 548 && OFFSET(Parameters, left) == 552 && OFFSET(Parameters, right) == 556);
-static_assert(OFFSET(Parameters, scale) == 560 && OFFSET(Parameters, softcap) == 564);
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
+static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
+static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, o_batch_stride) == 400);
+static_assert(OFFSET(Parameters, o_head_stride) == 408 && OFFSET(Parameters, o_row_stride) == 416);
+static_assert(OFFSET(Parameters, heads) == 424 && OFFSET(Parameters, seq_q) == 428);
+static_assert(OFFSET(Parameters, seq_k) == 432 && OFFSET(Parameters, dim) == 436);
+static_assert(OFFSET(Parameters, tiles) == 440 && OFFSET(Parameters, q_tiles) == 444);
+static_assert(OFFSET(Parameters, section) == 448 && OFFSET(Parameters, all_heads) == 452);
+static_assert(OFFSET(Parameters, sharing) == 456 && OFFSET(Parameters, left) == 460);
+static_assert(OFFSET(Parameters, right) == 464 && OFFSET(Parameters, scale) == 468);
+static_assert(OFFSET(Parameters, softcap) == 472);
 __device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
@@ -122,9 +130,6 @@ __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBar
                                          Corner corner, int head) {
   cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
 }
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
-}
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
@@ -134,10 +139,13 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
   __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
-  // Where TMA finds the kRows rows of q or o that begin with `row`, or those of k and v.
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
+  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
+    return batch * p.o_batch_stride + head * p.o_head_stride + row * p.o_row_stride;
+  }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
@@ -171,17 +179,18 @@ template <int kRows> struct Tile {
   __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
 };
 
-// A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
-struct Position {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
+using Position = Ring<kStages>;
 
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
@@ -316,23 +325,22 @@ struct alignas(16) Work {
 };
 
 struct SharedStorage {
-  alignas(1024) uint8_t q[kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][kStageBytes];
-  alignas(1024) uint8_t o[kConsumers][kQBytes];
-  Work work[kConsumers];  // guarded by q's barriers
-  FullBarrier q_full[kConsumers], k_full[kStages], v_full[kStages];     // the producer's bytes have arrived
-  EmptyBarrier q_empty[kConsumers], k_empty[kStages], v_empty[kStages];  // every reader is done with them
+  Work work[kQStages][kConsumers];  // guarded by q's barriers
+  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];     // the producer's bytes have arrived
+  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];  // every reader is done with them
 };
 static_assert(sizeof(SharedStorage) <= 136192);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k
-// and v fit L2 together; within one the longest tiles of all its heads, then the next.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2 together; within one the longest tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
+  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
+  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
   const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
   const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
@@ -366,7 +374,7 @@ __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
   Tiles tiles(p);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t q_phase = 1;
+  Ring<kQStages> q{0, 1};
   for (int index; tiles.next(p, index);) {
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
@@ -378,11 +386,11 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const int row = work.row + consumer * kWgmmaM;
-      FullBarrier& full = shared.q_full[consumer];
-      shared.q_empty[consumer].wait(q_phase);
-      shared.work[consumer] = share(p, work, row);
+      FullBarrier& full = shared.q_full[q.stage][consumer];
+      shared.q_empty[q.stage][consumer].wait(q.phase);
+      shared.work[q.stage][consumer] = share(p, work, row);
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
-      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[consumer], work.sequence.rows_at<kWgmmaM>(row), work.head);
+      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer], work.sequence.rows_at<kWgmmaM>(row), work.head);
     }
     CUTE_NO_UNROLL
     for (int n = work.end - 1; n >= work.begin; --n) {
@@ -393,13 +401,13 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
              work.sequence, n - 1, head);
       load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage], work.sequence, n, head);
     }
-    q_phase ^= 1;
+    q.advance();
   }
   CUTE_NO_UNROLL
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
-    shared.q_empty[consumer].wait(q_phase);
-    shared.work[consumer].more = 0;
-    shared.q_full[consumer].arrive();
+    shared.q_empty[q.stage][consumer].wait(q.phase);
+    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.q_full[q.stage][consumer].arrive();
   }
 }
 
@@ -461,38 +469,41 @@ __device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 +
 struct Consumer {
   const Parameters& p;
   SharedStorage& shared;
-  uint64_t q, k, v;  // descriptors; of k and v the first stage's
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
   Scaling scaling;
   Turns turns;
+  Ring<kQStages> at_q;
   Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
   int columns;       // of the sequence
   int row, column;   // the thread's first; the row counts from where bounds are relative to
+
+  // Of the tile before; its v is read one step later than its k.
+  __device__ __forceinline__ Position before() const {
+    const bool wraps = position.stage == 0;
+    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
+  }
+  // Waits for the next q, and with it for what is to be done.
+  __device__ __forceinline__ Work await_work() {
+    shared.q_full[at_q.stage][index].wait(at_q.phase);
+    q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
+    return shared.work[at_q.stage][index];
+  }
+  __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
+
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
+  __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
 };
 
 // Steps of the loop over kv tiles, one after the other: the scores become weights in place, and only
 // another warpgroup's products run under the softmax.
 struct Steps {
-  template <bool kFirst, bool kMasked>
-  static __device__ __forceinline__ void step(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
-    c.shared.k_full[c.position.stage].wait(c.position.phase);
-    c.turns.begin();
-    multiply_scores(scores, c.q, c.k + c.position.stage * kStageBytes / 16);
-    c.turns.pass();
-    cute::warpgroup_wait<0>();
-    fence(scores);
-    fence(output);
-    release(c.shared.k_empty[c.position.stage]);
-    if (!kFirst) release(c.shared.v_empty[(c.position.stage == 0 ? kStages : c.position.stage) - 1]);
-    c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
-    softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
-    if (!kFirst) rescale(output, rows);
-    pack(weights, scores);
-    c.shared.v_full[c.position.stage].wait(c.position.phase);
-    multiply_output(output, weights, c.v + c.position.stage * kStageBytes / 16);
-    c.position.advance();
-  }
-
   // The next tile is for rows further down.
   static __device__ __forceinline__ void skip(Consumer& c) {
     const Position at = c.position;
@@ -505,101 +516,154 @@ struct Steps {
     c.position.advance();
   }
 
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked, bool) {
-    step<true, true>(c, scores, output, weights, rows, n, masked);
+  // Scores that are there become weights, and the output's products are issued.
+  template <bool kFirst, bool kMasked>
+  static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+    const Position at = c.position;
+    c.release_operands(n);
+    c.scaling.cap(scores);
+    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
+    if (!kFirst) rescale(output, rows);
+    pack(weights, scores);
+    c.shared.v_full[at.stage].wait(at.phase);
+    multiply_output(output, weights, c.staged_v(at.stage));
+    c.position.advance();
+  }
+
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    weigh<true, true>(c, scores, output, weights, rows, n, masked);
   }
 
   template <bool kMasked>
-  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool) {
-    step<false, kMasked>(c, scores, output, weights, rows, n, kMasked);
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n) {
+    const int before = c.before().stage;
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+    multiply_scores(scores, c.q, c.staged_k());
+    c.turns.pass();
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    fence(output);
+    release(c.shared.v_empty[before]);
+    weigh<false, kMasked>(c, scores, output, weights, rows, n, kMasked);
   }
 
-  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights&, Rows&) {
-    cute::warpgroup_wait<0>();
-    fence(output);
-    release(c.shared.v_empty[(c.position.stage == 0 ? kStages : c.position.stage) - 1]);
-  }
+  static __device__ __forceinline__ void last(Consumer&, float (&)[kOutputs], Weights&, Rows&) {}  // its products are issued already
 };
 
-// Writes output / sum to staging, 16 columns of the warp's 16 rows at a time; TMA's swizzle XORs the
-// 16-byte column of a row with bits of the row number.
-__device__ __forceinline__ void stage(uint8_t* staging, const float (&output)[kOutputs], const float (&inverse)[2]) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
+__device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
+  (odd ? x0 : x1) = a;
+  (odd ? x2 : x3) = b;
+  const uint32_t c = __shfl_xor_sync(~0u, high ? x0 : x2, 2), d = __shfl_xor_sync(~0u, high ? x1 : x3, 2);
+  return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
+}
+
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
+__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs], const Rows& rows) {
+  const int lane = threadIdx.x % 4;
   CUTE_UNROLL
-  for (int i = 0; i < kDim / 16; ++i) {
-    const float* x = output + i * 8;
-    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(staging) + i * 32 / kSpan * Tile<kWgmmaM>::kBoxBytes + (offset ^ ((offset >> 3) & (kSpan - 16)));
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
-                 "r"(pair(x[0] * inverse[0], x[1] * inverse[0])), "r"(pair(x[2] * inverse[1], x[3] * inverse[1])),
-                 "r"(pair(x[4] * inverse[0], x[5] * inverse[0])), "r"(pair(x[6] * inverse[1], x[7] * inverse[1])));
+  for (int r = 0; r < 2; ++r) {
+    const int row = work.row + thread_row() + 8 * r;
+    const bool exists = row < work.sequence.rows(c.p);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
+    if (exists && lane == 0) c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
+    Element* o = c.p.o + work.sequence.o_at(c.p, work.head, row) + lane * 8;
+    CUTE_UNROLL
+    for (int column = 0; column < kDim; column += 32) {
+      const float* x = output + column / 2 + 2 * r;
+      const uint4 eight = gather(pair(x[0] * inverse, x[1] * inverse), pair(x[4] * inverse, x[5] * inverse),
+                                 pair(x[8] * inverse, x[9] * inverse), pair(x[12] * inverse, x[13] * inverse));
+      if (exists && column + lane * 8 < c.p.dim) *reinterpret_cast<uint4*>(o + column) = eight;
+    }
   }
 }
 
-// Stores o and lse of the warpgroup's rows. A row that attends to nothing has sum 0: o 0, lse -inf.
-__device__ __forceinline__ void store(Consumer& c, const Work& work, const float (&output)[kOutputs], const Rows& rows, int consumer) {
-  float inverse[2];
-  CUTE_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(rows.sum[r]);
-    const int row = work.row + thread_row() + 8 * r;
-    inverse[r] = sum == 0 ? 0 : __fdividef(1, sum);
-    if (threadIdx.x % 4 == 0 && row < work.sequence.rows(c.p))
-      c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
+__device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
+  const bool any = work.more && work.end > work.begin;
+  if (any) {
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
   }
-  uint8_t* staging = c.shared.o[consumer];
-  const bool leads = threadIdx.x % 128 == 0;
-  if (kStagesApart) {
-    if (leads) cute::tma_store_wait<0>();  // the store before has read the staging
-    cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
-  }
-  stage(staging, output, inverse);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  cutlass::arch::NamedBarrier::sync(128, 1 + consumer);
-  if (leads) {
-    const Corner corner = work.sequence.rows_at<kWgmmaM>(work.row);
-    for (int box = 0; box < kBoxes; ++box)
-      store_box(c.p.o_map, staging + box * Tile<kWgmmaM>::kBoxBytes, box * kBoxColumns, corner, work.head);
-    cute::tma_store_arrive();
-    if (!kStagesApart) cute::tma_store_wait<0>();
-  }
-  if (!kStagesApart) release(c.shared.q_empty[consumer]);
+  multiply_scores(scores, c.q, c.staged_k());
+  if (any) c.turns.pass();
+}
+
+// Passes over the tiles that are for rows further down.
+__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
+  CUTE_NO_UNROLL
+  for (int i = 0; i < work.skipped; ++i) Steps::skip(c);
+}
+
+// The last products of the output are there: their v is free.
+__device__ __forceinline__ void finish(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  Consumer c{p, shared, matrix(shared.q[consumer], 0, 8 * kSpan, 2), matrix(shared.k[0], 0, 8 * kSpan, 2),
-             matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2), Scaling(p), Turns(consumer), {0, 0}, 0, 0, int(threadIdx.x % 4 * 2)};
-  for (uint32_t q_phase = 0;; q_phase ^= 1) {
-    shared.q_full[consumer].wait(q_phase);
-    const Work work = shared.work[consumer];
-    if (!work.more) break;
+  Consumer c{p, shared, consumer, matrix(shared.q[0][consumer], 0, 8 * kSpan, 2), 0,
+             matrix(shared.k[0], 0, 8 * kSpan, 2), matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2), Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, int(threadIdx.x % 4 * 2)};
+  float scores[kScores], output[kOutputs];
+  Work work = c.await_work();
+  skip(c, work);
+  begin(c, scores, work);
+  while (work.more) {
+    c.begin = work.begin;
     c.columns = work.sequence.columns(p);
     c.row = work.row + work.sequence.diagonal(p) + thread_row();
-    float scores[kScores], output[kOutputs];
-    Weights weights;
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
-    CUTE_NO_UNROLL
-    for (int i = 0; kBoundsRight && i < work.skipped; ++i) Steps::skip(c);
+    Work next;
     if (work.end > work.begin) {
+      Weights weights;
       int n = work.end - 1;
-      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin, n > work.begin);
+      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
       CUTE_NO_UNROLL
-      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n, n > work.begin);
+      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n, n > work.begin);
+      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
-      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n, n > work.begin);
-      if (kStagesApart) release(shared.q_empty[consumer]);
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      const int stage = c.before().stage;
       Steps::last(c, output, weights, rows);
-    } else if (kStagesApart) {
-      release(shared.q_empty[consumer]);
+      if (kQStages > 1) c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        finish(c, output, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        finish(c, output, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
+    } else {
+      cute::warpgroup_wait<0>();
+      c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      skip(c, next);
+      begin(c, scores, next);
     }
-    store(c, work, output, rows, consumer);
+    store(c, work, output, rows);
+    work = next;
   }
+  cute::warpgroup_wait<0>();
   c.turns.finish();
-  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
@@ -609,10 +673,12 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.o_map}) cute::prefetch_tma_descriptor(map);
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      shared.q_full[consumer].init(1);
-      shared.q_empty[consumer].init(4);
+      for (int i = 0; i < kQStages; ++i) {
+        shared.q_full[i][consumer].init(1);
+        shared.q_empty[i][consumer].init(4);
+      }
     }
     for (int i = 0; i < kStages; ++i) {
       shared.k_full[i].init(1);

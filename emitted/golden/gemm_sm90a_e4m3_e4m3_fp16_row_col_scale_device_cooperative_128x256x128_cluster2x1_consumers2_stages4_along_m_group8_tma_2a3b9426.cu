@@ -28,18 +28,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 256, kTileK = 128;
-constexpr int kClusterM = 2, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 2, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with its part of the rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: of two, one is finished under the other's products
+constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
 constexpr int kStages = 4;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 256;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kChunkColumns = 64, kChunks = kColumns / kChunkColumns;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -53,8 +56,9 @@ struct alignas(128) Parameters {
   int32_t k;  // products summed
 };
 static_assert(sizeof(Parameters) == 512);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
-static_assert(OFFSET(Parameters, scale_0) == 384 && OFFSET(Parameters, a_bytes) == 392 && OFFSET(Parameters, m) == 396);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
+static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, scale_0) == 384);
+static_assert(OFFSET(Parameters, a_bytes) == 392 && OFFSET(Parameters, m) == 396);
 static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
 
 // ---- Parts ----------------------------------------------------------------------------------
@@ -92,42 +96,48 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (m, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile, k, m);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
   static constexpr int kBytes = 32768;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
   static constexpr int kSliceRows = 128;  // rows that one block loads for the whole cluster
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
   // Starts the load of this block's share of the tile at (n, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k, int rank) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k, int rank) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, barrier, kReceivers, kEvictNormally, tile + rank * kSliceRows * 128,
-                                           k, n + rank * kSliceRows);
+    const int first = rank * kSliceRows;  // of the rows that this block loads
+    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * 128,
+               k, n + first);
   }
 };
 
-// A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
-struct Position {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
+using Position = Ring<kStages>;
 
 // The consumers share each tile: there are no turns to take.
 struct Order {
@@ -171,8 +181,12 @@ struct Coordinates {
 };
 
 // The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) { return at.m + chunk / kChunks * kWgmmaM; }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) { return at.n + chunk % kChunks * kChunkColumns; }
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
+}
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8.
@@ -235,15 +249,18 @@ struct Epilogue {
     return {};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
     step_0.apply(x);
   }
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Two neighbours in a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
+
+// Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
@@ -255,7 +272,8 @@ struct Store {
   static constexpr int kSpan = 128;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
-  int barrier, thread, first = 0;  // named barrier and thread number in the warpgroup; the tile's first buffer
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
 
   __device__ __forceinline__ Store(uint8_t* staging, int consumer)
       : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
@@ -267,7 +285,8 @@ struct Store {
   }
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
-  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], const Place& at, int chunk) {
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
@@ -287,7 +306,8 @@ struct Store {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += 2) {
       const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]), converted(x[f + 1][1])};
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
       const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
                    "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
@@ -310,7 +330,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank, int cluster, int clusters) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
@@ -360,8 +381,8 @@ struct Products {
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, sums[block],
-                   add || step > 0);
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -383,8 +404,8 @@ struct Products {
   }
 };
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
-                                        int clusters) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
@@ -409,7 +430,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, shared.empty[previous]);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
       order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
@@ -427,8 +449,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i)
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
         epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }

@@ -28,18 +28,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 64, kTileN = 96, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 1;    // consumers that share a tile, each with its part of the rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: of two, one is finished under the other's products
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
 constexpr int kStages = 10;
 constexpr int kGroup = 8;
 constexpr int kRows = 64, kColumns = 96;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kChunkColumns = 32, kChunks = kColumns / kChunkColumns;  // a block is finished by chunks
+constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -55,10 +58,11 @@ struct alignas(128) Parameters {
   float residual_1_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 512);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d_map) == 256);
-static_assert(OFFSET(Parameters, residual_1) == 384 && OFFSET(Parameters, residual_1_pitch) == 392 && OFFSET(Parameters, a_bytes) == 400);
-static_assert(OFFSET(Parameters, m) == 404 && OFFSET(Parameters, n) == 408 && OFFSET(Parameters, k) == 412);
-static_assert(OFFSET(Parameters, residual_1_beta) == 416);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
+static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, residual_1) == 384);
+static_assert(OFFSET(Parameters, residual_1_pitch) == 392 && OFFSET(Parameters, a_bytes) == 400);
+static_assert(OFFSET(Parameters, m) == 404 && OFFSET(Parameters, n) == 408);
+static_assert(OFFSET(Parameters, k) == 412 && OFFSET(Parameters, residual_1_beta) == 416);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
@@ -91,39 +95,44 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (m, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile, k, m);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 12288;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (n, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
   }
 };
 
-// A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
-struct Position {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
+using Position = Ring<kStages>;
 
 // The consumers share each tile: there are no turns to take.
 struct Order {
@@ -167,8 +176,12 @@ struct Coordinates {
 };
 
 // The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) { return at.m + chunk / kChunks * kWgmmaM; }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) { return at.n + chunk % kChunks * kChunkColumns; }
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
+}
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8.
@@ -260,19 +273,23 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {step_1.load(at, m, n)};
+    return {
+        step_1.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
     step_0.apply(x);
     step_1.apply(x, operands.step_1);
   }
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Two neighbours in a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
+
+// Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
@@ -284,7 +301,8 @@ struct Store {
   static constexpr int kSpan = 64;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
-  int barrier, thread, first = 0;  // named barrier and thread number in the warpgroup; the tile's first buffer
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
 
   __device__ __forceinline__ Store(uint8_t* staging, int consumer)
       : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
@@ -296,7 +314,8 @@ struct Store {
   }
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
-  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], const Place& at, int chunk) {
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
     uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
     if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
     if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
@@ -316,7 +335,8 @@ struct Store {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += 2) {
       const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]), converted(x[f + 1][1])};
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
       const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
                    "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
@@ -339,7 +359,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 214016);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank, int cluster, int clusters) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
@@ -389,8 +410,8 @@ struct Products {
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, sums[block],
-                   add || step > 0);
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -412,8 +433,8 @@ struct Products {
   }
 };
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
-                                        int clusters) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
@@ -438,7 +459,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, shared.empty[previous]);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
       order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
@@ -456,8 +478,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i)
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
         epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }

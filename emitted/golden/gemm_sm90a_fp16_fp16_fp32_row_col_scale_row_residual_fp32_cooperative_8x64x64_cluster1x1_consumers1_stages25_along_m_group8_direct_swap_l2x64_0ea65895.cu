@@ -29,18 +29,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = float; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 8, kTileN = 64, kTileK = 64;
-constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 1;    // consumers that share a tile, each with its part of the rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: of two, one is finished under the other's products
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
 constexpr int kStages = 25;
 constexpr int kGroup = 8;
 constexpr int kRows = 64, kColumns = 8;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kChunkColumns = 8, kChunks = kColumns / kChunkColumns;  // a block is finished by chunks
+constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -58,10 +61,12 @@ struct alignas(128) Parameters {
   float residual_1_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 384);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d) == 256);
-static_assert(OFFSET(Parameters, scale_0) == 264 && OFFSET(Parameters, residual_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
-static_assert(OFFSET(Parameters, residual_1_pitch) == 288 && OFFSET(Parameters, a_bytes) == 296 && OFFSET(Parameters, m) == 300);
-static_assert(OFFSET(Parameters, n) == 304 && OFFSET(Parameters, k) == 308 && OFFSET(Parameters, residual_1_beta) == 312);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
+static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, scale_0) == 264);
+static_assert(OFFSET(Parameters, residual_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
+static_assert(OFFSET(Parameters, residual_1_pitch) == 288 && OFFSET(Parameters, a_bytes) == 296);
+static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
+static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, residual_1_beta) == 312);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 8] += A[64 x 16] * B[16 x 8]; A and B by descriptor, D in registers.
@@ -92,39 +97,44 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 1024;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (m, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile, k, m);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_2D;
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (n, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
   }
 };
 
-// A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
-struct Position {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
+using Position = Ring<kStages>;
 
 // The consumers share each tile: there are no turns to take.
 struct Order {
@@ -168,8 +178,12 @@ struct Coordinates {
 };
 
 // The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) { return at.n + chunk / kChunks * kWgmmaM; }
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) { return at.m + chunk % kChunks * kChunkColumns; }
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
@@ -255,19 +269,24 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {step_0.load(at, m, n), step_1.load(at, m, n)};
+    return {
+        step_0.load(at, m, n),
+        step_1.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
     step_0.apply(x, operands.step_0);
     step_1.apply(x, operands.step_1);
   }
 };
 
-// Two values of a row as D holds them.
+// Two neighbours in a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
+
+// Two values of a row as D holds them.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
 
 // D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
@@ -275,7 +294,8 @@ struct Store {
   __device__ __forceinline__ Store(uint8_t*, int) {}
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
-  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], const Place& at, int chunk) {
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const Coordinates place = coordinates(at, chunk, f);
@@ -303,7 +323,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 231424);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank, int cluster, int clusters) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
@@ -353,8 +374,8 @@ struct Products {
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, sums[block],
-                   add || step > 0);
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -376,8 +397,8 @@ struct Products {
   }
 };
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
-                                        int clusters) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
@@ -402,7 +423,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, shared.empty[previous]);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
       order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
@@ -420,8 +442,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i)
-          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
         epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }

@@ -28,18 +28,21 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using ElementD = int8_t; using Accumulator = int32_t;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 96, kTileK = 128;
-constexpr int kClusterM = 1, kClusterN = 1, kClusterSize = kClusterM * kClusterN;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with its part of the rows
-constexpr int kTurns = kConsumers / kSharing;  // tiles in work: of two, one is finished under the other's products
+constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
 constexpr int kStages = 8;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
-constexpr int kChunkColumns = 32, kChunks = kColumns / kChunkColumns;  // a block is finished by chunks
+constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -63,12 +66,15 @@ struct alignas(128) Parameters {
   float scale_2;  // scale
 };
 static_assert(sizeof(Parameters) == 384);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128 && OFFSET(Parameters, d) == 256);
-static_assert(OFFSET(Parameters, scale_0) == 264 && OFFSET(Parameters, amax_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
-static_assert(OFFSET(Parameters, d_batch) == 288 && OFFSET(Parameters, scale_0_batch) == 296 && OFFSET(Parameters, a_bytes) == 304);
-static_assert(OFFSET(Parameters, m) == 308 && OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
-static_assert(OFFSET(Parameters, batches) == 320 && OFFSET(Parameters, a_batches) == 324 && OFFSET(Parameters, a_repeat) == 328);
-static_assert(OFFSET(Parameters, b_batches) == 332 && OFFSET(Parameters, b_repeat) == 336 && OFFSET(Parameters, scale_2) == 340);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
+static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, scale_0) == 264);
+static_assert(OFFSET(Parameters, amax_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
+static_assert(OFFSET(Parameters, d_batch) == 288 && OFFSET(Parameters, scale_0_batch) == 296);
+static_assert(OFFSET(Parameters, a_bytes) == 304 && OFFSET(Parameters, m) == 308);
+static_assert(OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
+static_assert(OFFSET(Parameters, batches) == 320 && OFFSET(Parameters, a_batches) == 324);
+static_assert(OFFSET(Parameters, a_repeat) == 328 && OFFSET(Parameters, b_batches) == 332);
+static_assert(OFFSET(Parameters, b_repeat) == 336 && OFFSET(Parameters, scale_2) == 340);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
@@ -101,39 +107,44 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (m, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int m, int k, int batch) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m, batch);
   }
 };
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
+  using Load = cute::SM90_TMA_LOAD_3D;
   static constexpr int kBytes = 12288;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of this block's share of the tile at (n, k).
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile, int n, int k, int batch) {
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n, batch);
   }
 };
 
-// A position in the ring of stages. The phase is the parity that the next wait looks for: it flips
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
 // each time the ring wraps, so a barrier needs no reset.
-struct Position {
+template <int kCount> struct Ring {
   int stage;
   uint32_t phase;
 
   __device__ __forceinline__ void advance() {
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    stage = stage + 1 == kCount ? 0 : stage + 1;
     phase ^= stage == 0;
   }
 };
+using Position = Ring<kStages>;
 
 // The consumers share each tile: there are no turns to take.
 struct Order {
@@ -180,8 +191,12 @@ struct Coordinates {
 };
 
 // The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) { return at.m + chunk / kChunks * kWgmmaM; }
-__device__ __forceinline__ int chunk_n(const Place& at, int chunk) { return at.n + chunk % kChunks * kChunkColumns; }
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk % kChunks * kChunkColumns;
+}
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
 // columns 2 (l % 4) and the next of every 8.
@@ -279,10 +294,12 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {step_0.load(at, m, n)};
+    return {
+        step_0.load(at, m, n)};
   }
 
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block, const Operands& operands, const Coordinates& at) {
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands, const Coordinates& at) {
     step_0.apply(x, operands.step_0);
     step_1.apply(x, at, m, n);
     step_2.apply(x);
@@ -293,10 +310,12 @@ struct Epilogue {
   }
 };
 
-// Two values of a row as D holds them: rounded to nearest even, saturated, 0 for NaN.
+// Two neighbours in a row of D.
 struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
+
+// Two values of a row as D holds them: rounded to nearest even, saturated, 0 for NaN.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   int bits[2];
   CUTE_UNROLL
@@ -309,7 +328,8 @@ struct Store {
   __device__ __forceinline__ Store(uint8_t*, int) {}
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
-  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2], const Place& at, int chunk) {
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) {
       const Coordinates place = coordinates(at, chunk, f);
@@ -337,14 +357,16 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank, int cluster, int clusters) {
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
-    const int batch_a = at.batch / p.a_repeat % p.a_batches, batch_b = at.batch / p.b_repeat % p.b_batches;
+    const int batch_a = at.batch / p.a_repeat % p.a_batches;
+    const int batch_b = at.batch / p.b_repeat % p.b_batches;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
@@ -389,8 +411,8 @@ struct Products {
     for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
       for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep, sums[block],
-                   add || step > 0);
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   sums[block], add || step > 0);
     }
     cute::warpgroup_commit_batch();
   }
@@ -412,8 +434,8 @@ struct Products {
   }
 };
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
-                                        int clusters) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
+                                        int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer % kSharing, turn = consumer / kSharing;
@@ -438,7 +460,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns, shared.empty[previous]);
+      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[previous]);
       order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
@@ -456,8 +479,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_UNROLL
       for (int f = 0; f < kFragments; ++f) {
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i)
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i]);
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
         epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
         if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }

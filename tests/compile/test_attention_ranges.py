@@ -26,6 +26,7 @@ using std::max; using std::min;
 #define CUTE_NO_UNROLL
 #define __launch_bounds__(...)
 namespace cute { struct TmaDescriptor {}; }
+namespace cutlass { struct bfloat16_t {}; }
 struct { int x; } gridDim, blockIdx;
 inline float minus_infinity() { return -std::numeric_limits<float>::infinity(); }
 """
@@ -75,14 +76,16 @@ def host_text(spec: KernelSpec) -> str:
             HARNESS.read_text(),
             "struct Steps {",
             "  static void skip() { ++skips; }",
-            "  static void first(int n, bool masked, bool) { visits.push_back({n, masked}); }",
+            "  static void first(int n, bool masked) { visits.push_back({n, masked}); }",
             "  template <bool kMasked>",
-            "  static void next(int n, bool) { visits.push_back({n, kMasked}); }",
+            "  static void next(int n) { visits.push_back({n, kMasked}); }",
             "};",
             "void visit(const Work& work) {",
-            piece(r"(    for \(int i = 0; kBoundsRight.*?)      if \(kStagesApart\) release")
-            .replace("c, scores, output, weights, rows, ", "")
-            .replace("skip(c)", "skip()"),
+            piece(r"(  for \(int i = 0; i < work\.skipped.*?\n)").replace("skip(c)", "skip()"),
+            "if (work.end > work.begin) {",
+            piece(r"(      int n = work\.end - 1;.*?)      const int stage").replace(
+                "c, scores, output, weights, rows, ", ""
+            ),
             "}}",
         )
     )

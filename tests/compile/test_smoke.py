@@ -47,9 +47,12 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
 @pytest.mark.parametrize("name", SPECS)
 def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None:
     operation: Any = SPECS[name].operation
-    lines = len(render(SPECS[name]).splitlines())
+    lines = render(SPECS[name]).splitlines()
     plain = operation.family == "gemm" and not operation.epilogue
-    assert lines < (440 if plain else 665)
+    assert len(lines) < (460 if plain else 730)
+    # Nobody reads the operands of an asm, and a name is as long as it is.
+    wide = [x for x in lines if len(x) > 112 and name not in x and x.strip()[0] not in ':"']
+    assert operation.family != "gemm" or wide == []
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")

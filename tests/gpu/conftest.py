@@ -1,17 +1,26 @@
 """What the gpu tests share: their kernels, built at once, and the record of a passed session.
 
 `--record FILE` writes what this GPU passed to FILE, if nothing failed; `make gpu-test` asks for it.
+The tests may run in several processes at a time (pytest-xdist): what takes longest is the host.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 sys.path.append(str(Path(__file__).parent))  # for cases, arenas and record, which are no tests
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # the processes share out the GPUs
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    count = len(gpus.stdout.splitlines()) or 1
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % count))
 
 import cases
 import record
@@ -32,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes, which knows only its own tests
+        return
     path = config.getoption("--record", None)
     stats = terminalreporter.stats
     if path is None or exitstatus != 0 or "deselected" in stats or "passed" not in stats:
@@ -43,10 +54,24 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture(scope="session", autouse=True)
+def private_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store for this session, which its processes share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
+        patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
+        patch.delenv("WARPLOOM_COMPILE", raising=False)
+        yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
 def built(private_store: Path) -> dict[str, Artifact]:
     """Every kernel of the tables, by name, built in parallel before the first test."""
     others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
-    return _built(list(dict.fromkeys((*cases.ALL, *others))))
+    specs = list(dict.fromkeys((*cases.ALL, *cases.ASKED, *others)))
+    return _built(private_store, specs)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +79,7 @@ def attention_built(private_store: Path) -> dict[str, Artifact]:
     """Every attention kernel of the tables, by name, built before the first test of attention."""
     import attention_cases
 
-    return _built(attention_cases.ALL)
+    return _built(private_store, attention_cases.ALL)
 
 
 @pytest.fixture(scope="session")
@@ -62,11 +87,14 @@ def attention_backward_built(private_store: Path) -> dict[str, Artifact]:
     """Every backward kernel of the tables, by name, and what forward passes before them need."""
     import attention_backward_cases
 
-    return _built([*attention_backward_cases.ALL, *attention_backward_cases.FORWARD])
+    return _built(
+        private_store, [*attention_backward_cases.ALL, *attention_backward_cases.FORWARD]
+    )
 
 
-def _built(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
-    results = build_many(specs, kernels.store())
+def _built(folder: Path, specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
+    with FileLock(folder / "tables.lock"):  # the first process builds them, the others read
+        results = build_many(specs, kernels.store())
     for result in results:
         if isinstance(result, WarploomError):
             raise result

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import Protocol
 
 import arena
 import cases
+import torch
 
 from warploom.errors import DeviceError
 from warploom.generator import nvrtc
@@ -36,6 +36,13 @@ class Mutant:
     without: str  # a pattern
     shape: tuple[int, int, int]
 
+    def source(self) -> str:
+        """The text of the kernel, without."""
+        source, count = re.subn(self.without, "", render(self.kernel))
+        if count == 0:
+            raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
+        return source
+
 
 # Storing more than reading: TMA falls behind, and still reads a buffer when its turn comes again.
 STORING = cases.spec((128, 128), d="fp32")
@@ -57,23 +64,10 @@ MUTANTS = {
 }
 
 
-class Maimed(Protocol):
-    """A kernel, and what is taken out of its text."""
-
-    @property
-    def kernel(self) -> KernelSpec: ...
-
-    @property
-    def without(self) -> str: ...
-
-
-def install(mutant: Maimed) -> None:
+def install(mutant: Mutant) -> None:
     """Put the mutant in the place of its kernel, in this process only."""
     spec = mutant.kernel
-    source, count = re.subn(mutant.without, "", render(spec))
-    if count == 0:
-        raise LookupError(f"{mutant.without} is not in the text of {spec.name}")
-    artifact = nvrtc.compile(source, name=spec.name, arch=spec.arch, toolchain=find())
+    artifact = nvrtc.compile(mutant.source(), name=spec.name, arch=spec.arch, toolchain=find())
     kernels._kernels[spec] = kernels.Kernel(spec, artifact)
 
 
@@ -84,6 +78,8 @@ def caught(mutant: Mutant) -> str | None:
             arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
         except AssertionError:
             return f"caught in run {seed + 1}"
+        except torch.OutOfMemoryError:  # which says nothing about the mutant
+            raise
         except (DeviceError, RuntimeError):
             return f"failed in run {seed + 1}"
     return None

@@ -9,12 +9,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import arena
-import attention_backward_mutant
+import attention_backward_mutants
+import attention_mutants
 import cases
 import mutant
 import pytest
@@ -124,41 +123,53 @@ def test_a_fork_after_cuda_was_used_is_told_so_before_the_driver_is() -> None:
         assert str(message).startswith("DeviceError: a process forked after CUDA"), said
 
 
-def maim(program: str, name: str) -> str:
-    """Run a program on one of its mutants; return how it was caught, `survived`, or `hung`."""
-    try:
-        done = run(sys.executable, str(HERE / program), name, timeout=40)
-    except subprocess.TimeoutExpired:
-        return "hung"
-    assert done.returncode in (0, 1), done.stderr
-    return done.stdout.strip()
-
-
 @pytest.mark.parametrize("name", mutant.MUTANTS)
 def test_a_kernel_without_one_of_its_barriers_is_caught(name: str, note: Note) -> None:
     chosen = mutant.MUTANTS[name]
     arena.verify(arena.call(chosen.kernel, *chosen.shape))
-    outcome = maim("mutant.py", name)
-    note(f"mutants.{name}", outcome)
-    assert outcome != "survived", name
+    try:
+        done = run(sys.executable, str(HERE / "mutant.py"), name, timeout=100)
+    except subprocess.TimeoutExpired:
+        note(f"mutants.{name}", "hung")
+        return
+    assert done.returncode in (0, 1), done.stderr
+    note(f"mutants.{name}", done.stdout.strip())
+    assert done.returncode == 0, f"{name}: {done.stdout}"
+
+
+def outcomes(program: str) -> dict[str, str]:
+    """What became of every mutant of a program: they run in one process, one after the other."""
+    done = run(sys.executable, str(HERE / program), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return {k: v for line in done.stdout.splitlines() for k, v in json.loads(line).items()}
 
 
 @pytest.fixture(scope="module")
-def maimed() -> dict[str, str]:
-    """What became of each mutant of the backward pass: they run side by side."""
-    names = attention_backward_mutant.MUTANTS
-    with ThreadPoolExecutor(len(names)) as pool:
-        outcomes = pool.map(partial(maim, "attention_backward_mutant.py"), names)
-        return dict(zip(names, outcomes, strict=True))
+def attention_outcomes() -> dict[str, str]:
+    return outcomes("attention_mutants.py")
 
 
-@pytest.mark.parametrize("name", attention_backward_mutant.MUTANTS)
-def test_a_backward_kernel_without_one_of_its_barriers_is_caught(
-    name: str, maimed: dict[str, str], note: Note
+@pytest.fixture(scope="module")
+def attention_backward_outcomes() -> dict[str, str]:
+    return outcomes("attention_backward_mutants.py")
+
+
+@pytest.mark.xdist_group("attention mutants")  # one process has what they share
+@pytest.mark.parametrize("name", attention_mutants.MUTANTS)
+def test_an_attention_kernel_that_is_wrong_in_one_place_is_caught(
+    name: str, attention_outcomes: dict[str, str], note: Note
 ) -> None:
-    attention_backward_mutant.verify(attention_backward_mutant.MUTANTS[name], 0)
-    note(f"mutants.{name}", maimed[name])
-    assert maimed[name] != "survived", name
+    note(f"mutants.attention: {name}", attention_outcomes[name])
+    assert attention_outcomes[name] == "caught"
+
+
+@pytest.mark.xdist_group("attention backward mutants")
+@pytest.mark.parametrize("name", attention_backward_mutants.MUTANTS)
+def test_an_attention_backward_kernel_that_is_wrong_in_one_place_is_caught(
+    name: str, attention_backward_outcomes: dict[str, str], note: Note
+) -> None:
+    note(f"mutants.attention_backward: {name}", attention_backward_outcomes[name])
+    assert attention_backward_outcomes[name] == "caught"
 
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -174,9 +185,9 @@ def sanitize(tool: str) -> tuple[str, str]:
     # cuda-bindings asks the driver for entries that this one lacks: an API error, but no defect
     flags = ("--report-api-errors", "no") if tool == "memcheck" else ()
     try:
-        done = run(program, "--tool", tool, *flags, *watched, timeout=90)
+        done = run(program, "--tool", tool, *flags, *watched, timeout=200)
     except subprocess.TimeoutExpired:
-        return "not run: took more than 90 seconds", ""
+        return "not run: took more than 200 seconds", ""
     printed = done.stdout + done.stderr
     found = SUMMARY.search(printed)
     count = next((int(number) for number in found.groups() if number), 0) if found else 0
@@ -196,6 +207,7 @@ def sanitized(
         return dict(zip(TOOLS, pool.map(sanitize, TOOLS), strict=True))
 
 
+@pytest.mark.xdist_group("sanitizers")
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_sanitizer_that_runs_finds_nothing(
     tool: str, sanitized: dict[str, tuple[str, str]], note: Note

@@ -175,10 +175,11 @@ def assert_attention_fits(spec: KernelSpec) -> None:
     assert isinstance(schedule, AttentionSchedule)
     q, kv = schedule.q_tile * operation.dim * 2, schedule.kv_tile * operation.dim * 2
     layout = attention_layout(architecture(spec.arch), operation, schedule)
-    staging = q if layout.stages_o_apart else 0
     warpgroups = schedule.q_tile // 64
-    barriers = 8 * (2 * warpgroups + 4 * schedule.stages) + 64 * warpgroups
-    assert q + staging + 2 * schedule.stages * kv + barriers <= layout.shared_bytes <= 232_448
+    barriers = 8 * (2 * warpgroups * layout.q_stages + 4 * schedule.stages)
+    rest = barriers + 64 * warpgroups * layout.q_stages
+    needed = layout.q_stages * q + 2 * schedule.stages * kv + rest
+    assert needed <= layout.shared_bytes <= 232_448
     assert schedule.kv_tile % 16 == 0
     assert 16 <= schedule.kv_tile <= 256
     # Scores, weights and output of a thread, of what setmaxnreg gives it.

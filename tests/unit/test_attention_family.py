@@ -100,13 +100,13 @@ def test_an_operation_that_is_not_legal_says_why(operation: dict[str, Any], reas
         spec(replace(OPERATION, **operation))
 
 
-def test_shared_memory_is_q_the_stages_and_where_there_is_room_o() -> None:
+def test_shared_memory_is_the_stages_and_q_twice_where_there_is_room() -> None:
     q, kv = 64 * 128 * 2, 128 * 128 * 2
-    apart = attention_layout(ARCH, OPERATION, SCHEDULE)
-    assert (apart.q_bytes, apart.kv_bytes, apart.stages_o_apart) == (q, kv, True)
-    assert apart.shared_bytes == 2 * q + 2 * 2 * kv + 2 * q + 1024
+    twice = attention_layout(ARCH, OPERATION, SCHEDULE)
+    assert (twice.q_bytes, twice.kv_bytes, twice.q_stages) == (q, kv, 2)
+    assert twice.shared_bytes == 2 * 2 * q + 2 * 2 * kv + 1024
     wide = attention_layout(ARCH, OPERATION, replace(SCHEDULE, kv_tile=176))
-    assert not wide.stages_o_apart
+    assert wide.q_stages == 1
     assert wide.shared_bytes == 2 * q + 2 * 2 * 176 * 128 * 2 + 1024
 
 
@@ -173,7 +173,7 @@ def test_fixed_lengths_are_mapped_in_place_by_their_strides() -> None:
 def test_a_packed_map_ends_every_box_where_its_sequence_does() -> None:
     kernel = spec(replace(OPERATION, lengths="packed"))
     values = launch(kernel, packed()).parameters
-    for name, rows, total, heads in (("q", 64, 700, 8), ("k", 128, 1100, 2), ("o", 64, 700, 8)):
+    for name, rows, total, heads in (("q", 64, 700, 8), ("k", 128, 1100, 2)):
         found = values[f"{name}_map"]
         assert isinstance(found, TensorMap)
         pitch = heads * 128 * 2
@@ -216,6 +216,7 @@ def test_only_a_dynamic_scheduler_has_a_counter() -> None:
         kernel = spec(schedule=scheduled(scheduler))
         found = FAMILY.workspaces(kernel, problem())
         assert [workspace.tensor for workspace in found] == tensors
+        assert all(workspace.kept for workspace in found)  # no memset before a launch
         assert ("counter" in launch(kernel, problem()).parameters) == bool(tensors)
 
 
@@ -258,7 +259,7 @@ def test_a_section_is_heads_whose_keys_and_values_share_the_second_level_cache()
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
-    words = ("tanh.approx", "cu_seqlens", "p.left", "p.right", "atomicAdd")
+    words = ("tanh.approx", "cu_seqlens", "p.left", "p.right", "atomicInc")
     schedule = AttentionSchedule(64, 32, pingpong=False, scheduler="single")
     fields: dict[str, Any] = {"dim": dim}
     plain = render(spec(replace(OPERATION, **fields), schedule))

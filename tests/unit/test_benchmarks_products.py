@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import warploom
 from benchmarks import gemm, operations
 from benchmarks.cells import batched, cells, trained
 from benchmarks.peers import KINDS, operands, ours, peer
 from benchmarks.protocol import Contender, compete
+from warploom.generator.families.gemm import Accumulation
+from warploom.runtime import reference
 from warploom.runtime.measure import Call, Sampler, error_share
 
 PROBLEM = {"type": "bf16", "m": 48, "n": 80, "k": 96}
@@ -72,6 +76,29 @@ def test_one_wrong_element_is_wrong() -> None:
     assert error_share(d, one.a, one.b) == 0
     d[3, 5] += 1
     assert error_share(d, one.a, one.b) == float("inf")
+
+
+@pytest.mark.parametrize(("accumulation", "right"), [("fast", True), ("promoted", False)])
+def test_promoted_sums_may_err_less_than_fast_ones(
+    accumulation: Accumulation, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a quarter of the fast bound: at k = 4096 that is 6 times the promoted one."""
+    gemm = warploom.gemm
+
+    def rough(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **keywords: Any) -> None:
+        exact, bound = reference.gemm_bound(a, b, keywords["epilogue"], torch.float32)
+        gemm(a, b, out=out, **keywords)
+        out[3, 5] = exact[3, 5] + bound[3, 5] / 4
+
+    monkeypatch.setattr(warploom, "gemm", rough)
+    torch.manual_seed(0)
+    kind = replace(KINDS["e4m3"], d="fp32")
+    sets = [operands(kind, 16, 32, 4096, "cpu") for _ in range(2)]
+    contender = ours(kind, sets, accumulation=accumulation)
+    for call in contender.calls:
+        call()
+    assert contender.error_share is not None
+    assert (contender.error_share() <= 1) == right
 
 
 def test_a_contender_that_refuses_is_absent_with_its_reason_and_the_others_run() -> None:

@@ -75,7 +75,12 @@ def _section(problem: AttentionProblem, all_heads: int) -> int:
 
 
 def _fixed_values(problem: AttentionProblem) -> dict[str, Value]:
-    return {"heads": problem.heads, "seq_q": problem.seq_q, "seq_k": problem.seq_k}
+    return {
+        "o_batch_stride": problem.strides_o[0],
+        "heads": problem.heads,
+        "seq_q": problem.seq_q,
+        "seq_k": problem.seq_k,
+    }
 
 
 def _packed_values(problem: AttentionProblem) -> dict[str, Value]:
@@ -115,6 +120,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
             span=layout.span,
         )
 
+    _, o_head_stride, o_row_stride = problem.strides_o
     per_head = q_tiles(schedule, problem, packed=packed)
     all_heads = problem.heads * (1 if packed else problem.batch)
     tiles = per_head * all_heads
@@ -123,8 +129,11 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
         "q_map": tensor_map("q", rows, problem.heads, problem.strides_q, WGMMA_M),
         "k_map": tensor_map("k", columns, kv_heads, problem.strides_k, schedule.kv_tile),
         "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, schedule.kv_tile),
-        "o_map": tensor_map("o", rows, problem.heads, problem.strides_o, WGMMA_M),
+        "o": Address("o"),
         "lse": Address("lse"),
+        "o_head_stride": o_head_stride,
+        "o_row_stride": o_row_stride,
+        "dim": problem.dim,
         "tiles": tiles,
         "q_tiles": per_head,
         "section": _section(problem, all_heads),
@@ -159,4 +168,4 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
 def workspaces(spec: KernelSpec, problem: AttentionProblem) -> list[Workspace]:
     """The counter that a dynamic scheduler takes tiles from."""
     _, schedule = _fields(spec)
-    return [Workspace("counter", 4)] if schedule.scheduler == "dynamic" else []
+    return [Workspace("counter", 4, kept=True)] if schedule.scheduler == "dynamic" else []

@@ -20,12 +20,14 @@ from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 # What setmaxnreg shares out, by consumers: (producer, consumer). 24 + 2 * 240 is the 504 that 384
 # threads may hold, 32 + 3 * 160 the 512 of 512 threads; two warpgroups have enough without.
 REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
-# Where the producer has more to reckon: which sequence, and two bounds.
+# Where the producer has more to reckon: which sequence, two bounds, or which tile is next.
 REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
 # Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
 PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
+
+BARRIERS_AND_WORK_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,13 @@ class AttentionLayout:
 
     span: int  # bytes of a box's row
     boxes: int  # side by side in a tile
-    q_bytes: int  # of one warpgroup's q, and of its o
+    q_bytes: int  # of one warpgroup's q
     kv_bytes: int  # of one stage of k or of v
     warpgroups: int
     stages: int
-    stages_o_apart: bool  # o has staging of its own: q's next tile need not wait for o's store
+    q_stages: (
+        int  # of q: 2 where there is room, so that the next tile's q arrives under this one's work
+    )
     registers: int  # that a consumer's thread is expected to need
     producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
     register_budget: int  # that a consumer's thread may have
@@ -56,14 +60,8 @@ class AttentionLayout:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the launch."""
-        return _shared_bytes(self.q_bytes, self.kv_bytes, self.warpgroups, self.stages) + (
-            self.q_bytes * self.warpgroups if self.stages_o_apart else 0
-        )
-
-
-def _shared_bytes(q_bytes: int, kv_bytes: int, warpgroups: int, stages: int) -> int:
-    barriers_and_work = 1024
-    return warpgroups * q_bytes + 2 * stages * kv_bytes + barriers_and_work
+        q_bytes = self.q_stages * self.warpgroups * self.q_bytes
+        return q_bytes + 2 * self.stages * self.kv_bytes + BARRIERS_AND_WORK_BYTES
 
 
 def attention_layout(
@@ -74,11 +72,16 @@ def attention_layout(
     span = widest_span(operation.dim, bits)
     q_bytes = WGMMA_M * operation.dim * bits // 8
     kv_bytes = schedule.kv_tile * operation.dim * bits // 8
-    without = _shared_bytes(q_bytes, kv_bytes, schedule.warpgroups, schedule.stages)
-    wide = operation.lengths == "packed" or operation.mask == "window"
+    wide = (
+        operation.lengths == "packed"
+        or operation.mask == "window"
+        or schedule.scheduler == "dynamic"
+    )
     producer_registers, register_budget = (REGISTERS_WIDE if wide else REGISTERS)[
         schedule.warpgroups
     ]
+    once = 2 * schedule.stages * kv_bytes + BARRIERS_AND_WORK_BYTES
+    twice_fits = once + 2 * schedule.warpgroups * q_bytes <= arch.shared_bytes
     return AttentionLayout(
         span=span,
         boxes=operation.dim * bits // 8 // span,
@@ -86,7 +89,7 @@ def attention_layout(
         kv_bytes=kv_bytes,
         warpgroups=schedule.warpgroups,
         stages=schedule.stages,
-        stages_o_apart=without + q_bytes * schedule.warpgroups <= arch.shared_bytes,
+        q_stages=2 if twice_fits else 1,
         registers=_registers(operation, schedule),
         producer_registers=producer_registers,
         register_budget=register_budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -13,6 +14,7 @@ from warploom.generator.specification import KernelSpec
 
 _FIXED = (
     Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
+    Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
     Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
     Field("seq_q", Kind.INT32, "int32_t", "rows"),
     Field("seq_k", Kind.INT32, "int32_t", "columns"),
@@ -25,6 +27,9 @@ _PACKED = (
     Field("total_q", Kind.INT32, "int32_t", "rows of all"),
 )
 _EVERY = (
+    Field("o_head_stride", Kind.INT64, "int64_t", "elements"),
+    Field("o_row_stride", Kind.INT64, "int64_t", "elements"),
+    Field("dim", Kind.INT32, "int32_t", "of a head; at most kDim"),
     Field("tiles", Kind.INT32, "int32_t", "of all heads and batches"),
     Field("q_tiles", Kind.INT32, "int32_t", "of one head"),
     Field("section", Kind.INT32, "int32_t", "heads whose tiles are worked off together"),
@@ -33,7 +38,7 @@ _EVERY = (
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
 _SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
-_COUNTER = Field("counter", Kind.POINTER, "int32_t", "tiles taken so far")
+_COUNTER = Field("counter", Kind.POINTER, "uint32_t", "tiles taken so far; 0 between launches")
 _LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
 _RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
 _BOTTOM_RIGHT = Field(
@@ -42,7 +47,7 @@ _BOTTOM_RIGHT = Field(
 
 
 def _maps(dimensions: str) -> tuple[Field, ...]:
-    boxes = {"q": "64 rows", "k": "a kv tile", "v": "a kv tile", "o": "64 rows"}
+    boxes = {"q": "64 rows", "k": "a kv tile", "v": "a kv tile"}
     return tuple(
         Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
         for name, box in boxes.items()
@@ -55,7 +60,8 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
     schedule = cast("AttentionSchedule", spec.schedule)
     packed = operation.lengths == "packed"
     maps = _maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]")
-    fields = [*maps, *(_PACKED if packed else _FIXED), *_EVERY]
+    o = Field("o", Kind.POINTER, element(operation.element).cpp, "as q, but for its strides")
+    fields = [*maps, o, *(_PACKED if packed else _FIXED), *_EVERY]
     if operation.softcap:
         fields.append(_SOFTCAP)
     if schedule.scheduler == "dynamic":

@@ -39,7 +39,10 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
 def schedule_reasons(
     arch: Architecture, operation: GemmOperation, schedule: GemmSchedule
 ) -> list[str]:
-    """Why the schedule does not fit the operation on `arch`; empty when it does."""
+    """Why the schedule does not fit the operation on `arch`; empty when it does.
+
+    That each field holds a value that it is declared with is seen to before, by `rules.literals`.
+    """
     _, _, k = schedule.tile
     rows, columns = ("n", "m") if schedule.swap else ("m", "n")
     bits, d_bits = element(operation.a).bits, element(operation.d).bits
@@ -51,10 +54,8 @@ def schedule_reasons(
             ),
             rules.one_of("tile k", k, (1024 // bits,)),
             rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
-            rules.one_of("consumers", schedule.consumers, (1, 2)),
-            None if 1 <= schedule.stages <= 32 else f"stages {schedule.stages}: is 1 to 32",
+            None if 2 <= schedule.stages <= 32 else f"stages {schedule.stages}: is 2 to 32",
             None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: is 1 to 1024",
-            rules.one_of("roles", schedule.roles, ("cooperative", "pingpong")),
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
             else f"roles pingpong with {schedule.consumers} consumer: takes two",
@@ -83,7 +84,6 @@ def schedule_reasons(
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
             rules.fits_registers(layout.registers, layout.register_budget),
-            None if schedule.stages >= 2 else f"stages {schedule.stages}: TMA needs at least 2",
             rules.fits_shared(layout.shared_bytes, arch),
         ]
     )

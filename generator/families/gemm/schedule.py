@@ -34,7 +34,7 @@ class GemmOperation:
     d              element type of D [M, N]; int32 is for int8 operands without epilogue
     layout_a       row or col: which of A's rows and columns are contiguous; 8-bit types: row
     layout_b       the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col
-    epilogue       up to 7 steps between the accumulators and D, in order
+    epilogue       up to 6 steps between the accumulators and D, in order
     accumulation   fast: the tensor core adds all products up, of fp8 ones in about 14 bits;
                    promoted: sums over 128 of k are added up in fp32 registers (fp8 only)
     batched        A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated

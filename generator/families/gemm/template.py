@@ -78,8 +78,8 @@ def _parts(operation: GemmOperation, schedule: GemmSchedule) -> list[str]:
     kind = "integer" if d.is_integer else "packed"
     convert = f"convert_{kind}.cuh.jinja" if d.bits < 32 else "convert_none.cuh"
     if not operation.epilogue:
-        return ["epilogue_none.cuh", convert]
+        return ["epilogue_none.cuh", "pair.cuh", convert]
     neighbours = schedule.store == "tma" and not schedule.swap
     read = "read_pairs.cuh" if neighbours else "read_single.cuh"
     steps = (f"epilogue/{part}" for step in operation.epilogue for part in step.parts)
-    return list(dict.fromkeys((read, *steps, "epilogue.cuh.jinja", convert)))
+    return list(dict.fromkeys((read, *steps, "epilogue.cuh.jinja", "pair.cuh", convert)))

@@ -4,9 +4,6 @@ __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBar
                                          Corner corner, int head) {
   cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
 }
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
-}
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
@@ -16,10 +13,13 @@ struct Sequence {
   __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
   __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
-  // Where TMA finds the kRows rows of q or o that begin with `row`, or those of k and v.
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
+  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
+    return batch * p.o_batch_stride + head * p.o_head_stride + row * p.o_row_stride;
+  }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }

@@ -13,9 +13,6 @@ __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBar
                                          Corner corner, int head) {
   cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.first, kBack);
 }
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
-}
 
 struct Sequence {
   int first_row, row_count, first_column, column_count;
@@ -31,6 +28,9 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
 
+  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
+    return head * p.o_head_stride + (first_row + row) * p.o_row_stride;
+  }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return int64_t(head) * p.total_q + first_row + row;
   }

@@ -1,0 +1,127 @@
+"""The operands of a GEMM call where they lie: read in place, copied, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.elements import element
+from warploom.generator.families.gemm import Batches, GemmOperation
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import PITCH_BYTES
+from warploom.runtime import operands
+from warploom.runtime.batches import batches, stacked
+from warploom.runtime.elements import name_of
+from warploom.runtime.epilogue import Item
+from warploom.runtime.operands import (
+    Placement,
+    extent_bytes,
+    overlap,
+    padded_copy,
+    padded_room,
+    place,
+)
+
+Placed = tuple[Placement, Batches]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of an operand that TMA can read: to a layout, of all its batches where D has some."""
+
+    layout: str
+    batches: tuple[int, ...] | None
+
+    def __call__(self, operand: torch.Tensor) -> torch.Tensor:
+        """Return the copy; it is counted."""
+        return padded_copy(self._source(operand), self.layout)
+
+    def room(self, operand: torch.Tensor) -> torch.Tensor:
+        """Return a tensor without memory that lies as the copy will."""
+        return padded_room(self._source(operand), self.layout, "meta")
+
+    def _source(self, operand: torch.Tensor) -> torch.Tensor:
+        return matrix(operand) if self.batches is None else stacked(operand, self.batches)
+
+
+def layouts(a: torch.Tensor, spec: KernelSpec | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The layouts in which A and B may be read in place, the one that a copy takes first."""
+    if spec is not None:
+        operation = cast("GemmOperation", spec.operation)
+        return (operation.layout_a,), (operation.layout_b,)
+    if element(name_of(a.dtype, "a")).bits == 16:
+        return ("row", "col"), ("col", "row")
+    return ("row",), ("col",)
+
+
+def place_operand(
+    operand: torch.Tensor, allowed: tuple[str, ...], shared: tuple[int, ...] | None
+) -> tuple[Placement, Batches, Copy | None]:
+    """Where TMA reads A or B: in place if it can, else in a copy in the first allowed layout.
+
+    `shared` are the batches of D; None where it has none.
+    """
+    if found := _in_place(operand, allowed, shared):
+        return *found, None
+    copy = Copy(allowed[0], shared)
+    return *cast("Placed", _in_place(copy.room(operand), allowed[:1], shared)), copy
+
+
+def _in_place(
+    operand: torch.Tensor, allowed: tuple[str, ...], shared: tuple[int, ...] | None
+) -> Placed | None:
+    first = operand
+    if operand.dim() > 2 and shared is None:
+        first = matrix(operand)  # a copy where the rows are not one pitch apart
+        if first.data_ptr() != operand.data_ptr():
+            return None
+    elif operand.dim() > 2 and operand.numel():
+        first = operand[(0,) * (operand.dim() - 2)]
+    at = place(first, allowed) if first.dim() == 2 else Placement(allowed[0], operand.shape[-1])
+    lie = Batches() if shared is None else batches(operand, shared)
+    if at is None or lie is None or lie.pitch * operand.element_size() % PITCH_BYTES:
+        return None
+    return at, lie
+
+
+def refuse_grad(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError when autograd expects a graph that these kernels do not build."""
+    values = (value for item in listed for value in item[1:2])
+    operands.refuse_grad("warploom.gemm", a, b, out, *values)
+
+
+def refuse_overlap(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError when `out` shares memory with an operand, unless it is the residual."""
+    read = [("a", a), ("b", b)]
+    read += [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
+    for name, operand in read:
+        same = (
+            name == "residual"
+            and operand.data_ptr() == out.data_ptr()
+            and operand.dtype == out.dtype
+            and operand.numel() == out.numel()
+            and (
+                (operand.shape, operand.stride()) == (out.shape, out.stride())
+                or (operand.is_contiguous() and out.is_contiguous())
+            )
+        )
+        if overlap(out, operand) and not same:
+            raise ProblemError(
+                "out at {:#x}..{:#x}".format(*extent_bytes(out))
+                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
+                rule="do not overlap; out may be exactly the residual",
+                fix="use another out",
+            )
+
+
+def matrix(a: torch.Tensor) -> torch.Tensor:
+    """Return A [.., M, K] as one matrix; a copy where its strides do not allow a view."""
+    return a if a.dim() == 2 else a.flatten(0, -2)

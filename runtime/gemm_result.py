@@ -1,0 +1,104 @@
+"""The result D of a GEMM call: its type, how it lies in memory, how it can be stored there."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.elements import element
+from warploom.generator.families.gemm import Batches
+from warploom.generator.tensor_maps import PITCH_BYTES, readable
+from warploom.runtime.batches import batches
+from warploom.runtime.elements import NAMES, name_of
+
+
+def result_type(
+    a: torch.Tensor, out: torch.Tensor | None, asked: torch.dtype | None, has_epilogue: bool
+) -> torch.dtype:
+    """The type of D: as asked, else out's, else the default for the operands."""
+    if asked is not None:
+        return asked
+    if out is not None:
+        return out.dtype
+    if name_of(a.dtype, "a") == "int8" and not has_epilogue:
+        return torch.int32
+    return a.dtype if element(name_of(a.dtype, "a")).bits == 16 else torch.bfloat16
+
+
+def check_out(
+    out: torch.Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: int,
+    shared: tuple[int, ...] | None,
+) -> tuple[int, int]:
+    """Check D [*shape], and return the elements between its rows and between its batches.
+
+    `shared` are its batches; None where it has none. Raises ProblemError for an `out` of another
+    shape, type or device, or that no pitch leads through.
+    """
+    name_of(dtype, "out")
+    m, n = shape[-2:]
+    if out is None:
+        return n, m * n
+    if tuple(out.shape) != shape or out.dtype != dtype or out.get_device() != device:
+        raise ProblemError(
+            f"out {list(out.shape)} {out.dtype} on {out.device}",
+            rule=f"is {list(shape)} of {dtype} on the device of a",
+            fix="leave out=None to have it made",
+        )
+    if out.numel() == 0:
+        return n, m * n
+    pitch, apart = (out.stride(-2) if m > 1 else -(-n // 16) * 16), 0  # of one row: any
+    lie: Batches | None = Batches()
+    if shared is not None:
+        lie = batches(out, shared)
+        apart = lie.pitch if lie else 0
+    elif out.dim() > 2:
+        lie = Batches() if out.is_contiguous() else None
+        pitch = n
+    if lie is None or (n > 1 and out.stride(-1) != 1):
+        raise ProblemError(
+            f"out with strides {list(out.stride())}",
+            rule="has a contiguous last dimension, one pitch between rows and one between batches",
+            fix="use a row-major out",
+        )
+    dimensions = [(n, 1)] * (n > 1) + [(m, pitch)] * (m > 1) + [(lie.count, apart)] * (apart > 0)
+    if lie.count != prod(shared or ()) or not _apart(dimensions):
+        raise ProblemError(
+            f"out with strides {list(out.stride())}",
+            rule="has no two elements in one place",
+            fix="do not pass an expanded tensor as out",
+        )
+    return pitch, apart
+
+
+def storing(
+    out: torch.Tensor | None,
+    n: int,
+    pitches: tuple[int, int],
+    d_type: torch.dtype,
+    *,
+    paired: bool,
+) -> str:
+    """The only way in which D can be stored where it lies: `tma` or `direct`.
+
+    TMA stores 16 bytes at a time: rows must end, as well as begin, at a multiple of them. And its
+    kernels read the epilogue's operands in pairs, which must be possible (`paired`).
+    """
+    size = element(NAMES[d_type]).bytes
+    base = 0 if out is None else out.data_ptr()
+    whole = n * size % PITCH_BYTES == 0 and readable(base, *(pitch * size for pitch in pitches))
+    return "tma" if whole and paired else "direct"
+
+
+def _apart(dimensions: list[tuple[int, int]]) -> bool:
+    """True when no two elements share a place: each stride steps over all of the smaller ones."""
+    reached = 0
+    for extent, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
+        if stride <= reached:
+            return False
+        reached += (extent - 1) * stride
+    return True

@@ -1,0 +1,4 @@
+// Two neighbours in a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};

@@ -1,0 +1,174 @@
+"""Runs attention kernels that are wrong in one place each, and prints what became of them, as JSON.
+
+What a mutant does not wait for may have come by then, and its results be right by luck. So a kernel
+is made to pause where the fault lies. A right one is right however slow it is: its text with the
+pause, and without the fault, is run first and must pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import attention_arena as arena
+import attention_cases as cases
+from attention_cases import Shape
+
+from warploom.generator.artifact import Artifact
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.generator.workers import WorkerPool
+from warploom.runtime import attention
+from warploom.runtime import kernel as kernels
+
+# 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
+PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
+# Two stages are few, and blocks are persistent.
+PLAIN = cases.spec(128, 176, dim=128, pingpong=False, stages=2)
+CAUSAL = cases.spec(128, 64, dim=64, mask="causal")
+
+# Every block has one tile of rows, and as many kv tiles as stages: whoever does not wait cannot get
+# a lap ahead of the producer, which would wait for it for ever.
+ONE_LAP = Shape(1, 61, 61, 127, 349)
+LONG = Shape(1, 61, 61, 127, 2777)
+# 528 tiles of rows: at least three for each of 132 to 176 multiprocessors.
+SEVERAL_TILES = Shape(4, 33, 11, 509, 349)
+
+Edit = tuple[str, str]  # a text that is in the kernel, and what comes in its place
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A kernel, where it pauses, what is wrong with it, and a call that makes that show."""
+
+    wrong: tuple[Edit, ...]
+    shape: Shape
+    pauses: tuple[Edit, ...] = ()
+    kernel: KernelSpec = PLAIN
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+    def sources(self) -> tuple[str, str]:
+        """The text of the kernel that pauses, and of the one that is wrong too."""
+        whole = _edited(render(self.kernel), self.pauses)
+        return whole, _edited(whole, self.wrong)
+
+
+def _edited(text: str, edits: tuple[Edit, ...]) -> str:
+    for old, new in edits:
+        if old not in text:
+            raise LookupError(f"not in the text of the kernel: {old}")
+        text = text.replace(old, new)
+    return text
+
+
+LOAD = "  full.arrive_and_expect_tx(kStageBytes);\n"
+SLOW_LOADS = ((LOAD, PAUSE + LOAD),)
+AWAIT_K = "    c.shared.k_full[c.position.stage].wait(c.position.phase);\n"
+SCORES = "    multiply_scores(scores, c.q, c.staged_k());\n"
+AWAIT_V = "    c.shared.v_full[before.stage].wait(before.phase);\n"
+OUTPUT = "    multiply_output(output, weights, c.staged_v(before.stage));\n"
+SCORES_THERE = (
+    "    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on\n"
+    "    fence(scores);\n"
+)
+RELEASE_K = "    c.release_operands(n);\n"
+RELEASE_Q = "    if (kQStages == 1 && n == begin) release_q();\n"
+RELEASE_V = "    release(c.shared.v_empty[before.stage]);\n"
+
+MUTANTS = {
+    "scores are multiplied before their k is there": Mutant(
+        wrong=((AWAIT_K + "    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + SCORES),),
+        shape=ONE_LAP,
+        pauses=SLOW_LOADS,
+    ),
+    # The last v is waited for, so that no block ends before its loads.
+    "weights are multiplied before their v is there": Mutant(
+        wrong=((AWAIT_V + OUTPUT + "    c.turns.pass", OUTPUT + "    c.turns.pass"),),
+        shape=ONE_LAP,
+        pauses=SLOW_LOADS,
+    ),
+    "k is given back before it was read": Mutant(
+        wrong=(
+            (SCORES_THERE + RELEASE_K, SCORES_THERE),
+            (PAUSE + SCORES, RELEASE_K + PAUSE + SCORES),
+        ),
+        shape=LONG,
+        pauses=(("    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + PAUSE + SCORES),),
+    ),
+    "v is given back before it was read": Mutant(
+        wrong=((RELEASE_V, ""), (PAUSE + OUTPUT, RELEASE_V + PAUSE + OUTPUT)),
+        shape=LONG,
+        pauses=((OUTPUT + "    c.turns.pass", PAUSE + OUTPUT + "    c.turns.pass"),),
+    ),
+    "q is given back before its last scores": Mutant(
+        wrong=(
+            (RELEASE_Q, ""),
+            (PAUSE + SCORES, "    if (n == c.begin) c.release_q();\n" + PAUSE + SCORES),
+        ),
+        shape=SEVERAL_TILES,
+        pauses=(("    c.turns.begin();\n" + SCORES, "    c.turns.begin();\n" + PAUSE + SCORES),),
+    ),
+    "the output is not rescaled when a maximum grows": Mutant(
+        wrong=(("output[i] *= rows.rescale[i / 2 % 2];", "output[i] *= 1;"),),
+        shape=LONG,
+    ),
+    "a row attends to the column right of the diagonal": Mutant(
+        wrong=(("row + 8 * r + right(p) + 1)", "row + 8 * r + right(p) + 2)"),),
+        shape=Shape(2, 3, 3, 257, 257),
+        kernel=CAUSAL,
+        keywords={"causal": "top_left"},
+    ),
+}
+
+
+def compiled(mutants: dict[str, Mutant]) -> dict[str, tuple[Artifact, Artifact]]:
+    """Compile both texts of each, all at once."""
+    sources = {name: mutant.sources() for name, mutant in mutants.items()}
+    with WorkerPool(2 * len(mutants)) as pool:
+        futures = {
+            name: [pool.submit(partial(_compile, mutants[name].kernel, text)) for text in texts]
+            for name, texts in sources.items()
+        }
+        return {name: (one.result(), two.result()) for name, (one, two) in futures.items()}
+
+
+def _compile(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: ANN401
+    artifact: Artifact = worker.compile(source, name=spec.name, arch=spec.arch)
+    return artifact
+
+
+def run(mutant: Mutant, artifact: Artifact, seed: int) -> None:
+    """Verify a call of the mutant's kernel with `artifact` in its place."""
+    attention._plans.clear()  # they hold the kernel that was there before
+    kernels._kernels[mutant.kernel] = kernels.Kernel(mutant.kernel, artifact)
+    arena.verify(arena.call(mutant.kernel, mutant.shape, seed=seed, **mutant.keywords))
+
+
+def outcome(mutant: Mutant, whole: Artifact, wrong: Artifact) -> str:
+    """Return `caught`, `survived`, or why it cannot be told. The two get different data.
+
+    What the first left in shared memory would be right for the second otherwise.
+    """
+    try:
+        run(mutant, whole, seed=1)
+    except AssertionError as error:
+        return f"the kernel is wrong without the fault, too: {error}"
+    try:
+        run(mutant, wrong, seed=2)
+    except AssertionError:
+        return "caught"
+    return "survived"
+
+
+def outcomes(mutants: dict[str, Mutant], report: Callable[[str, str], None]) -> None:
+    """Report what became of each mutant, by name."""
+    artifacts = compiled(mutants)
+    for name, mutant in mutants.items():
+        report(name, outcome(mutant, *artifacts[name]))
+
+
+if __name__ == "__main__":
+    outcomes(MUTANTS, lambda name, found: print(json.dumps({name: found}), flush=True))
