@@ -19,6 +19,7 @@ from warploom.generator.tensor_maps import TensorMap
 
 # Of q, do and the sums of dq that blocks in flight work on: with k and v they stay in 50 MB of L2.
 SECTION_BYTES = 32 << 20
+WARPS = 4  # of a warpgroup: each adds a piece of a q tile's dq
 ROW_THREADS = 256  # of a block of the preprocess and postprocess kernels
 
 
@@ -39,7 +40,10 @@ def _fields(spec: KernelSpec) -> tuple[AttentionBackwardOperation, AttentionBack
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """How many tiles there are of one head, and heads in all; packed: as many as there can be."""
+    """How many tiles there are of one head, and heads in all; packed: as many as there can be.
+
+    There, what follows the last sequence counts as one more.
+    """
 
     q_tiles: int
     kv_tiles: int
@@ -55,8 +59,8 @@ def _tiles(spec: KernelSpec, problem: AttentionBackwardProblem) -> _Tiles:
     operation, schedule = _fields(spec)
     if operation.lengths == "packed":
         return _Tiles(
-            q_tiles=problem.total_q // schedule.q_tile + problem.batch,
-            kv_tiles=problem.total_k // schedule.kv_tile + problem.batch,
+            q_tiles=problem.total_q // schedule.q_tile + problem.batch + 1,
+            kv_tiles=problem.total_k // schedule.kv_tile + problem.batch + 1,
             all_heads=problem.heads,
             all_kv_heads=problem.kv_heads,
         )
@@ -121,8 +125,7 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
     packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
     values: dict[str, Value] = {
         **_maps(spec, problem),
-        **{name: Address(name) for name in ("lse", "statistics", "dq_sum")},
-        "tiles": tiles.kv_tiles * tiles.all_kv_heads,
+        **{name: Address(name) for name in ("lse", "dlse", "statistics", "dq_sum")},
         "kv_tiles": tiles.kv_tiles,
         "q_tiles": tiles.q_tiles,
         "section": _section(problem, tiles.all_kv_heads),
@@ -137,8 +140,11 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
     if packed:
         values |= {name: Address(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
         values |= {"batch": problem.batch, "total_q": problem.total_q}
+        values["total_k"] = problem.total_k
     else:
         values |= {"heads": problem.heads, "seq_q": problem.seq_q, "seq_k": problem.seq_k}
+    if operation.deterministic:
+        values |= {name: Address(name) for name in ("turns", "counter")}
     if operation.softcap:
         values["softcap"] = Argument("softcap")
     if operation.mask == "window":
@@ -155,8 +161,9 @@ def launches(
 ) -> list[Launch]:
     """Three launches, in order. No extent may be 0: no tensor map describes an empty tensor.
 
-    Tensors are named q, k, v, o, do, lse (fp32, contiguous), dq, dk, dv, for packed lengths
-    cu_seqlens_q and cu_seqlens_k (int32), and the workspaces. The host scalars are `scale` and,
+    Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
+    gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), and the
+    workspaces. The gradients of packed rows that are of no sequence become 0. The host scalars are `scale` and,
     where the kernel has one, `softcap`: both must be positive.
     """
     operation, schedule = _fields(spec)
@@ -168,16 +175,33 @@ def launches(
 
     return [
         launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 0),
-        launch("", tiles.kv_tiles * tiles.all_kv_heads, schedule.threads, layout.shared_bytes),
+        launch(
+            "",
+            tiles.kv_tiles * tiles.all_kv_heads * layout.parts,
+            schedule.threads,
+            layout.shared_bytes,
+        ),
         launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 0),
     ]
 
 
 def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
-    """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles."""
+    """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles.
+
+    A deterministic kernel counts who added to each piece of dq, and the blocks that have begun.
+    """
     operation, schedule = _fields(spec)
-    rows = _tiles(spec, problem).all_q_tiles * schedule.q_tile
-    return [
+    tiles = _tiles(spec, problem).all_q_tiles
+    rows = tiles * schedule.q_tile
+    found = [
         Workspace("statistics", 2 * 4 * rows, zeroed=False),
         Workspace("dq_sum", operation.dim * 4 * rows, zeroed=False),
     ]
+    if operation.deterministic:
+        layout = attention_backward_layout(spec.architecture, operation, schedule)
+        pieces = tiles * layout.parts * schedule.warpgroups * WARPS
+        found += [
+            Workspace("turns", 4 * pieces, zeroed=False),
+            Workspace("counter", 4, zeroed=False),
+        ]
+    return found

@@ -1,7 +1,7 @@
 """The backward's shared memory and registers, derived from operation and schedule.
 
 A tile of q, k, v or do lies as boxes side by side: of the head dimension, each as wide as the
-widest swizzle span that divides it. All figures are bytes, or 32-bit registers of a thread.
+widest swizzle span that divides what a warpgroup has of it. All figures are bytes, or 32-bit registers of a thread.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
 # Beside accumulators and 16-bit operands; fitted: what these let in compiles without spills.
 BASE_REGISTERS = 8
 BARRIERS = 1024
+WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackwardLayout:
-    """Where everything of one block lies, and how the warpgroups share out the product dq.
+    """Where everything of one block lies, and how blocks and warpgroups share out the gradients.
+
+    Accumulators of 64 rows of dk and dv have room for 128 columns. Wider heads take two blocks for
+    a kv tile: each computes all its scores, and half the `columns` of the gradients.
 
     dq = ds k has rows of q. Where their number is no multiple of 64 its transpose is computed
     (`swap`), with rows of the head dimension. The warpgroups share its 64-row `blocks`, and where
     there are fewer of them than warpgroups also its columns, in `splits` parts.
     """
 
+    parts: int  # that the columns of dq, dk and dv are shared out in, to one block each
+    columns: int  # of one part
     span: int  # bytes of a box's row
     boxes: int  # side by side in a tile
     kv_bytes: int  # of k, and of v
@@ -72,36 +78,39 @@ def attention_backward_layout(
     """Lay out a schedule, legal or not."""
     bits = element(operation.element).bits
     row_bytes = operation.dim * bits // 8
-    span = widest_span(operation.dim, bits)
+    parts = -(-operation.dim // WIDEST)
+    part = operation.dim // parts
     swap = schedule.q_tile % WGMMA_M != 0
-    rows, columns = (operation.dim, schedule.q_tile) if swap else (schedule.q_tile, operation.dim)
+    rows, columns = (part, schedule.q_tile) if swap else (schedule.q_tile, part)
     blocks = max(1, rows // WGMMA_M)
     splits = max(1, schedule.warpgroups // blocks)
     query_n = columns // splits
+    # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
+    span = widest_span(part if swap else max(query_n, 16), bits)
     producer_registers, register_budget = REGISTERS[schedule.warpgroups]
     return AttentionBackwardLayout(
+        parts=parts,
+        columns=part,
         span=span,
         boxes=row_bytes // span,
         kv_bytes=schedule.kv_tile * row_bytes,
         q_bytes=schedule.q_tile * row_bytes,
         statistics_bytes=2 * 4 * schedule.q_tile,
         ds_bytes=schedule.q_tile * schedule.kv_tile * bits // 8,
-        sums_bytes=schedule.q_tile * operation.dim * 4 if schedule.accumulate == "bulk" else 0,
+        sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
         stages=schedule.stages,
         swap=swap,
         blocks=blocks,
         splits=splits,
         query_n=query_n,
-        registers=_registers(operation, schedule, query_n),
+        registers=_registers(part, schedule, query_n),
         producer_registers=producer_registers,
         register_budget=register_budget,
     )
 
 
-def _registers(
-    operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule, query_n: int
-) -> int:
-    scores, weights, gradients = schedule.q_tile // 2, schedule.q_tile // 4, operation.dim
+def _registers(columns: int, schedule: AttentionBackwardSchedule, query_n: int) -> int:
+    scores, weights, gradients = schedule.q_tile // 2, schedule.q_tile // 4, columns
     if not schedule.overlap:
         return gradients + max(2 * scores, scores + 2 * weights, query_n // 2) + BASE_REGISTERS
     first = 2 * scores + weights  # p and dp, while dv is multiplied

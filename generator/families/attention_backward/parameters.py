@@ -23,12 +23,13 @@ _PACKED = (
     Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
     Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
     Field("batch", Kind.INT32, "int32_t", "sequences"),
-    Field("total_q", Kind.INT32, "int32_t", "rows of all"),
+    Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
+    Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
 )
 _EVERY = (
+    Field("dlse", Kind.POINTER, "float", "the gradient of lse, laid out as it is; may be null"),
     Field("statistics", Kind.POINTER, "float", "[head, q tile, 2, row]: lse in base 2, delta"),
     Field("dq_sum", Kind.POINTER, "float", "[head, q tile, ...]: dq, as accumulators lie"),
-    Field("tiles", Kind.INT32, "int32_t", "kv tiles of all heads and batches"),
     Field("kv_tiles", Kind.INT32, "int32_t", "of one head"),
     Field("q_tiles", Kind.INT32, "int32_t", "of one head"),
     Field("section", Kind.INT32, "int32_t", "kv heads whose tiles are worked off together"),
@@ -36,6 +37,10 @@ _EVERY = (
     Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
     Field("dim", Kind.INT32, "int32_t", "of the tensors, at most kDim"),
     Field("scale", Kind.FLOAT, "float", "of the products"),
+)
+_ORDERED = (
+    Field("turns", Kind.POINTER, "int32_t", "[head, q tile, ...]: kv tiles that added to a piece of dq"),
+    Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
 )
 _SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
 _LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
@@ -70,6 +75,8 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
         *_EVERY,
         *(field for name in ("o", "do", "dq") for field in _rows(name)),
     ]
+    if operation.deterministic:
+        fields += _ORDERED
     if operation.softcap:
         fields.append(_SOFTCAP)
     if operation.mask == "window":

@@ -19,9 +19,8 @@ def operation_reasons(operation: AttentionBackwardOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
     return rules.broken(
         [
-            rules.one_of("softcap", operation.softcap, (False,)),
-            rules.one_of("deterministic", operation.deterministic, (False,)),
-            rules.one_of("lengths", operation.lengths, ("fixed",)),
+            rules.one_of("softcap", operation.softcap, (False, True)),
+            rules.one_of("deterministic", operation.deterministic, (False, True)),
         ]
     )
 
@@ -41,7 +40,7 @@ def schedule_reasons(
         return first
     layout = attention_backward_layout(arch, operation, schedule)
     warpgroups, box = schedule.warpgroups, WGMMA_M if layout.swap else layout.box_columns
-    rows = operation.dim if layout.swap else schedule.q_tile
+    rows = layout.columns if layout.swap else schedule.q_tile
     return rules.broken(
         [
             None
@@ -52,6 +51,9 @@ def schedule_reasons(
             if layout.splits == 1 or layout.query_n % (8 if layout.swap else box) == 0
             else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "
             f"{layout.query_n} columns of dq end within a box of {box}",
+            None
+            if schedule.accumulate == "bulk" or not operation.deterministic
+            else "accumulate direct: a deterministic kernel takes bulk",
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]

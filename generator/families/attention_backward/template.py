@@ -33,7 +33,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "row_lanes": 1 << (operation.dim // 8 - 1).bit_length(),
         "scores_wgmma": wgmma(kind, kind, schedule.q_tile, name="ScoresWgmma"),
         "key_wgmma": wgmma(
-            kind, kind, operation.dim, name="KeyWgmma", a_in_registers=True, b_k_major=False
+            kind, kind, layout.columns, name="KeyWgmma", a_in_registers=True, b_k_major=False
         ),
         "query_wgmma": wgmma(
             kind,
@@ -45,6 +45,9 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         ),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
+        "scaling_part": "softcap" if operation.softcap else "plain",
+        "order_part": "fixed" if operation.deterministic else "any",
+        "accumulate_part": "ordered" if operation.deterministic else schedule.accumulate,
         "steps_part": "overlapped" if schedule.overlap else "serial",
         "query_part": "swapped" if layout.swap else "straight",
     }

@@ -1,3 +1,7 @@
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+}
+
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
@@ -13,8 +17,4 @@ __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int a
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
-}
-
-__device__ __forceinline__ int64_t rows_at(const Sequence& sequence, int64_t batch, int64_t head, int64_t seq, int head_index, int row) {
-  return sequence.batch * batch + head_index * head + row * seq;
 }

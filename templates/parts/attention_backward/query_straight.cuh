@@ -12,10 +12,10 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
 
 // Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
 // columns lane l holds two of row l / 4, then two of the row 8 further down.
-constexpr int kPieces = kTileSums / 16;
+constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int fragment = piece % (kDim / 8), octet = piece / (kDim / 8);  // of 8 rows and the 8 rows 8 further down
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);  // of 8 rows and the 8 rows 8 further down
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];

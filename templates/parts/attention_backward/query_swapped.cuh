@@ -12,10 +12,10 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
 
 // Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
 // rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kTileSums / 32;
+constexpr int kPieces = kPartSums / 32;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int pair = piece % 4, columns = piece / 4 % (kDim / 16), fragment = piece / 4 / (kDim / 16);
+  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
   const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
   float values[2][2][8];  // of rows, of columns further on
   CUTE_UNROLL
