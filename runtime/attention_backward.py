@@ -90,8 +90,6 @@ class AttentionBackwardPlan:
         )
         if self.sizes.packed:
             addresses += tuple(offsets.data_ptr() for offsets in forward.offsets)
-            for gradient in (dq, dk, dv):  # of rows past the last sequence, which no kernel writes
-                gradient.zero_()
         scale = self.scale if forward.scale is None else forward.scale
         scalars = (scale,) if forward.softcap is None else (scale, forward.softcap)
         self.launch.run(addresses, scalars, check)

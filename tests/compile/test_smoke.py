@@ -34,9 +34,10 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
     name: str, artifacts: dict[str, Artifact]
 ) -> None:
     artifact = artifacts[name]
-    assert list(artifact.resources) == [name]
-    resources = artifact.resources[name]
-    assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
+    assert name in artifact.resources
+    for entry, resources in artifact.resources.items():
+        assert entry.startswith(name)
+        assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
     assert artifact.serialised == ()
     schedule: Any = SPECS[name].schedule
     # What setmaxnreg shares out is what the launch allocates: 65,536 registers by the warpgroups.

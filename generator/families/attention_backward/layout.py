@@ -18,10 +18,13 @@ from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 
 # What setmaxnreg shares out, by consumers: (producer, consumer).
-REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
-# Beside accumulators and 16-bit operands; fitted: what these let in compiles without spills.
-BASE_REGISTERS = 8
+REGISTERS = {1: (0, 255), 2: (24, 240)}
+# What products in flight, masks and so on take beside accumulators and 16-bit operands. Fitted: what
+# these let in compiles without spills (tests/property/test_compiled.py tries a sample).
+MASK_REGISTERS, SOFTCAP_REGISTERS, DETERMINISTIC_REGISTERS, PARTS_REGISTERS = 4, 8, 20, 12
+OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 12
 BARRIERS = 1024
+MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
 
@@ -86,7 +89,7 @@ def attention_backward_layout(
     splits = max(1, schedule.warpgroups // blocks)
     query_n = columns // splits
     # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
-    span = widest_span(part if swap else max(query_n, 16), bits)
+    span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
     producer_registers, register_budget = REGISTERS[schedule.warpgroups]
     return AttentionBackwardLayout(
         parts=parts,
@@ -103,16 +106,35 @@ def attention_backward_layout(
         blocks=blocks,
         splits=splits,
         query_n=query_n,
-        registers=_registers(part, schedule, query_n),
+        registers=_registers(operation, schedule, part, query_n),
         producer_registers=producer_registers,
         register_budget=register_budget,
     )
 
 
-def _registers(columns: int, schedule: AttentionBackwardSchedule, query_n: int) -> int:
+def _registers(
+    operation: AttentionBackwardOperation,
+    schedule: AttentionBackwardSchedule,
+    columns: int,
+    query_n: int,
+) -> int:
     scores, weights, gradients = schedule.q_tile // 2, schedule.q_tile // 4, columns
-    if not schedule.overlap:
-        return gradients + max(2 * scores, scores + 2 * weights, query_n // 2) + BASE_REGISTERS
-    first = 2 * scores + weights  # p and dp, while dv is multiplied
-    second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
-    return gradients + max(first, second) + BASE_REGISTERS
+    first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
+    if schedule.overlap:
+        second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
+        beside = (
+            OVERLAP_REGISTERS
+            + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
+            + (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
+        )
+    else:
+        second = query_n // 2
+        beside = operation.softcap * SOFTCAP_REGISTERS
+    return (
+        gradients
+        + max(first, second)
+        + beside
+        + (operation.mask != "none") * MASK_REGISTERS
+        + operation.deterministic * DETERMINISTIC_REGISTERS
+        + (columns < operation.dim) * PARTS_REGISTERS
+    )

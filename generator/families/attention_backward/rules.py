@@ -7,7 +7,10 @@ from typing import Any
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
-from warploom.generator.families.attention_backward.layout import attention_backward_layout
+from warploom.generator.families.attention_backward.layout import (
+    WIDEST,
+    attention_backward_layout,
+)
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -54,6 +57,14 @@ def schedule_reasons(
             None
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
+            None
+            if schedule.overlap or schedule.q_tile <= WGMMA_M or layout.columns == WIDEST
+            else f"q_tile {schedule.q_tile} without overlap: the compiler serialises the products "
+            f"of {layout.columns} columns; take overlap",
+            None
+            if layout.span >= 32
+            else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "
+            f"{layout.query_n} columns of dq are no multiple of 16",
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]

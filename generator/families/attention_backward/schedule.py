@@ -62,7 +62,7 @@ class AttentionBackwardSchedule:
     """
 
     q_tile: int
-    kv_tile: Literal[64, 128, 192]
+    kv_tile: Literal[64, 128]
     stages: int = 2
     overlap: bool = True
     accumulate: Literal["bulk", "direct"] = "bulk"

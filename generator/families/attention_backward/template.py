@@ -45,6 +45,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         ),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
+        "shares_work": operation.deterministic or operation.lengths == "packed",
         "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "fixed" if operation.deterministic else "any",
         "accumulate_part": "ordered" if operation.deterministic else schedule.accumulate,

@@ -21,11 +21,9 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   __syncwarp();
   if (lane == 0) {
     const int piece = (step.tile * kParts + c.work.part) * (kConsumers * 4) + warp;
-    // The first kv tile that adds to these rows; see `locate`.
-    const int first = kBoundsLeft ? max(0, step.row + c.work.sequence.diagonal(c.p) - left(c.p)) / kKvTile : 0;
     int* turns = c.p.turns + piece;
-    for (int turn = -1; turn != c.work.column / kKvTile - first;)
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(turn) : "l"(turns) : "memory");
+    for (int passed = -1; passed != turn(c.p, c.work, step.row);)
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
     asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(c.p.dq_sum + int64_t(piece) * (kQueries * 32)),
                  "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
