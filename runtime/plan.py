@@ -81,7 +81,7 @@ class LaunchPlan:
         """
         stream = driver.current_stream(self.device)
         if self.workspaces:
-            found, held = self._find_workspaces(stream)  # held: until all is launched
+            found, _held = self._find_workspaces(stream)  # until all is launched
             addresses += found
         key = (stream, addresses, scalars)
         prepared = self._bound.get(key)

@@ -97,7 +97,11 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
 ) -> None:
     q_tile, kv_tile, dim = tile
     operation = AttentionBackwardOperation(
-        "bf16", dim, mask, lengths=lengths, deterministic=deterministic  # type: ignore[arg-type]
+        "bf16",
+        dim,
+        mask,
+        lengths=lengths,
+        deterministic=deterministic,  # type: ignore[arg-type]
     )
     schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1, overlap=False)  # type: ignore[arg-type]
     source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"

@@ -1,66 +1,90 @@
-"""Runs a backward kernel without one of its barriers: `attention_backward_mutant.py NAME`.
-
-Exit status 0: a gradient was wrong, as it must be. 1: every gradient was right, so that the tests
-would not notice if the barrier were forgotten.
-"""
+"""Runs backward kernels that are wrong in one place each; attention_mutants.py says how and why."""
 
 from __future__ import annotations
 
-import sys
+import json
 from dataclasses import dataclass
 
 import attention_backward_arena as arena
+import attention_mutants
 import torch
 from attention_backward_cases import SIMPLE
 from attention_cases import Shape
-from mutant import TRIES, install
+from attention_mutants import PAUSE, outcomes
 
-from warploom.errors import DeviceError
 from warploom.generator.specification import KernelSpec
 
-SHAPE = Shape(2, 6, 2, 1031, 1031)
+LONG = Shape(2, 6, 2, 1031, 1031)
+# Fewer q tiles than multiprocessors: the next kernel's blocks start beside those of the preprocess.
+ONE_WAVE = Shape(1, 61, 61, 127, 349)
+RUNS = 10
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A kernel, and what is taken out of its text."""
+class Mutant(attention_mutants.Mutant):
+    """A backward kernel. `repeats`: that gradients are the same every time is verified, too."""
 
-    kernel: KernelSpec
-    without: str  # a pattern
+    kernel: KernelSpec = SIMPLE["long"]
+    repeats: bool = False
 
+    def verify(self, seed: int) -> None:
+        """Assert that a pass is right, and all that repeat it bit-equal."""
+        made = arena.make(self.kernel, self.shape, seed=seed, causal="top_left")
+        first = arena.clones(arena.verify(made))
+        for _ in range(RUNS * self.repeats):
+            assert all(map(torch.equal, made.run(), first))
+
+
+AWAIT_DO = "    c.shared.do_full[at.stage].wait(at.phase);\n"
+DP = "    multiply_scores(dp, c.v + c.own, c.staged_do(at));\n"
+LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
+WRITE = "    write(c, ds);\n"
+DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());\n"
+RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
+AWAIT_DS = "    c.shared.ds_full.wait(step.phase);\n"
+AWAIT_TURN = (
+    "    for (int passed = -1; passed != turn(c.p, c.work, step.row);)\n"
+    '      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) '
+    ': "memory");\n'
+)
+BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
+WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
+PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
     "dq is multiplied before the other warpgroup has written its part of ds": Mutant(
-        SIMPLE["long"], r"c\.shared\.ds_full\.wait\([^;]*\);"
+        wrong=((AWAIT_DS, ""),),
+        shape=LONG,
+        pauses=((WRITE, "    if (c.consumer == 1)\n" + PAUSE + WRITE),),
     ),
-    "consumers do not wait for do": Mutant(
-        SIMPLE["long"], r"c\.shared\.do_full\[[^]]*\]\.wait\([^;]*\);"
+    "dp is multiplied before its do is there": Mutant(
+        wrong=((AWAIT_DO + DP, DP + AWAIT_DO),),
+        shape=LONG,
+        pauses=((LOAD_DO, PAUSE + LOAD_DO),),
     ),
-    "kernels do not wait for the one before": Mutant(SIMPLE["causal"], r"griddepcontrol\.wait;\\n"),
+    "q is given back before dk is multiplied with it": Mutant(
+        wrong=((RELEASE_Q, ""), (PAUSE + DK, RELEASE_Q + PAUSE + DK)),
+        shape=LONG,
+        pauses=((DK, PAUSE + DK),),
+    ),
+    "the main kernel does not wait for the preprocess": Mutant(
+        wrong=((BEFORE_WAIT + WAIT, BEFORE_WAIT + WAIT.replace("griddepcontrol.wait;\\n", "")),),
+        shape=ONE_WAVE,
+        pauses=((PLACE, PAUSE + PLACE),),
+    ),
+    "a row attends to the column right of the diagonal": Mutant(
+        wrong=(("? column - right(p) - row : 0", "? column - right(p) - 1 - row : 0"),),
+        shape=Shape(2, 3, 3, 257, 257),
+    ),
+    "kv tiles do not wait for their turn": Mutant(
+        wrong=((AWAIT_TURN, ""),),
+        shape=LONG,
+        pauses=((AWAIT_TURN, "    if (clock64() >> 6 & 1)\n" + PAUSE + AWAIT_TURN),),
+        kernel=SIMPLE["deterministic"],
+        repeats=True,
+    ),
 }
 
 
-def verify(mutant: Mutant, seed: int) -> None:
-    """Verify one pass of the kernel, be it whole or not."""
-    arena.verify(arena.make(mutant.kernel, SHAPE, seed=seed, causal=True))
-
-
-def caught(mutant: Mutant) -> str | None:
-    """Run the mutant on fresh data until a check fails; return how, or None."""
-    for seed in range(TRIES):
-        try:
-            verify(mutant, seed)
-            torch.cuda.synchronize()
-        except AssertionError:
-            return f"caught in run {seed + 1}"
-        except (DeviceError, RuntimeError):
-            return f"failed in run {seed + 1}"
-    return None
-
-
 if __name__ == "__main__":
-    chosen = MUTANTS[sys.argv[1]]
-    install(chosen)
-    outcome = caught(chosen)
-    print(outcome or "survived")
-    sys.exit(0 if outcome else 1)
+    outcomes(MUTANTS, lambda name, found: print(json.dumps({name: found}), flush=True))

@@ -87,9 +87,7 @@ def attention_backward_built(private_store: Path) -> dict[str, Artifact]:
     """Every backward kernel of the tables, by name, and what forward passes before them need."""
     import attention_backward_cases
 
-    return _built(
-        private_store, [*attention_backward_cases.ALL, *attention_backward_cases.FORWARD]
-    )
+    return _built(private_store, [*attention_backward_cases.ALL, *attention_backward_cases.FORWARD])
 
 
 def _built(folder: Path, specs: Sequence[KernelSpec]) -> dict[str, Artifact]:

@@ -163,8 +163,8 @@ def launches(
 
     Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
     gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), and the
-    workspaces. The gradients of packed rows that are of no sequence become 0. The host scalars are `scale` and,
-    where the kernel has one, `softcap`: both must be positive.
+    workspaces. The gradients of packed rows that are of no sequence become 0. The host scalars are
+    `scale` and, where the kernel has one, `softcap`: both must be positive.
     """
     operation, schedule = _fields(spec)
     layout = attention_backward_layout(spec.architecture, operation, schedule)

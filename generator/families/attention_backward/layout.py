@@ -1,7 +1,8 @@
 """The backward's shared memory and registers, derived from operation and schedule.
 
 A tile of q, k, v or do lies as boxes side by side: of the head dimension, each as wide as the
-widest swizzle span that divides what a warpgroup has of it. All figures are bytes, or 32-bit registers of a thread.
+widest swizzle span that divides what a warpgroup has of it. All figures are bytes, or 32-bit
+registers of a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 
 # What setmaxnreg shares out, by consumers: (producer, consumer).
 REGISTERS = {1: (0, 255), 2: (24, 240)}
-# What products in flight, masks and so on take beside accumulators and 16-bit operands. Fitted: what
-# these let in compiles without spills (tests/property/test_compiled.py tries a sample).
+# What products in flight, masks and so on take beside accumulators and 16-bit operands. Fitted:
+# what these let in compiles without spills (tests/property/test_compiled.py tries a sample).
 MASK_REGISTERS, SOFTCAP_REGISTERS, DETERMINISTIC_REGISTERS, PARTS_REGISTERS = 4, 8, 20, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 12
 BARRIERS = 1024

@@ -39,7 +39,12 @@ _EVERY = (
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
 _ORDERED = (
-    Field("turns", Kind.POINTER, "int32_t", "[head, q tile, ...]: kv tiles that added to a piece of dq"),
+    Field(
+        "turns",
+        Kind.POINTER,
+        "int32_t",
+        "[head, q tile, ...]: kv tiles that added to a piece of dq",
+    ),
     Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
 )
 _SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
