@@ -1,6 +1,6 @@
 """Which pairs a block of the backward pass computes, when it adds to dq, and what it stores.
 
-The ranges, masks and turns of the emitted text run on the CPU.
+The ranges, masks and turns of the emitted text run on the CPU, and what takes sums of dq apart.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
 HARNESS = Path(__file__).with_name("attention_backward_ranges.cpp")
+SUMS = Path(__file__).with_name("attention_backward_sums.cpp")
 PROBLEMS = 25
 STUBS = """
 #include <algorithm>
@@ -37,6 +38,7 @@ struct { int x; } blockIdx, threadIdx;
 inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
 inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 """
+STRUCT = "struct float4 { float x, y, z, w; };"
 
 
 def host_text(spec: KernelSpec) -> str:
@@ -108,6 +110,53 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
     source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
     built = subprocess.run(
         ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize(
+    ("dim", "q_tile", "kv_tile"),
+    [
+        *(
+            (32, 64, 128),
+            (32, 128, 128),
+            (64, 96, 128),
+            (64, 112, 128),
+            (64, 64, 64),
+            (96, 64, 128),
+        ),
+        *(
+            (96, 64, 64),
+            (128, 80, 128),
+            (192, 64, 128),
+            (192, 64, 64),
+            (256, 64, 128),
+            (256, 48, 128),
+        ),
+    ],
+)
+def test_sums_lie_where_they_are_looked_for(
+    dim: int, q_tile: int, kv_tile: int, tmp_path: Path
+) -> None:
+    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+    overlap = q_tile > 64 and dim < 128
+    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1, overlap, "direct")  # type: ignore[arg-type]
+    text = render(KernelSpec("sm_90a", operation, schedule))
+    constants = re.findall(
+        r"^constexpr int k(?:Dim|Consumers|WgmmaM|Parts|QuerySplits|Queries|PartSums|Pieces)\b.*?$",
+        text,
+        re.MULTILINE,
+    )
+    (unpack,) = re.findall(r"^(template <class Take>.*?^\}\n)", text, re.MULTILINE | re.DOTALL)
+    swapped = "#define SWAPPED" if q_tile % 64 else ""
+    source, program = tmp_path / "sums.cpp", tmp_path / "sums"
+    source.write_text("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
