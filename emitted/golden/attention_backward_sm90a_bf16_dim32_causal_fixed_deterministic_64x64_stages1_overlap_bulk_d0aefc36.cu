@@ -470,10 +470,11 @@ struct Consumer {
   const Work& work;
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
   int consumer, own, column;  // its number; its rows of k and v, in a descriptor; the first's column
+  int part;                   // of the work
   Scaling scaling;
 
   // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const { return work.part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
+  template <int kRows> __device__ __forceinline__ int columns() const { return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
 };
@@ -546,11 +547,13 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
   cute::tma_store_fence();
   __syncwarp();
+  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
+  int* turns = c.p.turns + piece;
+  int passed;
+  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
+  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
   if (lane == 0) {
-    const int piece = (step.tile * kParts + c.work.part) * (kConsumers * 4) + warp;
-    int* turns = c.p.turns + piece;
-    for (int passed = -1; passed != turn(c.p, c.work, step.row);)
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
     asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(c.p.dq_sum + int64_t(piece) * (kQueries * 32)),
                  "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
@@ -645,7 +648,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                    matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, Scaling(p)};
+                   matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL

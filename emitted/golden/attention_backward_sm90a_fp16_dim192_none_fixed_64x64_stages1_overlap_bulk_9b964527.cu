@@ -460,10 +460,11 @@ struct Consumer {
   const Work& work;
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
   int consumer, own, column;  // its number; its rows of k and v, in a descriptor; the first's column
+  int part;                   // of the work
   Scaling scaling;
 
   // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const { return work.part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
+  template <int kRows> __device__ __forceinline__ int columns() const { return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
 };
@@ -527,7 +528,7 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   cute::tma_store_fence();
   __syncwarp();
   if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.work.part) * kPartSums + warp * (kQueries * 32);
+    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(sums),
                  "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
@@ -616,7 +617,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                    matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, Scaling(p)};
+                   matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL

@@ -42,11 +42,8 @@ WRITE = "    write(c, ds);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());\n"
 RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
 AWAIT_DS = "    c.shared.ds_full.wait(step.phase);\n"
-AWAIT_TURN = (
-    "    for (int passed = -1; passed != turn(c.p, c.work, step.row);)\n"
-    '      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) '
-    ': "memory");\n'
-)
+ASK_TURN = "  do {  // all lanes ask"
+AWAIT_TURN = "  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));\n"
 BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
@@ -77,9 +74,9 @@ MUTANTS = {
         shape=Shape(2, 3, 3, 257, 257),
     ),
     "kv tiles do not wait for their turn": Mutant(
-        wrong=((AWAIT_TURN, ""),),
+        wrong=((AWAIT_TURN, "  } while (false);\n"),),
         shape=LONG,
-        pauses=((AWAIT_TURN, "    if (clock64() >> 6 & 1)\n" + PAUSE + AWAIT_TURN),),
+        pauses=((ASK_TURN, "    if (clock64() >> 6 & 1)\n" + PAUSE + ASK_TURN),),
         kernel=SIMPLE["deterministic"],
         repeats=True,
     ),

@@ -19,11 +19,13 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
   cute::tma_store_fence();
   __syncwarp();
+  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
+  int* turns = c.p.turns + piece;
+  int passed;
+  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
+  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
   if (lane == 0) {
-    const int piece = (step.tile * kParts + c.work.part) * (kConsumers * 4) + warp;
-    int* turns = c.p.turns + piece;
-    for (int passed = -1; passed != turn(c.p, c.work, step.row);)
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
     asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(c.p.dq_sum + int64_t(piece) * (kQueries * 32)),
                  "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
