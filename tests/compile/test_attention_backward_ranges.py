@@ -93,7 +93,7 @@ def host_text(spec: KernelSpec) -> str:
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
-@pytest.mark.parametrize("tile", [(64, 64, 64), (80, 128, 128), (64, 128, 192)], ids=str)
+@pytest.mark.parametrize("tile", [(64, 64, 64), (80, 128, 64), (64, 128, 192)], ids=str)
 def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
     tile: tuple[int, int, int], mask: str, lengths: str, deterministic: bool, tmp_path: Path
 ) -> None:
@@ -105,7 +105,7 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
         lengths=lengths,
         deterministic=deterministic,  # type: ignore[arg-type]
     )
-    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1, overlap=False)  # type: ignore[arg-type]
+    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1, overlap=q_tile > 64)  # type: ignore[arg-type]
     source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"
     source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
     built = subprocess.run(
