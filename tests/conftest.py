@@ -32,15 +32,20 @@ def _reason_for_no_gpu() -> str | None:
     return None
 
 
+@pytest.fixture(scope="session")
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests' store lies."""
+    return tmp_path_factory.mktemp("store")
+
+
 @pytest.fixture(scope="session", autouse=True)
-def private_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def private_store(store_folder: Path) -> Iterator[Path]:
     """Keep every test, and every process it starts, away from the user's store and settings."""
-    folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
+        patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
         patch.delenv("WARPLOOM_COMPILE", raising=False)
-        yield folder
+        yield store_folder
 
 
 @pytest.fixture

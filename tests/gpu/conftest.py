@@ -7,9 +7,8 @@ The tests may run in several processes at a time (pytest-xdist): what takes long
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,9 @@ from filelock import FileLock
 
 sys.path.append(str(Path(__file__).parent))  # for cases, arenas and record, which are no tests
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # the processes share out the GPUs
-    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    count = len(gpus.stdout.splitlines()) or 1
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(int(worker.removeprefix("gw")) % count))
-
 import cases
 import record
+import share_gpus
 from ledger import LEDGER
 from samples import SAMPLES
 
@@ -32,6 +27,14 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ..: which of several processes this is
+
+
+def pytest_configure() -> None:
+    """Begin with a GPU of this process's own, before anything asks for one."""
+    if WORKER is not None:
+        share_gpus.begin_with(int(WORKER.removeprefix("gw")))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,17 +56,13 @@ def pytest_terminal_summary(
     terminalreporter.write_line(f"wrote {path}")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def private_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A store for this session, which its processes share."""
+@pytest.fixture(scope="session")
+def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests' store lies: the processes of one session share it."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
+    folder = (base if WORKER is None else base.parent) / "store"
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WARPLOOM_CACHE_DIR", str(folder))
-        patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
-        patch.delenv("WARPLOOM_COMPILE", raising=False)
-        yield folder
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

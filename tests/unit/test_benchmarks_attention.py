@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from samplers import constant
 
 import warploom
 from benchmarks import attention, machine, tables
@@ -18,23 +18,11 @@ from benchmarks.protocol import Cell, Entry, Record, read
 from warploom.generator.specification import parse_name
 from warploom.runtime import attention_reference as reference
 from warploom.runtime.attention_mask import Band
-from warploom.runtime.measure import Call, Sampler
 
 SMALL = Problem("small", 2, 4, 2, 65, 64, causal=True)
 WINDOW = Problem("window", 1, 4, 2, 65, 64, causal=True, window=15)
 PACKED = Problem("packed", 3, 4, 2, 40, 64, causal=True, lengths=(40, 7, 30))
 PEERS = ("cuDNN", "FlashAttention-2", "FlashAttention-3", "FlashAttention-4")
-
-
-def constant(seconds: float) -> Callable[[Sequence[Call]], Sampler]:
-    """A sampler that makes every call once and takes `seconds`."""
-
-    def sampler(calls: Sequence[Call]) -> Sampler:
-        for call in calls:
-            call()
-        return lambda: seconds
-
-    return sampler
 
 
 def test_the_cells_are_those_of_the_list() -> None:

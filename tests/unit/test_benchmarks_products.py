@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from samplers import constant
 
 import warploom
 from benchmarks import gemm, operations
@@ -17,20 +17,9 @@ from benchmarks.peers import KINDS, operands, ours, peer
 from benchmarks.protocol import Contender, compete
 from warploom.generator.families.gemm import Accumulation
 from warploom.runtime import reference
-from warploom.runtime.measure import Call, Sampler, error_share
+from warploom.runtime.measure import error_share
 
 PROBLEM = {"type": "bf16", "m": 48, "n": 80, "k": 96}
-
-
-def constant(seconds: float) -> Callable[[Sequence[Call]], Sampler]:
-    """A sampler that makes every call once and takes `seconds`."""
-
-    def sampler(calls: Sequence[Call]) -> Sampler:
-        for call in calls:
-            call()
-        return lambda: seconds
-
-    return sampler
 
 
 def test_the_cells_are_those_of_the_list() -> None:
