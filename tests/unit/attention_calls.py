@@ -1,4 +1,4 @@
-"""Calls of attention on the CPU: operands, their results by the documentation, recorded launches."""
+"""Calls of attention on the CPU: operands, results by the documentation, recorded launches."""
 
 from __future__ import annotations
 
