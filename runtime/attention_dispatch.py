@@ -1,30 +1,40 @@
 """Which kernel an attention gets: the spec that was given, else the schedule of a measured table.
 
-The table lies in configs/attention_schedules.yaml; no shape is decided by a branch here.
+The tables, one for each pass, lie in configs/; no shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib import resources
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator.families.attention_forward import FAMILY, AttentionOperation
+from warploom.generator.families import family
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.attention_mask import Band
 from warploom.runtime.attention_problem import Extents
 from warploom.runtime.dispatch import ARCH, Choice
 
+Family = Literal["attention_forward", "attention_backward"]
+Operation = AttentionOperation | AttentionBackwardOperation
+
+_TABLES: dict[str, str] = {
+    "attention_forward": "attention_schedules.yaml",
+    "attention_backward": "attention_backward_schedules.yaml",
+}
 _MASKS = ("none", "causal", "window")  # each can compute those before it
 
 
 @cache
-def table() -> tuple[dict[str, Any], ...]:
-    """The classes of the table, as they stand in the file."""
-    text = resources.files("warploom.configs").joinpath("attention_schedules.yaml").read_text()
+def table(name: Family = "attention_forward") -> tuple[dict[str, Any], ...]:
+    """The classes of a family's table, as they stand in the file."""
+    text = resources.files("warploom.configs").joinpath(_TABLES[name]).read_text()
     return tuple(yaml.safe_load(text)["classes"])
 
 
@@ -39,13 +49,28 @@ def operation(element: str, sizes: Extents, band: Band, *, softcap: bool) -> Att
     )
 
 
-def choose(wanted: AttentionOperation, sizes: Extents, spec: KernelSpec | None) -> Choice:
+def backward_operation(
+    element: str, sizes: Extents, band: Band, *, softcap: bool, deterministic: bool
+) -> AttentionBackwardOperation:
+    """The operation that computes the gradients of a call with the least work."""
+    return AttentionBackwardOperation(
+        element=element,  # type: ignore[arg-type]
+        dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
+        mask=band.mask,
+        softcap=softcap,
+        lengths="packed" if sizes.packed else "fixed",
+        deterministic=deterministic,
+    )
+
+
+def choose(wanted: Operation, sizes: Extents, spec: KernelSpec | None) -> Choice:
     """Return the kernel for an operation at these lengths.
 
     Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
     another one.
     """
-    if reasons := FAMILY.operation_reasons(wanted):
+    described = family(wanted.family)
+    if reasons := described.operation_reasons(wanted):
         value, _, rule = reasons[0].partition(": ")
         raise ProblemError(value, rule=rule, fix="leave out what is not supported")
     if spec is not None:
@@ -54,7 +79,7 @@ def choose(wanted: AttentionOperation, sizes: Extents, spec: KernelSpec | None) 
     row = _class(wanted, sizes)
     for fields in row["schedules"]:
         try:
-            schedule = FAMILY.complete(ARCH, wanted, fields)
+            schedule = described.complete(ARCH, wanted, fields)
             found = KernelSpec(ARCH, wanted, schedule)
         except SpecificationError as error:
             refusal = error
@@ -64,27 +89,33 @@ def choose(wanted: AttentionOperation, sizes: Extents, spec: KernelSpec | None) 
     raise cast("SpecificationError", refusal)
 
 
-def _class(wanted: AttentionOperation, sizes: Extents) -> dict[str, Any]:
+def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
+    """The first class that the operation and the longer of its lengths are in."""
     length = max(sizes.seq_q, sizes.seq_k)
+    deterministic = isinstance(wanted, AttentionBackwardOperation) and wanted.deterministic
     return next(
         row
-        for row in table()
+        for row in table(wanted.family)
         if row["dim"] == wanted.dim
         and wanted.mask in row.get("masks", _MASKS)
-        and wanted.lengths == row.get("lengths", wanted.lengths)
+        and wanted.lengths in row.get("lengths", (wanted.lengths,))
+        and deterministic == row.get("deterministic", deterministic)
         and row["seq"][0] <= length <= row["seq"][1]
     )
 
 
-def _checked(spec: KernelSpec, wanted: AttentionOperation) -> KernelSpec:
-    """A wider mask or head dimension computes the same: its bounds and its zeros are run-time."""
+def _checked(spec: KernelSpec, wanted: Operation) -> KernelSpec:
+    """A wider mask or head dimension computes the same: its bounds and its zeros are run-time.
+
+    So does a deterministic kernel where none is asked for.
+    """
     found = spec.operation
-    if (
-        not isinstance(found, AttentionOperation)
-        or (found.element, found.softcap, found.lengths)
-        != (wanted.element, wanted.softcap, wanted.lengths)
-        or found.dim < wanted.dim
-        or _MASKS.index(found.mask) < _MASKS.index(wanted.mask)
+    if not (
+        isinstance(found, AttentionOperation | AttentionBackwardOperation)
+        and found.family == wanted.family
+        and found.dim >= wanted.dim
+        and _MASKS.index(found.mask) >= _MASKS.index(wanted.mask)
+        and _widened(wanted, found) == found
     ):
         raise ProblemError(
             f"spec {spec.name}",
@@ -92,3 +123,13 @@ def _checked(spec: KernelSpec, wanted: AttentionOperation) -> KernelSpec:
             fix="leave spec out, or pass one of this operation",
         )
     return spec
+
+
+def _widened(wanted: Operation, found: Operation) -> Operation:
+    """What is wanted, with what another operation may have wider."""
+    wider = replace(wanted, dim=found.dim, mask=found.mask)
+    if isinstance(wider, AttentionBackwardOperation) and not wider.deterministic:
+        wider = replace(
+            wider, deterministic=cast("AttentionBackwardOperation", found).deterministic
+        )
+    return wider

@@ -1,8 +1,8 @@
-"""The operators that torch.compile sees, registered with torch.library.
+"""The operators of GEMM that torch.compile sees, registered with torch.library.
 
 Eager calls do not pass here: a torch operator costs several microseconds a call. An epilogue
 crosses as its kinds, one tensor or none and one number for each item; an amax, which is written,
-crosses beside `out`. `causal` crosses as the name of its alignment, "equal" being that of True.
+crosses beside `out`. Those of attention are in attention_operators.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
-from warploom.runtime import attention as attentions
 from warploom.runtime import gemm as gemms
-from warploom.runtime.attention_operands import ordered_strides
-from warploom.runtime.attention_problem import Alignment, Call, Window
 from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
 from warploom.runtime.gemm_problem import Options
@@ -153,95 +150,3 @@ def call(
     out = _made(a, b, asked) if out is None else out
     torch.ops.warploom.gemm_out(*arguments, out=out, amax=amaxes[0] if amaxes else None)
     return out
-
-
-# ---- Attention -----------------------------------------------------------------------------------
-
-_ATTENTION_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, str? causal, SymInt? left, SymInt? right, float? softcap, "
-    "float? scale, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
-    "SymInt? max_seqlen_k, str? spec"
-)
-_library.define(f"attention({_ATTENTION_ARGUMENTS}) -> (Tensor, Tensor)")
-# Not called `out`: torch.compile refuses operators with a strided one.
-_library.define(f"attention_into({_ATTENTION_ARGUMENTS}, Tensor(a!) result) -> Tensor")
-
-_NAMES: dict[bool | str, str | None] = {False: None, True: "equal"}
-
-
-def _call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: str | None,
-    left: int | None,
-    right: int | None,
-    softcap: float | None,
-    scale: float | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    spec: str | None,
-    result: torch.Tensor | None = None,
-) -> Call:
-    """The call that an operator's arguments stand for."""
-    aligned: Any = causal == "equal" if causal in (None, "equal") else causal
-    window = None if left is None and right is None else (left, right)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return Call(q, k, v, aligned, window, softcap, scale, *lengths, result, spec)
-
-
-def _attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
-        return attentions.attention(_call(*arguments))
-
-
-def _attention_into(*arguments: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return attentions.attention(_call(*arguments))[1]
-
-
-for _key in ("CUDA", "CPU"):
-    _library.impl("attention", _attention, _key)
-    _library.impl("attention_into", _attention_into, _key)
-
-
-@torch.library.register_fake("warploom::attention", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_attention(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty_strided(q.shape, ordered_strides(q)), _fake_attention_into(q, *rest)
-
-
-@torch.library.register_fake(  # type: ignore[untyped-decorator]
-    "warploom::attention_into", lib=_library
-)
-def _fake_attention_into(q: torch.Tensor, *rest: Any) -> torch.Tensor:
-    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
-    return q.new_empty(shape, dtype=torch.float32)
-
-
-def call_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool | Alignment,
-    window: Window | None,
-    softcap: float | None,
-    scale: float | None,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    out: torch.Tensor | None,
-    spec: KernelSpec | str | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run an attention as an operator, for a compiler to trace; return out and lse."""
-    left, right = window or (None, None)
-    name = spec.name if isinstance(spec, KernelSpec) else spec
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    aligned = _NAMES.get(causal, causal)
-    arguments = (q, k, v, aligned, left, right, softcap, scale, *lengths, name)
-    if out is None:
-        result: tuple[torch.Tensor, torch.Tensor] = torch.ops.warploom.attention(*arguments)
-        return result
-    return out, torch.ops.warploom.attention_into(*arguments, out)

@@ -51,6 +51,7 @@ struct alignas(128) Parameters {
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
   uint32_t* counter;  // tiles taken so far; 0 between launches
+  int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
   int32_t batch;  // sequences
@@ -70,13 +71,13 @@ static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
 static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, cu_seqlens_q) == 400);
 static_assert(OFFSET(Parameters, cu_seqlens_k) == 408 && OFFSET(Parameters, counter) == 416);
-static_assert(OFFSET(Parameters, o_head_stride) == 424 && OFFSET(Parameters, o_row_stride) == 432);
-static_assert(OFFSET(Parameters, batch) == 440 && OFFSET(Parameters, total_q) == 444);
-static_assert(OFFSET(Parameters, dim) == 448 && OFFSET(Parameters, tiles) == 452);
-static_assert(OFFSET(Parameters, q_tiles) == 456 && OFFSET(Parameters, section) == 460);
-static_assert(OFFSET(Parameters, all_heads) == 464 && OFFSET(Parameters, sharing) == 468);
-static_assert(OFFSET(Parameters, right) == 472 && OFFSET(Parameters, bottom_right) == 476);
-static_assert(OFFSET(Parameters, scale) == 480);
+static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
+static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, batch) == 448);
+static_assert(OFFSET(Parameters, total_q) == 452 && OFFSET(Parameters, dim) == 456);
+static_assert(OFFSET(Parameters, tiles) == 460 && OFFSET(Parameters, q_tiles) == 464);
+static_assert(OFFSET(Parameters, section) == 468 && OFFSET(Parameters, all_heads) == 472);
+static_assert(OFFSET(Parameters, sharing) == 476 && OFFSET(Parameters, right) == 480);
+static_assert(OFFSET(Parameters, bottom_right) == 484 && OFFSET(Parameters, scale) == 488);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -156,8 +157,9 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
 
-  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
-    return head * p.o_head_stride + (first_row + row) * p.o_row_stride;
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return int64_t(head) * p.total_q + first_row + row;
@@ -169,14 +171,19 @@ struct Place {
   int head, row;
 };
 
-// Sequence b has the tiles from cu_seqlens_q[b] / kQTile + b on: as many as it needs, or one more, whose row
-// is not in the sequence. So nobody has to count the tiles of the sequences before.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
+// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
+template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
   int sequence = 0;
-  for (int end = p.batch; end - sequence > 1;) {
+  for (int end = count; end - sequence > 1;) {
     const int middle = (sequence + end) / 2;
-    (p.cu_seqlens_q[middle] / kQTile + middle <= tile ? sequence : end) = middle;
+    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
   }
+  return sequence;
+}
+
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+  const int sequence = sequence_of<kQTile>(p.cu_seqlens_q, p.batch, tile);
   const int first_row = p.cu_seqlens_q[sequence], rows = p.cu_seqlens_q[sequence + 1] - first_row;
   const int first_column = p.cu_seqlens_k[sequence], columns = p.cu_seqlens_k[sequence + 1] - first_column;
   tile -= first_row / kQTile + sequence;
@@ -594,7 +601,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const bool exists = row < work.sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0) c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
-    Element* o = c.p.o + work.sequence.o_at(c.p, work.head, row) + lane * 8;
+    Element* o = c.p.o + work.sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row) + lane * 8;
     CUTE_UNROLL
     for (int column = 0; column < kDim; column += 32) {
       const float* x = output + column / 2 + 2 * r;

@@ -145,8 +145,9 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
-  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
-    return batch * p.o_batch_stride + head * p.o_head_stride + row * p.o_row_stride;
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
@@ -563,7 +564,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const bool exists = row < work.sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0) c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
-    Element* o = c.p.o + work.sequence.o_at(c.p, work.head, row) + lane * 8;
+    Element* o = c.p.o + work.sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row) + lane * 8;
     CUTE_UNROLL
     for (int column = 0; column < kDim; column += 32) {
       const float* x = output + column / 2 + 2 * r;

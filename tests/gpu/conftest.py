@@ -81,6 +81,14 @@ def attention_built(private_store: Path) -> dict[str, Artifact]:
     return _built(private_store, attention_cases.ALL)
 
 
+@pytest.fixture(scope="session")
+def attention_backward_built(private_store: Path) -> dict[str, Artifact]:
+    """Every backward kernel of the tables, by name, and what forward passes before them need."""
+    import attention_backward_cases
+
+    return _built(private_store, [*attention_backward_cases.ALL, *attention_backward_cases.FORWARD])
+
+
 def _built(folder: Path, specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
     with FileLock(folder / "tables.lock"):  # the first process builds them, the others read
         results = build_many(specs, kernels.store())

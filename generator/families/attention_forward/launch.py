@@ -76,7 +76,6 @@ def _section(problem: AttentionProblem, all_heads: int) -> int:
 
 def _fixed_values(problem: AttentionProblem) -> dict[str, Value]:
     return {
-        "o_batch_stride": problem.strides_o[0],
         "heads": problem.heads,
         "seq_q": problem.seq_q,
         "seq_k": problem.seq_k,
@@ -120,7 +119,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
             span=layout.span,
         )
 
-    _, o_head_stride, o_row_stride = problem.strides_o
+    o_batch_stride, o_head_stride, o_row_stride = problem.strides_o
     per_head = q_tiles(schedule, problem, packed=packed)
     all_heads = problem.heads * (1 if packed else problem.batch)
     tiles = per_head * all_heads
@@ -131,6 +130,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
         "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, schedule.kv_tile),
         "o": Address("o"),
         "lse": Address("lse"),
+        "o_batch_stride": o_batch_stride,
         "o_head_stride": o_head_stride,
         "o_row_stride": o_row_stride,
         "dim": problem.dim,

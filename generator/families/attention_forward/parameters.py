@@ -14,7 +14,6 @@ from warploom.generator.specification import KernelSpec
 
 _FIXED = (
     Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
-    Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
     Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
     Field("seq_q", Kind.INT32, "int32_t", "rows"),
     Field("seq_k", Kind.INT32, "int32_t", "columns"),
@@ -27,6 +26,7 @@ _PACKED = (
     Field("total_q", Kind.INT32, "int32_t", "rows of all"),
 )
 _EVERY = (
+    Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
     Field("o_head_stride", Kind.INT64, "int64_t", "elements"),
     Field("o_row_stride", Kind.INT64, "int64_t", "elements"),
     Field("dim", Kind.INT32, "int32_t", "of a head; at most kDim"),

@@ -17,8 +17,9 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
-  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
-    return batch * p.o_batch_stride + head * p.o_head_stride + row * p.o_row_stride;
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;

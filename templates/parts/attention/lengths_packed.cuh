@@ -28,8 +28,9 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
 
-  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
-    return head * p.o_head_stride + (first_row + row) * p.o_row_stride;
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return int64_t(head) * p.total_q + first_row + row;
@@ -41,14 +42,19 @@ struct Place {
   int head, row;
 };
 
-// Sequence b has the tiles from cu_seqlens_q[b] / kQTile + b on: as many as it needs, or one more, whose row
-// is not in the sequence. So nobody has to count the tiles of the sequences before.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
+// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
+template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
   int sequence = 0;
-  for (int end = p.batch; end - sequence > 1;) {
+  for (int end = count; end - sequence > 1;) {
     const int middle = (sequence + end) / 2;
-    (p.cu_seqlens_q[middle] / kQTile + middle <= tile ? sequence : end) = middle;
+    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
   }
+  return sequence;
+}
+
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+  const int sequence = sequence_of<kQTile>(p.cu_seqlens_q, p.batch, tile);
   const int first_row = p.cu_seqlens_q[sequence], rows = p.cu_seqlens_q[sequence + 1] - first_row;
   const int first_column = p.cu_seqlens_k[sequence], columns = p.cu_seqlens_k[sequence + 1] - first_column;
   tile -= first_row / kQTile + sequence;

@@ -1,0 +1,93 @@
+"""The parameter block of the backward's kernels: all three entries read the same."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from warploom.generator.families.attention_backward.schedule import AttentionBackwardOperation
+from warploom.generator.parameters import Field, Kind, ParameterBlock, block
+from warploom.generator.specification import KernelSpec
+
+_BOXES = {
+    "q": "a q tile", "k": "a kv tile", "v": "a kv tile", "do": "a q tile",
+    "dk": "64 rows", "dv": "64 rows",
+}  # fmt: skip
+_FIXED = (
+    Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
+    Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
+    Field("seq_q", Kind.INT32, "int32_t", "rows"),
+    Field("seq_k", Kind.INT32, "int32_t", "columns"),
+)
+_PACKED = (
+    Field("lse", Kind.POINTER, "float", "[heads, total_q]"),
+    Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
+    Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
+    Field("batch", Kind.INT32, "int32_t", "sequences"),
+    Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
+    Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
+)
+_EVERY = (
+    Field("dlse", Kind.POINTER, "float", "the gradient of lse, laid out as it is; may be null"),
+    Field("statistics", Kind.POINTER, "float", "[head, q tile, 2, row]: lse in base 2, delta"),
+    Field("dq_sum", Kind.POINTER, "float", "[head, q tile, ...]: dq, as accumulators lie"),
+    Field("kv_tiles", Kind.INT32, "int32_t", "of one head"),
+    Field("q_tiles", Kind.INT32, "int32_t", "of one head"),
+    Field("section", Kind.INT32, "int32_t", "kv heads whose tiles are worked off together"),
+    Field("all_kv_heads", Kind.INT32, "int32_t", "of all batches"),
+    Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
+    Field("dim", Kind.INT32, "int32_t", "of the tensors, at most kDim"),
+    Field("scale", Kind.FLOAT, "float", "of the products"),
+)
+_ORDERED = (
+    Field(
+        "turns",
+        Kind.POINTER,
+        "int32_t",
+        "[head, q tile, ...]: kv tiles that added to a piece of dq",
+    ),
+    Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
+)
+_SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
+_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
+_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
+_BOTTOM_RIGHT = Field(
+    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
+)
+
+
+def _rows(name: str) -> tuple[Field, ...]:
+    """A tensor that is read or written without TMA."""
+    return (
+        Field(f"{name}_rows", Kind.POINTER, "Element", f"{name}, by the strides below"),
+        *(
+            Field(f"{name}_{axis}", Kind.INT64, "int64_t", f"stride of {name}, in elements")
+            for axis in ("batch", "head", "seq")
+        ),
+    )
+
+
+def parameters(spec: KernelSpec) -> ParameterBlock:
+    """The parameter block: what every kernel reads, then what only some do."""
+    operation = cast("AttentionBackwardOperation", spec.operation)
+    packed = operation.lengths == "packed"
+    dimensions = "[dim, row, head, first]" if packed else "[dim, seq, head, batch]"
+    fields = [
+        *(
+            Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
+            for name, box in _BOXES.items()
+        ),
+        *(_PACKED if packed else _FIXED),
+        *_EVERY,
+        *(field for name in ("o", "do", "dq") for field in _rows(name)),
+    ]
+    if operation.deterministic:
+        fields += _ORDERED
+    if operation.softcap:
+        fields.append(_SOFTCAP)
+    if operation.mask == "window":
+        fields.append(_LEFT)
+    if operation.mask != "none":
+        fields.append(_RIGHT)
+    if operation.mask != "none" and packed:
+        fields.append(_BOTTOM_RIGHT)
+    return block(fields)

@@ -1,0 +1,49 @@
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is. The compiler must find no wait that leaves products of the step
+// before in flight: it does not see around the loop, and would wait for all.
+struct Steps {
+  static __device__ __forceinline__ void first(const Consumer& c, float (&scores)[kScores], Position at) {
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+  }
+
+  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool more) {
+    float dp[kScores], dq[kQueries];
+    Weights weights;
+    c.shared.do_full[at.stage].wait(at.phase);
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    weigh(c, weights, scores, step, at);
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    fence(dp);
+    differentiate(c, dp, scores, at);
+    c.shared.ds_empty.wait(step.phase ^ 1);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
+    fence(dv);
+    release(c.shared.do_empty[at.stage]);
+    pack(weights, dp);
+    write(c, weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
+    c.shared.ds_full.wait(step.phase);
+    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
+    fence(dq);
+    release(c.shared.q_empty[at.stage]);
+    release(c.shared.ds_empty);
+    accumulate(c, dq, step);
+  }
+
+  static __device__ __forceinline__ void last(float (&scores)[kScores]) {
+    cute::warpgroup_wait<0>();
+    fence(scores);
+  }
+};
