@@ -1,6 +1,7 @@
 """Specs and calls that check_backward.py and bench_backward.py share."""
 
 import math
+import os
 
 import torch
 
@@ -51,7 +52,6 @@ SCHEDULES = {
     ],
     192: [
         (64, 128, 1, False, "bulk"),
-        (64, 128, 1, True, "bulk"),
         (64, 128, 2, False, "direct"),
         (64, 128, 2, True, "direct"),
         (64, 64, 2, False, "bulk"),
@@ -59,7 +59,9 @@ SCHEDULES = {
     256: [
         (64, 128, 1, False, "direct"),
         (80, 128, 1, False, "direct"),
-        (48, 128, 1, True, "direct"),
+        (48, 128, 1, False, "direct"),
+        (48, 128, 2, False, "direct"),
+        (32, 128, 2, False, "direct"),
         (64, 64, 1, False, "bulk"),
         (64, 64, 2, False, "direct"),
     ],
@@ -77,6 +79,9 @@ KINDS = {
     "packed causal": {"mask": "causal", "lengths": "packed"},
     "det packed window softcap": {"mask": "window", "lengths": "packed", "softcap": True, "deterministic": True},
 }
+if os.environ.get("ONLY"):  # "q_tile,overlap;..."
+    only = {tuple(map(int, x.split(","))) for x in os.environ["ONLY"].split(";")}
+    SCHEDULES = {d: [s for s in ss if (s[0], int(s[3])) in only] for d, ss in SCHEDULES.items()}
 SOFTCAP = 5.0
 
 

@@ -65,7 +65,7 @@ def fixed(one, case, seed):
     t = make(batch, heads, kv_heads, seq_q, seq_k, operation.dim - off, operation.element, seed, interleaved)
     left, right = bounds(operation.mask, seq_q, seq_k, shift)
     cap = SOFTCAP if operation.softcap else None
-    dlse = torch.randn(batch, heads, seq_q, device="cuda") if seed % 2 else None
+    dlse = torch.randn(batch, heads, seq_q, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)) if seed % 2 else None
     operands = [t[n] for n in ("q", "k", "v", "do")]
     o, lse, *exact = plain(*operands, left, right, torch.float64, cap, dlse)
     _, _, *rough = plain(*operands, left, right, t["q"].dtype, cap, dlse)

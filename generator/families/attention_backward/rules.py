@@ -8,7 +8,6 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_backward.layout import (
-    WIDEST,
     attention_backward_layout,
 )
 from warploom.generator.families.attention_backward.schedule import (
@@ -58,9 +57,9 @@ def schedule_reasons(
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
             None
-            if schedule.overlap or schedule.q_tile <= WGMMA_M or layout.columns == WIDEST
-            else f"q_tile {schedule.q_tile} without overlap: the compiler serialises the products "
-            f"of {layout.columns} columns; take overlap",
+            if schedule.stages > 1 or not schedule.overlap
+            else "stages 1 with overlap: the next q arrives before this one is let go; take 2 "
+            "stages, or no overlap",
             None
             if layout.span >= 32
             else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "

@@ -3,8 +3,8 @@
 struct Steps {
   static __device__ __forceinline__ void first(const Consumer&, float (&)[kScores], Position) {}
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
-    float dp[kScores], dq[kQueries];
+  static __device__ __forceinline__ void next(const Consumer& c, float (&)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
+    float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
@@ -20,18 +20,18 @@ struct Steps {
     pack(ds, dp);
     c.shared.ds_empty.wait(step.phase ^ 1);
     write(c, ds);
+    c.shared.ds_full.wait(step.phase);
+    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
     cute::warpgroup_wait<1>();
     fence(dv);
-    release(c.shared.do_empty[at.stage]);
-    c.shared.ds_full.wait(step.phase);
-    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
-    cute::warpgroup_wait<0>();
-    fence(dk);
     fence(dq);
-    release(c.shared.q_empty[at.stage]);
+    release(c.shared.do_empty[at.stage]);
     release(c.shared.ds_empty);
     accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
   }
 
   static __device__ __forceinline__ void last(float (&)[kScores]) {}
