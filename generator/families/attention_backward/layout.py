@@ -7,7 +7,7 @@ registers of a thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
@@ -50,7 +50,8 @@ class AttentionBackwardLayout:
     kv_bytes: int  # of k, and of v
     q_bytes: int  # of one stage of q, and of do
     statistics_bytes: int  # of one stage: lse and delta of the rows of q
-    ds_bytes: int
+    ds_bytes: int  # of one stage
+    ds_stages: int  # two where there is room, so that nobody waits for one to be free
     sums_bytes: int  # staging of dq
     stages: int
     swap: bool
@@ -75,7 +76,7 @@ class AttentionBackwardLayout:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
         stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
-        return 2 * self.kv_bytes + stages + self.ds_bytes + self.sums_bytes + BARRIERS
+        return 2 * self.kv_bytes + stages + self.ds_stages * self.ds_bytes + self.sums_bytes + BARRIERS
 
 
 def attention_backward_layout(
@@ -94,7 +95,7 @@ def attention_backward_layout(
     # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
     span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
     producer_registers, register_budget = REGISTERS[schedule.warpgroups]
-    return AttentionBackwardLayout(
+    layout = AttentionBackwardLayout(
         parts=parts,
         columns=part,
         span=span,
@@ -103,6 +104,7 @@ def attention_backward_layout(
         q_bytes=schedule.q_tile * row_bytes,
         statistics_bytes=2 * 4 * schedule.q_tile,
         ds_bytes=schedule.q_tile * schedule.kv_tile * bits // 8,
+        ds_stages=1,
         sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
         stages=schedule.stages,
         swap=swap,
@@ -113,6 +115,8 @@ def attention_backward_layout(
         producer_registers=producer_registers,
         register_budget=register_budget,
     )
+    twice = replace(layout, ds_stages=2)
+    return layout if schedule.overlap or twice.shared_bytes > arch.shared_bytes else twice
 
 
 def _registers(

@@ -19,15 +19,15 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    c.shared.ds_empty.wait(step.phase ^ 1);  // also keeps the arithmetic before it, under dv's products
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
     cute::warpgroup_wait<0>();
     fence(dv);
     release(c.shared.do_empty[at.stage]);
     pack(weights, dp);
-    write(c, weights);
+    write(c, weights, step);
     multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
-    c.shared.ds_full.wait(step.phase);
-    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
     // around products in flight makes the compiler wait for them.
     Position ahead = at;
@@ -38,7 +38,7 @@ struct Steps {
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
-    release(c.shared.ds_empty);
+    release_ds(c);
     accumulate(c, dq, step);
   }
 
