@@ -5,6 +5,7 @@ The tables, one for each pass, lie in configs/; no shape is decided by a branch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -90,8 +91,8 @@ def choose(wanted: Operation, sizes: Extents, spec: KernelSpec | None) -> Choice
 
 
 def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
-    """The first class that the operation and the longer of its lengths are in."""
-    length = max(sizes.seq_q, sizes.seq_k)
+    """The first class that the operation, the longer of its lengths and its heads are in."""
+    length, sharing = max(sizes.seq_q, sizes.seq_k), sizes.heads // max(1, sizes.kv_heads)
     deterministic = isinstance(wanted, AttentionBackwardOperation) and wanted.deterministic
     return next(
         row
@@ -100,8 +101,14 @@ def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
         and wanted.mask in row.get("masks", _MASKS)
         and wanted.lengths in row.get("lengths", (wanted.lengths,))
         and deterministic == row.get("deterministic", deterministic)
-        and row["seq"][0] <= length <= row["seq"][1]
+        and _within(length, row["seq"])
+        and _within(sharing, row.get("sharing", (sharing, sharing)))
     )
+
+
+def _within(number: int, inclusive: Sequence[int]) -> bool:
+    low, high = inclusive
+    return low <= number <= high
 
 
 def _checked(spec: KernelSpec, wanted: Operation) -> KernelSpec:

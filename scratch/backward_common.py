@@ -20,7 +20,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TENSORS = ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 
-# dim -> schedules: (q_tile, kv_tile, stages, overlap, accumulate)
+# dim -> schedules: (q_tile, kv_tile, stages, overlap, accumulate[, cluster])
 SCHEDULES = {
     32: [
         (128, 128, 2, True, "direct"),
@@ -29,6 +29,7 @@ SCHEDULES = {
         (64, 128, 2, False, "bulk"),
     ],
     64: [
+        (96, 128, 2, True, "direct", 4),
         (96, 128, 2, True, "direct"),
         (96, 128, 2, True, "bulk"),
         (112, 128, 2, True, "direct"),
@@ -45,6 +46,11 @@ SCHEDULES = {
         (64, 64, 2, False, "bulk"),
     ],
     128: [
+        (64, 128, 2, False, "bulk", 2),
+        (64, 128, 2, False, "bulk", 4),
+        (64, 128, 2, False, "bulk", 8),
+        (80, 128, 2, False, "bulk", 4),
+        (64, 128, 1, False, "bulk", 4),
         (64, 128, 2, False, "bulk"),
         (80, 128, 2, False, "bulk"),
         (64, 128, 2, True, "bulk"),

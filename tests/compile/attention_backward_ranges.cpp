@@ -134,11 +134,18 @@ static int problem() {
   }
 
   std::vector<int> added(p.q_tiles * all_heads * kParts);  // kv tiles, to a q tile's dq
-  for (int index = 0; index < p.kv_tiles * p.all_kv_heads * kParts; ++index) {
+  for (int block = 0; block < p.kv_tiles * p.all_kv_heads * kParts * kCluster; ++block) {
+    blockIdx.x = block;
+#ifdef ORDERED
+    const int index = block;  // the ticket
+#else
+    const int index = number(p);
+#endif
     const Work work = locate(p, index);
     REQUIRE(work.column >= 0 && work.part >= 0 && work.part < kParts, "column %d, part %d", work.column, work.part);
     if (work.column >= work.sequence.columns(p)) continue;
-    for (int i = 0; i < sharing; ++i) {
+    REQUIRE(rank() < sharing || work.begin >= work.end, "a block without query heads has %d tiles", work.end - work.begin);
+    for (int i = rank(); i < sharing; i += kCluster) {
       const int which = of(work.sequence, 1, work.head * sharing + i);
       REQUIRE(which >= 0, "kv tile %d is in no sequence", index);
       Seen& one = seen[which];

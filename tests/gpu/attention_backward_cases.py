@@ -29,10 +29,10 @@ def wanted(
     return AttentionBackwardOperation(*fields)
 
 
-def chosen(dim: int, *, seq: int = 4096, **others: Any) -> KernelSpec:
-    """Return the kernel that the table has for sequences of one length."""
+def chosen(dim: int, *, seq: int = 4096, sharing: int = 1, **others: Any) -> KernelSpec:
+    """Return the kernel that the table has for sequences of one length, and heads that share."""
     packed = others.get("lengths") == "packed"
-    sizes = Extents(1, 1, 1, seq, seq, dim, seq, seq, packed)
+    sizes = Extents(1, sharing, 1, seq, seq, dim, seq, seq, packed)
     return choose(wanted(sizes.kernel_dim, **others), sizes, None).spec
 
 
@@ -86,6 +86,33 @@ PACKED = [
     chosen(96, mask="causal", softcap=True, lengths="packed"),
     *(chosen(dim, mask="causal", lengths="packed", deterministic=True) for dim in (64, 128, 256)),
 ]
+_cluster = cycle((2, 4, 8))
+CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the other
+    spec(dim, {**fields, "cluster": cluster}, element=next(_element), mask=mask, lengths=lengths)
+    for dim, fields, mask, lengths, cluster in (
+        *(
+            (128, {"q_tile": 64, "kv_tile": 128, "overlap": False}, mask, lengths, cluster)
+            for mask, lengths, cluster in product(
+                ("none", "causal"), ("fixed", "packed"), (2, 4, 8)
+            )
+        ),
+        *(
+            (dim, fields, mask, lengths, next(_cluster))
+            for (dim, fields), (mask, lengths) in product(
+                (
+                    (32, {"q_tile": 128, "kv_tile": 128, "accumulate": "direct"}),
+                    (64, {"q_tile": 96, "kv_tile": 128, "accumulate": "direct"}),
+                    (96, {"q_tile": 64, "kv_tile": 64, "overlap": False}),
+                    (128, {"q_tile": 80, "kv_tile": 128, "overlap": False}),
+                    (128, {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False}),
+                    (192, {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False}),
+                    (256, {"q_tile": 64, "kv_tile": 64, "stages": 1, "overlap": False}),
+                ),
+                (("causal", "fixed"), ("window", "packed")),
+            )
+        ),
+    )
+]
 SIMPLE = {  # for tests of something else than the kernel itself
     "none": chosen(64, seq=512),
     "causal": chosen(64, mask="causal", seq=512),
@@ -94,11 +121,16 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "packed": chosen(64, mask="causal", lengths="packed", seq=512),
     "deterministic": chosen(64, mask="causal", deterministic=True, seq=512),
     "deterministic, packed": chosen(64, mask="causal", lengths="packed", deterministic=True),
+    "cluster": spec(
+        128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4}, mask="causal"
+    ),
 }
 SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
 
 ALL = list(
-    dict.fromkeys((*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SIMPLE.values(), *SHORT))
+    dict.fromkeys(
+        (*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *SIMPLE.values(), *SHORT)
+    )
 )
 FORWARD = [  # what `warploom.attention` runs in tests that begin there
     attention_cases.chosen(dim, mask=mask, lengths=lengths, seq=seq)

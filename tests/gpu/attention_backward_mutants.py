@@ -46,6 +46,8 @@ ASK_TURN = "  do {  // all lanes ask"
 AWAIT_TURN = "  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));\n"
 BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
+SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
+LAY_DV = "  lay(of_dv, dv, warp);\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -72,6 +74,12 @@ MUTANTS = {
     "a row attends to the column right of the diagonal": Mutant(
         wrong=(("? column - right(p) - row : 0", "? column - right(p) - 1 - row : 0"),),
         shape=Shape(2, 3, 3, 257, 257),
+    ),
+    "a cluster's blocks sum dk and dv that others have not laid down": Mutant(
+        wrong=((SYNC_SUMS, ""),),
+        shape=LONG,
+        pauses=((LAY_DV, "  if (rank() == 1)\n" + PAUSE + LAY_DV),),
+        kernel=SIMPLE["cluster"],
     ),
     "kv tiles do not wait for their turn": Mutant(
         wrong=((AWAIT_TURN, "  } while (false);\n"),),

@@ -69,7 +69,7 @@ def test_a_deterministic_kernel_is_right_too(kernel: KernelSpec, shape: Shape) -
     verify_masks(kernel, shape)
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "deterministic"])
+@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "deterministic", "cluster"])
 def test_more_tiles_than_multiprocessors_are_all_worked_off(name: str) -> None:
     shape = SHAPES["more tiles than multiprocessors"]
     arena.verify(arena.make(SIMPLE[name], shape, **MASKS[operation(SIMPLE[name]).mask][0]))
@@ -127,7 +127,7 @@ def test_an_extent_of_0_gives_gradients_of_0_without_a_launch(
     assert warploom.counters.launches == launches
 
 
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic"])
+@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
 @pytest.mark.parametrize("seq_k", [1, 64, 200])
 def test_rows_that_attend_to_nothing_have_gradients_of_0_and_give_none(
     name: str, seq_k: int
@@ -141,7 +141,7 @@ def test_rows_that_attend_to_nothing_have_gradients_of_0_and_give_none(
     assert torch.equal(dv, first[2])
 
 
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic"])
+@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
 def test_columns_that_no_row_attends_to_have_gradients_of_0(name: str) -> None:
     made = arena.make(SIMPLE[name], Shape(2, 4, 2, 100, 700), causal="top_left")
     _, dk, dv = arena.verify(made)
@@ -166,11 +166,37 @@ def test_a_scale_is_the_one_that_is_given(scale: float) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 8), (8, 4), (8, 2), (8, 1), (7, 7)])
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic"])
+@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
 def test_keys_have_the_gradients_of_all_query_heads_of_their_group(
     name: str, heads: int, kv_heads: int
 ) -> None:
     arena.verify(arena.make(SIMPLE[name], Shape(3, heads, kv_heads, 193, 193), causal=True))
+
+
+SHARING = (1, 2, 3, 4, 7, 8)  # query heads of a kv head: fewer than blocks of a cluster, and more
+
+
+@pytest.mark.parametrize("kernel", cases.CLUSTERS, ids=short)
+@pytest.mark.parametrize("sharing", SHARING)
+def test_a_cluster_shares_out_any_number_of_query_heads(kernel: KernelSpec, sharing: int) -> None:
+    if operation(kernel).lengths == "packed":
+        for keywords in MASKS[operation(kernel).mask][:2]:
+            for name in ("other keys", "some empty"):
+                heads = {"heads": 2 * sharing, "kv_heads": 2}
+                arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **heads, **keywords))
+    else:
+        for shape in (Shape(2, 2 * sharing, 2, 193, 257), Shape(1, sharing, 1, 65, 1021)):
+            verify_masks(kernel, shape)
+
+
+@pytest.mark.parametrize(
+    "kernel", [one for one in cases.CLUSTERS if operation(one).lengths == "fixed"], ids=short
+)
+def test_a_cluster_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpec) -> None:
+    shape, dim = Shape(2, 6, 2, 131, 193), operation(kernel).dim - 24
+    for turned in (False, True):
+        keywords = MASKS[operation(kernel).mask][0]
+        arena.verify(arena.make(kernel, shape, dim=dim, turned=turned, **keywords))
 
 
 def test_a_wider_mask_or_dim_computes_what_a_narrower_call_asks_for() -> None:
@@ -245,7 +271,7 @@ def test_the_table_chooses_a_kernel_that_is_right(dim: int) -> None:
         dq, dk, dv = front_door(made, deterministic=deterministic)
         arena.assert_right(made, (dq, dk, dv))
         plan = warploom.plan_attention(q, k, v, causal=True, deterministic=deterministic)
-        wanted = cases.chosen(dim, mask="causal", deterministic=deterministic, seq=300)
+        wanted = cases.chosen(dim, mask="causal", deterministic=deterministic, seq=300, sharing=2)
         assert warploom.explain(plan).backward == wanted.name
 
 
@@ -312,7 +338,7 @@ def test_two_streams_come_to_the_same_bits() -> None:
     assert [count.item() for count in differing] == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "packed"])
+@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "packed", "cluster"])
 def test_dk_and_dv_are_bit_equal_in_any_case(name: str) -> None:
     kernel = SIMPLE[name]
     if operation(kernel).lengths == "packed":

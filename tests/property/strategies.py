@@ -111,6 +111,9 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
         stages=draw(st.integers(1, 3)),
         overlap=draw(st.booleans()),
         accumulate="bulk" if operation.deterministic else draw(st.sampled_from(("bulk", "direct"))),
+        cluster=1
+        if operation.deterministic
+        else draw(literal(AttentionBackwardSchedule, "cluster")),
     )
     assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)

@@ -223,7 +223,11 @@ def assert_attention_backward_fits(spec: KernelSpec) -> None:
     assert columns + schedule.q_tile <= {1: 227, 2: 232}[schedule.warpgroups]
     assert layout.blocks * layout.splits == schedule.warpgroups
     assert 32 <= layout.span <= 128
-    assert operation.deterministic <= (schedule.accumulate == "bulk")
+    assert operation.deterministic <= (schedule.accumulate == "bulk" and schedule.cluster == 1)
+    # A cluster's blocks lay down one gradient in fp32 where k and v were, and share out its parts:
+    # 16 rows by 8 columns each.
+    assert schedule.kv_tile * columns * 4 <= 2 * kv
+    assert schedule.kv_tile // 16 * (columns // 8) % schedule.cluster == 0
 
 
 ATTENTION_BREAKS: dict[str, list[Any]] = {
@@ -243,6 +247,7 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
     "q_tile": [-64, 0, 24, 256, 272],
     "kv_tile": [-64, 0, 32, 192],
     "accumulate": ["", "later", "bulk; }"],
+    "cluster": [0, 3, 16, -1],
     "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {

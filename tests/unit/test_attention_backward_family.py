@@ -87,6 +87,7 @@ def launches(kernel: KernelSpec, told: AttentionBackwardProblem) -> list[Launch]
         ({"stages": 0}, "stages 0: is 1 to 8"),
         ({"stages": 9}, "stages 9: is 1 to 8"),
         ({"accumulate": "later"}, "accumulate 'later': is one of bulk, direct"),
+        ({"cluster": 3}, "cluster 3: is one of 1, 2, 4, 8"),
         ({"q_tile": 96}, "248 registers expected, 240 to have"),
         ({"q_tile": 80, "kv_tile": 64}, "q_tile 80 with kv_tile 64: 1 warpgroups cannot share dq"),
         ({"stages": 4}, "shared memory 248832 bytes: sm_90a gives a block 232448"),
@@ -103,6 +104,11 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
     ("operation", "schedule", "reason"),
     [
         ({"deterministic": True}, {"accumulate": "direct"}, "accumulate direct: a deterministic"),
+        (
+            {"deterministic": True},
+            {"cluster": 4},
+            "cluster 4: blocks of a deterministic kernel take tickets one by one; take cluster 1",
+        ),
         ({"dim": 64}, {"q_tile": 96}, "q_tile 96 without overlap: the compiler serialises"),
         ({"mask": "causal", "deterministic": True}, {"q_tile": 80}, "252 registers expected, 240"),
         ({"dim": 256}, {}, "shared memory 313344 bytes"),
@@ -200,6 +206,10 @@ def test_a_name_has_every_field_and_parses_back() -> None:
         "attention_backward_sm90a_fp16_dim32_window_softcap_packed_deterministic_64x64_stages3_overlap_bulk_"
     )
     assert parse_name(kernel.name) == kernel
+    clustered = spec(schedule=replace(SCHEDULE, cluster=4))
+    assert "_64x128_stages2_cluster4_bulk_" in clustered.name
+    assert "cluster" not in spec().name
+    assert parse_name(clustered.name) == clustered
     with pytest.raises(UnknownNameError, match="its digest is"):
         parse_name(spec().name[:-8] + "00000000")
 
@@ -223,6 +233,29 @@ def test_a_wide_head_takes_two_blocks_for_a_kv_tile() -> None:
     assert main.grid == 2 * 8 * 2 * 3
 
 
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+def test_a_cluster_has_a_kv_tile_of_a_kv_head(cluster: int) -> None:
+    schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+    before, main, after = launches(spec(schedule=schedule), problem())
+    assert (main.grid, main.cluster) == (4 * 2 * 3 * cluster, cluster)
+    assert before.cluster == after.cluster == 1
+    assert before.grid == after.grid == 5 * 8 * 3
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+def test_only_a_cluster_writes_dk_and_dv_without_tma(lengths: str) -> None:
+    told = packed() if lengths == "packed" else problem()
+    for cluster in (1, 2):
+        schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+        values = launches(spec(changed(lengths=lengths), schedule), told)[1].parameters
+        for name in ("dk", "dv"):
+            assert (f"{name}_map" in values) is (cluster == 1)
+            assert (f"{name}_rows" in values) is (cluster > 1)
+        if cluster > 1:
+            assert values["dk_rows"] == Address("dk")
+            assert values["dv_seq"] == told.strides_dv[2]
+
+
 def test_packed_tiles_are_enough_for_any_lengths_and_for_what_follows_them() -> None:
     kernel = spec(changed(lengths="packed"))
     values = launches(kernel, packed())[1].parameters
@@ -238,12 +271,13 @@ def test_packed_tiles_are_enough_for_any_lengths_and_for_what_follows_them() -> 
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
 @pytest.mark.parametrize("softcap", [False, True])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("deterministic", "cluster"), [(False, 1), (True, 1), (False, 4)])
 def test_a_launch_has_exactly_the_values_of_the_parameter_block(
-    deterministic: bool, softcap: bool, mask: str, lengths: str
+    deterministic: bool, cluster: int, softcap: bool, mask: str, lengths: str
 ) -> None:
     fields = {"mask": mask, "softcap": softcap, "lengths": lengths}
-    kernel = spec(changed(**fields, deterministic=deterministic))
+    schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+    kernel = spec(changed(**fields, deterministic=deterministic), schedule)
     told = packed(left=70, right=5, bottom_right=True) if lengths == "packed" else problem(right=5)
     block = FAMILY.parameters(kernel)
     workspaces = {workspace.tensor for workspace in FAMILY.workspaces(kernel, told)}
@@ -289,3 +323,9 @@ def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
     fields = {"dim": dim, "mask": "window", "softcap": True, "lengths": "packed"}
     full = render(spec(changed(**fields, deterministic=True), SMALL))
     assert [word for word in words if word not in full] == []
+    distributed = ("mapa", "barrier.cluster", "dk_rows")
+    clustered = render(spec(changed(dim=dim), replace(SMALL, cluster=2)))
+    assert [word for word in distributed if word in plain] == []
+    assert [
+        word for word in (*distributed, "dk_map") if (word in clustered) is (word == "dk_map")
+    ] == []

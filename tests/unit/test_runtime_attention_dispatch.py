@@ -34,8 +34,8 @@ LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
 FAMILIES = ("attention_forward", "attention_backward")
 
 
-def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False) -> Extents:
-    return Extents(2, 8, 2, seq_q, seq_k, dim, seq_q, seq_k, packed)
+def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False, sharing: int = 4) -> Extents:
+    return Extents(2, 2 * sharing, 2, seq_q, seq_k, dim, seq_q, seq_k, packed)
 
 
 def operations(dim: int, packed: bool) -> Iterator[Operation]:
@@ -53,8 +53,9 @@ def operations(dim: int, packed: bool) -> Iterator[Operation]:
 @pytest.mark.parametrize("packed", [False, True], ids=["fixed", "packed"])
 @pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256])
 def test_no_legal_operation_is_without_a_kernel(dim: int, packed: bool) -> None:
-    for wanted, length in product(operations(dim, packed), LENGTHS):
-        choice = choose(wanted, sizes(dim, length, length, packed=packed), None)
+    for wanted, length, sharing in product(operations(dim, packed), LENGTHS, (1, 2, 64)):
+        told = sizes(dim, length, length, packed=packed, sharing=sharing)
+        choice = choose(wanted, told, None)
         assert choice.spec.operation == wanted
         described = family(wanted.family)
         assert isinstance(choice.spec.schedule, described.schedule)
@@ -72,7 +73,8 @@ def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
 def test_every_schedule_of_the_table_is_legal_for_some_operation(name: Family) -> None:
     described = family(name)
     for row in table(name):
-        assert set(row) <= {"dim", "masks", "lengths", "deterministic", "seq", "schedules"}
+        keys = {"dim", "masks", "lengths", "deterministic", "sharing", "seq", "schedules"}
+        assert set(row) <= keys
         wanted = described.operation("bf16", row["dim"], row.get("masks", ["none"])[0])
         legal = [
             described.reasons(
@@ -87,12 +89,24 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: Family) -
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_class_of_the_table_is_the_first_for_some_call(name: Family) -> None:
     found = {
-        id(_class(wanted, sizes(dim, length, length, packed=packed)))
-        for dim, packed in product(DIMS, (False, True))
+        id(_class(wanted, sizes(dim, length, length, packed=packed, sharing=sharing)))
+        for dim, packed, sharing in product(DIMS, (False, True), (1, 4))
         for wanted, length in product(operations(dim, packed), [*LENGTHS, 600, 10_000])
         if wanted.family == name
     }
     assert [row for row in table(name) if id(row) not in found] == []
+
+
+def test_heads_that_share_may_take_a_cluster() -> None:
+    wanted = AttentionBackwardOperation("bf16", 128, "causal")
+    clusters = {
+        sharing: choose(wanted, sizes(128, 4096, 4096, sharing=sharing), None).spec.schedule.cluster  # type: ignore[attr-defined]
+        for sharing in (1, 2, 8)
+    }
+    assert clusters[1] == 1
+    assert clusters[2] == clusters[8] > 1
+    no_heads = Extents(2, 0, 0, 5, 5, 128, 5, 5, packed=False)
+    assert choose(wanted, no_heads, None).spec.schedule.cluster == 1  # type: ignore[attr-defined]
 
 
 # ---- Masks ---------------------------------------------------------------------------------------

@@ -97,14 +97,16 @@ def _maps(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Valu
     rows, columns, heads, kv_heads = (
         problem.total_q, problem.total_k, problem.heads, problem.kv_heads
     )  # fmt: skip
-    return {
+    maps: dict[str, Value] = {
         "q_map": tensor_map("q", rows, heads, problem.strides_q, schedule.q_tile),
         "k_map": tensor_map("k", columns, kv_heads, problem.strides_k, schedule.kv_tile),
         "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, schedule.kv_tile),
         "do_map": tensor_map("do", rows, heads, problem.strides_do, schedule.q_tile),
-        "dk_map": tensor_map("dk", columns, kv_heads, problem.strides_dk, WGMMA_M),
-        "dv_map": tensor_map("dv", columns, kv_heads, problem.strides_dv, WGMMA_M),
     }
+    if schedule.cluster == 1:
+        maps["dk_map"] = tensor_map("dk", columns, kv_heads, problem.strides_dk, WGMMA_M)
+        maps["dv_map"] = tensor_map("dv", columns, kv_heads, problem.strides_dv, WGMMA_M)
+    return maps
 
 
 def _rows(name: str, strides: Strides) -> dict[str, Value]:
@@ -124,7 +126,7 @@ def _section(spec: KernelSpec, problem: AttentionBackwardProblem, all_kv_heads: 
 
 
 def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Value]:
-    operation, _ = _fields(spec)
+    operation, schedule = _fields(spec)
     packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
     values: dict[str, Value] = {
         **_maps(spec, problem),
@@ -140,6 +142,8 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
         **_rows("do", problem.strides_do),
         **_rows("dq", problem.strides_dq),
     }
+    if schedule.cluster > 1:
+        values |= {**_rows("dk", problem.strides_dk), **_rows("dv", problem.strides_dv)}
     if packed:
         values |= {name: Address(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
         values |= {"batch": problem.batch, "total_q": problem.total_q}
@@ -173,18 +177,19 @@ def launches(
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     tiles, values = _tiles(spec, problem), _values(spec, problem)
 
-    def launch(suffix: str, grid: int, block: int, shared_bytes: int) -> Launch:
-        return Launch(spec.name + suffix, grid, block, 1, shared_bytes, values, early=True)
+    def launch(suffix: str, grid: int, block: int, cluster: int, shared_bytes: int) -> Launch:
+        return Launch(spec.name + suffix, grid, block, cluster, shared_bytes, values, early=True)
 
     return [
-        launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 0),
+        launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
         launch(
             "",
-            tiles.kv_tiles * tiles.all_kv_heads * layout.parts,
+            tiles.kv_tiles * tiles.all_kv_heads * layout.parts * schedule.cluster,
             schedule.threads,
+            schedule.cluster,
             layout.shared_bytes,
         ),
-        launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 0),
+        launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
     ]
 
 

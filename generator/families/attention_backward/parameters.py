@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import cast
 
-from warploom.generator.families.attention_backward.schedule import AttentionBackwardOperation
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 from warploom.generator.specification import KernelSpec
 
 _BOXES = {
-    "q": "a q tile", "k": "a kv tile", "v": "a kv tile", "do": "a q tile",
-    "dk": "64 rows", "dv": "64 rows",
+    "q": "a q tile", "k": "a kv tile", "v": "a kv tile", "do": "a q tile"
 }  # fmt: skip
+_GRADIENT_BOXES = {"dk": "64 rows", "dv": "64 rows"}
 _FIXED = (
     Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
     Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
@@ -69,17 +72,20 @@ def _rows(name: str) -> tuple[Field, ...]:
 def parameters(spec: KernelSpec) -> ParameterBlock:
     """The parameter block: what every kernel reads, then what only some do."""
     operation = cast("AttentionBackwardOperation", spec.operation)
-    packed = operation.lengths == "packed"
+    schedule = cast("AttentionBackwardSchedule", spec.schedule)
+    packed, alone = operation.lengths == "packed", schedule.cluster == 1
     dimensions = "[dim, row, head, first]" if packed else "[dim, seq, head, batch]"
     fields = [
         *(
             Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
-            for name, box in _BOXES.items()
+            for name, box in (_BOXES | (_GRADIENT_BOXES if alone else {})).items()
         ),
         *(_PACKED if packed else _FIXED),
         *_EVERY,
         *(field for name in ("o", "do", "dq") for field in _rows(name)),
     ]
+    if not alone:
+        fields += [*_rows("dk"), *_rows("dv")]
     if operation.deterministic:
         fields += _ORDERED
     if operation.softcap:

@@ -57,6 +57,10 @@ def schedule_reasons(
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
             None
+            if schedule.cluster == 1 or not operation.deterministic
+            else f"cluster {schedule.cluster}: blocks of a deterministic kernel take tickets one "
+            "by one; take cluster 1",
+            None
             if schedule.stages > 1 or not schedule.overlap
             else "stages 1 with overlap: the next q arrives before this one is let go; take 2 "
             "stages, or no overlap",

@@ -59,6 +59,8 @@ class AttentionBackwardSchedule:
     overlap     a warpgroup's own products run under its arithmetic: the next scores, dp, dv
     accumulate  how a step's dq is added to the sums in global memory: bulk, by TMA from shared
                 memory; direct, from registers
+    cluster     blocks that share out the query heads of a kv head, and sum dk and dv through
+                distributed shared memory
     """
 
     q_tile: int
@@ -66,6 +68,7 @@ class AttentionBackwardSchedule:
     stages: int = 2
     overlap: bool = True
     accumulate: Literal["bulk", "direct"] = "bulk"
+    cluster: Literal[1, 2, 4, 8] = 1
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -73,6 +76,7 @@ class AttentionBackwardSchedule:
         return (
             f"{self.q_tile}x{self.kv_tile}",
             f"stages{self.stages}",
+            *((f"cluster{self.cluster}",) if self.cluster > 1 else ()),
             *(("overlap",) if self.overlap else ()),
             self.accumulate,
         )

@@ -49,6 +49,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "fixed" if operation.deterministic else "any",
         "accumulate_part": "ordered" if operation.deterministic else schedule.accumulate,
+        "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "steps_part": "overlapped" if schedule.overlap else "serial",
         "query_part": "swapped" if layout.swap else "straight",
     }

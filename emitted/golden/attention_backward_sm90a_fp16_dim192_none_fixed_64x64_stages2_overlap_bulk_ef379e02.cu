@@ -1,11 +1,11 @@
-// attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_1540a16b
+// attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02
 //
 // The gradients of o = p v, p = softmax(s) by rows, s = scale q k^T, from do and the forward's lse:
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   fp16, head dimension 64, mask causal, fixed lengths
-//   q tile 96, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct
-// Three kernels: preprocess, main, postprocess. Digest 1540a16bbe368d2398d24b0d3c1884b14849b4aeed470e1afb51491ee1eeb4fa; `warploom show` prints this file.
+//   fp16, head dimension 192, mask none, fixed lengths
+//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk
+// Three kernels: preprocess, main, postprocess. Digest ef379e025d690838c0d69fea9b2305a4e4c2eb7320abbbd4dae79175e5fc2268; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,15 +28,17 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::half_t;
-constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 192, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
-constexpr int kWgmmaM = 64, kQTile = 96, kKvTile = kWgmmaM * kConsumers;
+constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
+constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 2;  // of q, and of do
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
-constexpr int kParts = 1, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
+constexpr int kCluster = 1;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+constexpr int kParts = 2, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-constexpr int kQuerySplits = 2, kQueryN = 48;  // parts that columns of dq transposed are shared out in; columns of one
+constexpr int kQuerySplits = 1, kQueryN = 96;  // parts that columns of dq are shared out in; columns of one
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -78,7 +80,6 @@ struct alignas(128) Parameters {
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 1024);
@@ -97,14 +98,43 @@ static_assert(OFFSET(Parameters, heads) == 896 && OFFSET(Parameters, seq_q) == 9
 static_assert(OFFSET(Parameters, seq_k) == 904 && OFFSET(Parameters, kv_tiles) == 908);
 static_assert(OFFSET(Parameters, q_tiles) == 912 && OFFSET(Parameters, section) == 916);
 static_assert(OFFSET(Parameters, all_kv_heads) == 920 && OFFSET(Parameters, sharing) == 924);
-static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, right) == 932);
-static_assert(OFFSET(Parameters, scale) == 936);
+static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, scale) == 932);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
+struct KeyWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+struct QueryWgmma {
   static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
@@ -112,37 +142,9 @@ struct ScoresWgmma {
         "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
           "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "l"(a), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
-struct KeyWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
-struct QueryWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -280,12 +282,13 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kStages][kQBytes];
   alignas(1024) uint8_t ds[kConsumers][kDsBoxBytes];
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   alignas(128) float statistics[kStages][2][kQTile];  // of the rows of q: lse in base 2, delta
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
   EmptyBarrier ds_full, ds_empty;  // all of ds is written; all have multiplied dq with it
 };
-static_assert(sizeof(SharedStorage) <= 109056);
+static_assert(sizeof(SharedStorage) <= 182272);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first, and if rows are bounded longest, tiles of all its heads.
@@ -300,11 +303,11 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
   const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
   const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // Which of two blocks adds to a q tile's dq first is left to chance.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x; }
+__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
@@ -324,7 +327,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -336,7 +339,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage], kStatisticsBytes);
-      if (i == 0 && n == work.begin) {
+      if (i == rank() && n == work.begin) {
         shared.v_full.arrive_and_expect_tx(kKvBytes);
         Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
       }
@@ -381,34 +384,35 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
-  ds += consumer % kQuerySplits * kQueryN * 128 / 16;
-  k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
+  ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
   fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, dq, step > 0);
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16, dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kPartSums / 32;
+// columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
-  const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
-  float values[2][2][8];  // of rows, of columns further on
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);  // of 8 rows and the 8 rows 8 further down
+  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  float values[2][8];
   CUTE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair];
-    values[0][0][i] = four.x, values[1][0][i] = four.y;
-    values[0][1][i] = four.z, values[1][1][i] = four.w;
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
+    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
+    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
   }
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  take(row, fragment * 8, values[0]);
+  take(row + 8, fragment * 8, values[1]);
 }
 
 __device__ __forceinline__ float exp2(float x) {
@@ -515,15 +519,23 @@ __device__ __forceinline__ void write(const Consumer& c, const Weights& ds) {
 }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour.
+// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32) + lane * 4;
+  auto& staging = c.shared.sums[warp];
+  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
+  __syncwarp();
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i)
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(sums + i * 128), "f"(dq[4 * i]),
-                 "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
+  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+  cute::tma_store_fence();
+  __syncwarp();
+  if (lane == 0) {
+    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(sums),
+                 "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
+    cute::tma_store_arrive();
+  }
 }
 
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
@@ -601,25 +613,42 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
+// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients], const float (&dv)[kGradients]) {
+  const int own = c.consumer * kWgmmaM * kSpan;
+  stage(c.shared.v + own, dv, 1);
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
+  const bool leads = threadIdx.x % 128 == 0;
+  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
+  stage(c.shared.k + own, dk, c.p.scale);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1),
+  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
+                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
+                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
+                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     float scores[kScores];
     Position position{0, 0};
-    const int steps = (work.end - work.begin) * p.sharing;
+    const int steps = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
     Steps::first(c, scores, position);
     shared.v_full.wait(0);
-    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < steps; ++i) {
       const int m = walk(work, n);
@@ -627,27 +656,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += p.q_tiles;
+        tile += kCluster * p.q_tiles;
       }
     }
     Steps::last(scores);
     finish_turns(c);
   }
-  // The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
-  stage(shared.v + own, dv, 1);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
-  const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(p.dv_map, shared.v + own, work, column);
-  stage(shared.k + own, dk, p.scale);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + consumer);
-  if (leads) store(p.dk_map, shared.k + own, work, column);
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+  store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_1540a16b(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -672,23 +691,21 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work work = locate(p, number(p));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-constexpr int kRowThreads = 256, kRowLanes = 8;  // of a block; that share a row, 8 columns each
+constexpr int kRowThreads = 256, kRowLanes = 32;  // of a block; that share a row, 8 columns each
 
 struct alignas(16) Eight {
   Element values[8];
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_1540a16b_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -725,7 +742,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
 }
 
 // dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_1540a16b_postprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,12 +1,11 @@
-// attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_3968cc7a
+// attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f
 //
-// The gradients of o = p v, p = softmax(s) by rows, s = softcap tanh(scale q k^T / softcap), from do and the forward's lse:
+// The gradients of o = p v, p = softmax(s) by rows, s = scale q k^T, from do and the forward's lse:
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   where ds is also multiplied by the slope of tanh, 1 - tanh^2
-//   bf16, head dimension 96, mask window, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, in order
-// Three kernels: preprocess, main, postprocess. Digest 3968cc7a2a970337040c5bc2c986b2c13eefc560b66d411a7e7a758dc8c7ebf5; `warploom show` prints this file.
+//   bf16, head dimension 32, mask causal, fixed lengths
+//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk, in order
+// Three kernels: preprocess, main, postprocess. Digest 1dbf4c5f483606d9cf8ee65c0e4a7beb8e1eb4c8d2db1db8515a4a1d0752de2e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,15 +28,17 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 96, kSpan = 32;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 32, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
+constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 2;  // of q, and of do
-constexpr bool kBoundsLeft = true, kBoundsRight = true;
+constexpr int kCluster = 1;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
 constexpr int kParts = 1, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-constexpr int kQuerySplits = 2, kQueryN = 48;  // parts that columns of dq are shared out in; columns of one
+constexpr int kQuerySplits = 1, kQueryN = 32;  // parts that columns of dq are shared out in; columns of one
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -48,15 +49,13 @@ using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma t
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by a kv tile
-  cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
-  float* lse;  // [heads, total_q]
-  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
-  int32_t* cu_seqlens_k;  // first column of each, and the end
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
+  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
+  float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
@@ -74,45 +73,39 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int32_t batch;  // sequences
-  int32_t total_q;  // rows, those after the last sequence too
-  int32_t total_k;  // columns, those after the last sequence too
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
   int32_t section;  // kv heads whose tiles are worked off together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
-  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
-  float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 1024);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
 static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, cu_seqlens_q) == 776);
-static_assert(OFFSET(Parameters, cu_seqlens_k) == 784 && OFFSET(Parameters, dlse) == 792);
-static_assert(OFFSET(Parameters, statistics) == 800 && OFFSET(Parameters, dq_sum) == 808);
-static_assert(OFFSET(Parameters, o_rows) == 816 && OFFSET(Parameters, do_rows) == 824);
-static_assert(OFFSET(Parameters, dq_rows) == 832 && OFFSET(Parameters, turns) == 840);
-static_assert(OFFSET(Parameters, counter) == 848 && OFFSET(Parameters, o_batch) == 856);
-static_assert(OFFSET(Parameters, o_head) == 864 && OFFSET(Parameters, o_seq) == 872);
-static_assert(OFFSET(Parameters, do_batch) == 880 && OFFSET(Parameters, do_head) == 888);
-static_assert(OFFSET(Parameters, do_seq) == 896 && OFFSET(Parameters, dq_batch) == 904);
-static_assert(OFFSET(Parameters, dq_head) == 912 && OFFSET(Parameters, dq_seq) == 920);
-static_assert(OFFSET(Parameters, batch) == 928 && OFFSET(Parameters, total_q) == 932);
-static_assert(OFFSET(Parameters, total_k) == 936 && OFFSET(Parameters, kv_tiles) == 940);
-static_assert(OFFSET(Parameters, q_tiles) == 944 && OFFSET(Parameters, section) == 948);
-static_assert(OFFSET(Parameters, all_kv_heads) == 952 && OFFSET(Parameters, sharing) == 956);
-static_assert(OFFSET(Parameters, dim) == 960 && OFFSET(Parameters, left) == 964);
-static_assert(OFFSET(Parameters, right) == 968 && OFFSET(Parameters, bottom_right) == 972);
-static_assert(OFFSET(Parameters, scale) == 976 && OFFSET(Parameters, softcap) == 980);
-__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
+static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, dlse) == 776);
+static_assert(OFFSET(Parameters, statistics) == 784 && OFFSET(Parameters, dq_sum) == 792);
+static_assert(OFFSET(Parameters, o_rows) == 800 && OFFSET(Parameters, do_rows) == 808);
+static_assert(OFFSET(Parameters, dq_rows) == 816 && OFFSET(Parameters, turns) == 824);
+static_assert(OFFSET(Parameters, counter) == 832 && OFFSET(Parameters, o_batch) == 840);
+static_assert(OFFSET(Parameters, o_head) == 848 && OFFSET(Parameters, o_seq) == 856);
+static_assert(OFFSET(Parameters, do_batch) == 864 && OFFSET(Parameters, do_head) == 872);
+static_assert(OFFSET(Parameters, do_seq) == 880 && OFFSET(Parameters, dq_batch) == 888);
+static_assert(OFFSET(Parameters, dq_head) == 896 && OFFSET(Parameters, dq_seq) == 904);
+static_assert(OFFSET(Parameters, heads) == 912 && OFFSET(Parameters, seq_q) == 916);
+static_assert(OFFSET(Parameters, seq_k) == 920 && OFFSET(Parameters, kv_tiles) == 924);
+static_assert(OFFSET(Parameters, q_tiles) == 928 && OFFSET(Parameters, section) == 932);
+static_assert(OFFSET(Parameters, all_kv_heads) == 936 && OFFSET(Parameters, sharing) == 940);
+static_assert(OFFSET(Parameters, dim) == 944 && OFFSET(Parameters, right) == 948);
+static_assert(OFFSET(Parameters, scale) == 952);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -129,32 +122,30 @@ struct ScoresWgmma {
   }
 };
 
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A in registers, B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -171,42 +162,31 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
-
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read or write the next: so the maps are of [dim, row, head, first, back], row and first of
-// one pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros or not stored; `first` moves it to its place. That may be up to kRows to the
-// left: coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are
-// kBack steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
-// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
-constexpr int kBack = 1 << 30;
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
                                          Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.first, kBack);
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
 }
 
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int first_row, row_count, first_column, column_count;
+  int batch;
 
-  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
-  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
-  __device__ __forceinline__ int diagonal(const Parameters& p) const { return bottom_right(p) ? column_count - row_count : 0; }
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
-    const int count = max(0, min(kRows, end - row));
-    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
-  }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
-    return head * head_stride + (first_row + row) * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return int64_t(head) * p.total_q + first_row + row;
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
 
@@ -215,53 +195,31 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
-  }
-  return sequence;
-}
-
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
-  const int sequence = sequence_of<kQTile>(p.cu_seqlens_q, p.batch, tile);
-  const int first_row = p.cu_seqlens_q[sequence], rows = p.cu_seqlens_q[sequence + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[sequence], columns = p.cu_seqlens_k[sequence + 1] - first_column;
-  tile -= first_row / kQTile + sequence;
-  return { {first_row, rows, first_column, columns}, head, (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile };
+// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+  const int batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
 }
 
 __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
-// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
-//
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
-  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
-  const bool after = b == p.batch;
-  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
-  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
-           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
+  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
-  const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
-  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
 // Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
@@ -294,21 +252,17 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
-  float argument;  // of a product in the argument of tanh
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
-  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of softcap tanh(x / softcap), but for a factor that the gradients get in the end: 1 - tanh^2.
-constexpr uint32_t kHidden = 0xdd800000;  // the tanh of what does not attend: -2^60, whose square is finite
-__device__ __forceinline__ float steepen(float weight, float tanh) { return weight - weight * tanh * tanh; }
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Work: a kv tile of one kv head, and columns of its gradients -----------------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
@@ -337,7 +291,7 @@ struct SharedStorage {
   Work work;  // where registers are too few for it
   int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
 };
-static_assert(sizeof(SharedStorage) <= 141312);
+static_assert(sizeof(SharedStorage) <= 43008);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first, and if rows are bounded longest, tiles of all its heads.
@@ -352,7 +306,7 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
   const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
   const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
@@ -383,7 +337,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -395,7 +349,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage], kStatisticsBytes);
-      if (i == 0 && n == work.begin) {
+      if (i == rank() && n == work.begin) {
         shared.v_full.arrive_and_expect_tx(kKvBytes);
         Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
       }
@@ -618,35 +572,43 @@ __device__ __forceinline__ void finish_turns(const Consumer& c) {
   if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
 }
 
-// The steps of a consumer, one for each q tile: one after the other, so that the least registers are in
-// use at a time. What overlaps is left to the warpgroups, which run freely.
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is. The compiler must find no wait that leaves products of the step
+// before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
-  static __device__ __forceinline__ void first(const Consumer&, float (&)[kScores], Position) {}
-
-  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
-    float dp[kScores], dq[kQueries];
-    Weights weights, ds;
+  static __device__ __forceinline__ void first(const Consumer& c, float (&scores)[kScores], Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
+  }
+
+  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool more) {
+    float dp[kScores], dq[kQueries];
+    Weights weights;
     c.shared.do_full[at.stage].wait(at.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
-    fence(scores);
-    weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
+    fence(scores);
+    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    weigh(c, weights, scores, step, at);
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
-    pack(ds, dp);
-    c.shared.ds_empty.wait(step.phase ^ 1);
-    write(c, ds);
-    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();
+    c.shared.ds_empty.wait(step.phase ^ 1);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
     fence(dv);
     release(c.shared.do_empty[at.stage]);
+    pack(weights, dp);
+    write(c, weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
     c.shared.ds_full.wait(step.phase);
     multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
-    cute::warpgroup_wait<0>();
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
@@ -654,7 +616,10 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  static __device__ __forceinline__ void last(float (&)[kScores]) {}
+  static __device__ __forceinline__ void last(float (&scores)[kScores]) {
+    cute::warpgroup_wait<0>();
+    fence(scores);
+  }
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -679,25 +644,42 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
+// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients], const float (&dv)[kGradients]) {
+  const int own = c.consumer * kWgmmaM * kSpan;
+  stage(c.shared.v + own, dv, 1);
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
+  const bool leads = threadIdx.x % 128 == 0;
+  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
+  stage(c.shared.k + own, dk, c.p.scale);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3),
+  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
+                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
+                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
+                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     float scores[kScores];
     Position position{0, 0};
-    const int steps = (work.end - work.begin) * p.sharing;
+    const int steps = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
     Steps::first(c, scores, position);
     shared.v_full.wait(0);
-    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < steps; ++i) {
       const int m = walk(work, n);
@@ -705,27 +687,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += p.q_tiles;
+        tile += kCluster * p.q_tiles;
       }
     }
     Steps::last(scores);
     finish_turns(c);
   }
-  // The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
-  stage(shared.v + own, dv, 1);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
-  const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(p.dv_map, shared.v + own, work, column);
-  stage(shared.k + own, dk, p.scale);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + consumer);
-  if (leads) store(p.dk_map, shared.k + own, work, column);
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+  store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_3968cc7a(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -752,23 +724,21 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-constexpr int kRowThreads = 256, kRowLanes = 16;  // of a block; that share a row, 8 columns each
+constexpr int kRowThreads = 256, kRowLanes = 4;  // of a block; that share a row, 8 columns each
 
 struct alignas(16) Eight {
   Element values[8];
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_3968cc7a_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
@@ -808,7 +778,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
 }
 
 // dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_3968cc7a_postprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,11 +1,11 @@
-// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d2bfd60f
+// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6
 //
 // The gradients of o = p v, p = softmax(s) by rows, s = scale q k^T, from do and the forward's lse:
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask causal, fixed lengths
 //   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added direct
-// Three kernels: preprocess, main, postprocess. Digest d2bfd60f1dd3eb382555e994cf8e41674306cfc4f26286e3622e50b20bfb2c3d; `warploom show` prints this file.
+// Three kernels: preprocess, main, postprocess. Digest b59848d656eda3eefce215a369654e86a4888c31bba7cda0a70ca10d964bc7e6; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -33,6 +33,8 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 1;  // of q, and of do
+constexpr int kCluster = 1;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+__device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
 constexpr int kParts = 2, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
@@ -300,11 +302,11 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
   const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
   const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // Which of two blocks adds to a q tile's dq first is left to chance.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x; }
+__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
@@ -324,7 +326,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   CUTE_NO_UNROLL
-  for (int i = 0; i < p.sharing; ++i) {
+  for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
@@ -336,7 +338,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage], kStatisticsBytes);
-      if (i == 0 && n == work.begin) {
+      if (i == rank() && n == work.begin) {
         shared.v_full.arrive_and_expect_tx(kKvBytes);
         Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
       }
@@ -535,8 +537,8 @@ __device__ __forceinline__ void finish_turns(const Consumer&) {}
 struct Steps {
   static __device__ __forceinline__ void first(const Consumer&, float (&)[kScores], Position) {}
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
-    float dp[kScores], dq[kQueries];
+  static __device__ __forceinline__ void next(const Consumer& c, float (&)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
+    float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
@@ -552,18 +554,18 @@ struct Steps {
     pack(ds, dp);
     c.shared.ds_empty.wait(step.phase ^ 1);
     write(c, ds);
+    c.shared.ds_full.wait(step.phase);
+    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
     cute::warpgroup_wait<1>();
     fence(dv);
-    release(c.shared.do_empty[at.stage]);
-    c.shared.ds_full.wait(step.phase);
-    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
-    cute::warpgroup_wait<0>();
-    fence(dk);
     fence(dq);
-    release(c.shared.q_empty[at.stage]);
+    release(c.shared.do_empty[at.stage]);
     release(c.shared.ds_empty);
     accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
   }
 
   static __device__ __forceinline__ void last(float (&)[kScores]) {}
@@ -591,6 +593,21 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
   cute::tma_store_arrive();
 }
 
+// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients], const float (&dv)[kGradients]) {
+  const int own = c.consumer * kWgmmaM * kSpan;
+  stage(c.shared.v + own, dv, 1);
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
+  const bool leads = threadIdx.x % 128 == 0;
+  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
+  stage(c.shared.k + own, dk, c.p.scale);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
   const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1),
@@ -602,14 +619,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
   if (work.begin < work.end) {
     float scores[kScores];
     Position position{0, 0};
-    const int steps = (work.end - work.begin) * p.sharing;
+    const int steps = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
     Steps::first(c, scores, position);
     shared.v_full.wait(0);
-    int n = work.begin, tile = work.first_tile;  // of the head's first q tile
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < steps; ++i) {
       const int m = walk(work, n);
@@ -617,27 +636,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
-        tile += p.q_tiles;
+        tile += kCluster * p.q_tiles;
       }
     }
     Steps::last(scores);
     finish_turns(c);
   }
-  // The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
-  stage(shared.v + own, dv, 1);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
-  const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(p.dv_map, shared.v + own, work, column);
-  stage(shared.k + own, dk, p.scale);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + consumer);
-  if (leads) store(p.dk_map, shared.k + own, work, column);
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+  store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d2bfd60f(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -678,7 +687,7 @@ struct alignas(16) Eight {
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d2bfd60f_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -715,7 +724,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
 }
 
 // dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d2bfd60f_postprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
