@@ -22,6 +22,7 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
+from warploom.runtime.decision import Alternative
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options
@@ -285,7 +286,11 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do, and why."""
+    """What a call would do, and why.
+
+    `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
+    kernels that came next.
+    """
 
     kernel: str
     reason: str
@@ -293,17 +298,30 @@ class Explanation:
     stored: bool
     copies: tuple[str, ...]
     counters: dict[str, int]
+    seconds: float | None = None
+    runners_up: tuple[Alternative, ...] = ()
     backward: str | None = None  # the kernel of an attention's gradients
 
     def __str__(self) -> str:
         """One fact a line."""
         copies = ", ".join(self.copies) or "none"
         stored = "compiled" if self.stored else "not compiled yet"
-        backward = f"\nbackward {self.backward}" if self.backward else ""
-        return (
-            f"kernel   {self.kernel}\nbecause  {self.reason}\nstore    {stored}\n"
-            f"grid     {self.grid} blocks\ncopies   {copies}{backward}"
-        )
+        lines = [
+            f"kernel   {self.kernel}",
+            f"because  {self.reason}",
+            f"store    {stored}",
+            f"grid     {self.grid} blocks",
+            f"copies   {copies}",
+        ]
+        if self.seconds is not None:
+            lines.append(f"time     {self.seconds * 1e6:.1f} us")
+        lines += [
+            f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us"
+            for one in self.runners_up
+        ]
+        if self.backward:
+            lines.append(f"backward {self.backward}")
+        return "\n".join(lines)
 
 
 @overload
@@ -350,5 +368,7 @@ def explain(
         stored=a.launch is not None,
         copies=a.copies,
         counters=counters.as_dict(),
+        seconds=a.choice.seconds,
+        runners_up=a.choice.runners_up,
         backward=a.backward(*a.gradients).spec.name if isinstance(a, AttentionPlan) else None,
     )
