@@ -15,10 +15,11 @@ from typing import Any, Literal
 import torch
 
 import warploom
-from benchmarks import attention, attention_peers
+from benchmarks import attention, attention_backward, attention_backward_peers, attention_peers
 from benchmarks.cells import Shape, cells, problem, text
 from benchmarks.gemm_peers import PEERS as GEMM_PEERS
 from benchmarks.peers import KINDS, Operands, operand_sets, ours
+from benchmarks.pictures import kind_of
 from benchmarks.protocol import Cell, Contender, Entry, compete, gemm_floor, summary
 from benchmarks.triton_peers import attention_peer
 from warploom.runtime.measure import Call, Sampler, graph_sampler
@@ -31,6 +32,8 @@ ATTENTION_PEERS = {
     "fa4": "FlashAttention-4",
     "triton": "Triton",
 }
+ONLY_FORWARD = ("triton",)  # no backward pass is measured of it
+PASSES = ("forward", "backward")
 PEERS = {"gemm": tuple(GEMM_PEERS), "attention": tuple(ATTENTION_PEERS)}
 CELLS = {
     "gemm": ("squares", "llm", "tuned", "all"),
@@ -41,11 +44,12 @@ Sampling = Callable[[Sequence[Call]], Sampler]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a run is to measure: which cells, types and rows, beside which peers."""
+    """What a run is to measure: which cells, types, passes and rows, beside which peers."""
 
     cells: str
     peers: tuple[str, ...]
     types: tuple[str, ...] = tuple(KINDS)
+    passes: tuple[str, ...] = PASSES
     m: tuple[int, ...] = ()
     match: str = ""
 
@@ -61,9 +65,11 @@ def measured(
 ) -> Iterator[Cell]:
     """Measure every cell that was asked for, one after the other."""
     if what == "attention":
-        for one in attention.cells(asked.cells):  # type: ignore[arg-type]
-            if asked.match in one.name and (not asked.m or one.seq in asked.m):
-                yield steadied(partial(attention_cell, one, asked.peers, device, sampler))
+        for name in asked.passes:
+            measure = {"forward": attention_cell, "backward": attention_backward_cell}[name]
+            for one in attention.cells(asked.cells):  # type: ignore[arg-type]
+                if asked.match in f"{one.name} {name}" and (not asked.m or one.seq in asked.m):
+                    yield steadied(partial(measure, one, asked.peers, device, sampler))
         return
     for kind in asked.types:
         for shape in shapes(asked):
@@ -106,17 +112,39 @@ def attention_cell(
     device: str = "cuda",
     sampler: Sampling = graph_sampler,
 ) -> Cell:
-    """One attention beside its peers."""
+    """One attention's forward pass beside its peers."""
     sets = attention.operand_sets(one, device)
     known = {made.name: made for made in attention_peers.peers(one, sets)}
     known["Triton"] = attention_peer(one, sets)
     beside: list[Contender] = [known[ATTENTION_PEERS[name]] for name in peers]
-    about = {**asdict(one), "type": "bf16", "flops": one.flops}
+    about = {**asdict(one), "type": "bf16", "pass": "forward", "flops": one.flops}
     mine = attention_peers.ours(one, sets)
-    cell = compete(one.name, about, [mine, *beside], one.floor, sampler=sampler)
+    name = f"{one.name} forward"
+    cell = compete(name, about, [mine, *beside], one.floor, sampler=sampler)
     keywords: dict[str, Any] = {**one.keywords, **sets[0].lengths, "out": sets[0].out}
     plan = warploom.plan_attention(sets[0].q, sets[0].k, sets[0].v, **keywords)
     return ranked(cell, warploom.explain(plan).reason)
+
+
+def attention_backward_cell(
+    one: attention_peers.Problem,
+    peers: Sequence[str],
+    device: str = "cuda",
+    sampler: Sampling = graph_sampler,
+) -> Cell:
+    """One attention's backward pass beside those peers of the forward pass that have one here."""
+    with torch.enable_grad():  # most peers' are asked for through autograd
+        given = attention_backward_peers.passes(one, attention.operand_sets(one, device))
+        known = {made.name: made for made in attention_backward_peers.peers(given)}
+        beside = [known[ATTENTION_PEERS[name]] for name in peers if name not in ONLY_FORWARD]
+        work, floor = attention_backward.work(one, products=5)
+        about, name = {**work, "pass": "backward"}, f"{one.name} backward"
+        mine = attention_backward_peers.ours(given)
+        cell = compete(name, about, [mine, *beside], floor, sampler=sampler)
+    first = given[0]
+    operands = (first.given.q, first.given.k, first.given.v)
+    told = warploom.explain(warploom.plan_attention(*operands, **first.arguments)).gradients
+    return ranked(cell, told.reason if told else "")
 
 
 def _gemm_decision(one: Operands) -> str:
@@ -196,6 +224,14 @@ def conclusion(found: Sequence[Cell]) -> dict[str, object]:
     """Verdicts counted, and the geometric mean of the ratios."""
     fair = [replace(cell, entries=cell.entries[:1]) if _alone(cell) else cell for cell in found]
     return summary(cell.as_json() for cell in fair)
+
+
+def conclusions(found: Sequence[Cell]) -> dict[str, dict[str, object]]:
+    """The conclusion of each type and, of attention, of each pass."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found:
+        groups.setdefault(kind_of(cell.as_json()), []).append(cell)
+    return {kind: conclusion(own) for kind, own in groups.items()}
 
 
 def _alone(cell: Cell) -> bool:

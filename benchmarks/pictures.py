@@ -26,25 +26,32 @@ def draw(name: str, cells: Sequence[CellJson], folder: Path) -> list[Path]:
     """Draw every picture that these cells are enough for; return their files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for kind, group in groupby(cells, key=lambda cell: str(cell["problem"].get("type", ""))):
+    for kind, group in groupby(cells, key=kind_of):
+        stem = f"{name}_{kind}".replace(" ", "_")
         found = [cell for cell in group if cell["ratio"]]
         weights = [c for c in found if {"m", "n", "k"} <= c["problem"].keys()]
         lengths = [c for c in found if "seq" in c["problem"] and _square(c["problem"])]
         by_weight = {_weight(c["problem"]): c["ratio"] for c in weights}
         if _is_grid(by_weight):
-            path = folder / f"{name}_{kind}_weights.svg"
+            path = folder / f"{stem}_weights.svg"
             _heat(by_weight, f"{name}, {kind}: {_FIGURE}", "weight [N, K]", "M", path)
             paths.append(path)
         by_length = {_length(c["problem"]): c["ratio"] for c in lengths}
         if _is_grid(by_length):
-            path = folder / f"{name}_{kind}_lengths.svg"
+            path = folder / f"{stem}_lengths.svg"
             _heat(by_length, f"{name}, {kind}: {_FIGURE}", "head dimension", "length", path)
             paths.append(path)
         if len(found) >= _FEWEST:
-            path = folder / f"{name}_{kind}_sorted.svg"
+            path = folder / f"{stem}_sorted.svg"
             _sorted(found, f"{name}, {kind}: {len(found)} cells", path)
             paths.append(path)
     return paths
+
+
+def kind_of(cell: CellJson) -> str:
+    """What cells are grouped by: the type, and of attention the pass where a document has both."""
+    problem = cell["problem"]
+    return " ".join(str(problem[key]) for key in ("type", "pass") if key in problem)
 
 
 def _is_grid(ratios: Mapping[tuple[str, int], float]) -> bool:

@@ -24,6 +24,7 @@ TITLES = {  # of the documents that are drawn, in this order
     "gemm_llm": "Linear layers of language models beside cuBLAS",
     "gemm_squares": "Large products beside cuBLAS",
     "attention_forward": "Attention forward beside its peers",
+    "attention_backward": "Attention backward beside its peers",
 }
 _NOTHING = "Nothing has been measured yet."
 
@@ -54,8 +55,8 @@ def _part(title: str, path: Path, document: Mapping[str, Any], shown: Sequence[P
 
 def _verdicts(cells: Sequence[CellJson]) -> str:
     rows = []
-    for kind in dict.fromkeys(str(cell["problem"].get("type", "")) for cell in cells):
-        own = [cell for cell in cells if str(cell["problem"].get("type", "")) == kind]
+    for kind in dict.fromkeys(map(pictures.kind_of, cells)):
+        own = [cell for cell in cells if pictures.kind_of(cell) == kind]
         found = summary(own)
         mean = found.pop("geometric_mean")
         rows.append((kind, "-" if mean is None else f"{mean:.3f}", *map(str, found.values())))

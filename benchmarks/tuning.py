@@ -17,8 +17,7 @@ import click
 
 from warploom.errors import WarploomError
 from warploom.generator import records_file
-from warploom.generator.model.shapes import text
-from warploom.generator.records import Record, problem_key
+from warploom.generator.records import Record, problem_key, problem_text
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime import dispatch
 from warploom.tuning import journal
@@ -116,7 +115,7 @@ def _key(entry: Entry) -> Key:
 
 
 def _name(record: Record) -> str:
-    return f"{'_'.join(record.operation.tokens)} {text(record.shape)}"
+    return problem_text(record.operation, record.shape)
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from warploom.errors import RecordsError, SpecificationError, UnknownNameError
 from warploom.generator.families import family
-from warploom.generator.model.shapes import Shape, distance, shape_type
+from warploom.generator.model.shapes import Shape, distance, shape_type, text
 from warploom.generator.restore import restore
 from warploom.generator.specification import Operation, Schedule
 
@@ -103,6 +103,11 @@ def problem_key(operation: Operation, shape: Shape) -> tuple[str, ...]:
     fields = asdict(operation)
     lead = json.dumps(fields, sort_keys=True)
     return (operation.family, lead, *(f"{value:012d}" for value in asdict(shape).values()))
+
+
+def problem_text(operation: Operation, shape: Shape) -> str:
+    """An operation and a shape for people."""
+    return f"{'_'.join((operation.family, *operation.tokens))} {text(shape)}"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
-from warploom.runtime.decision import Alternative
+from warploom.runtime.decision import Alternative, Choice
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options
@@ -289,7 +289,7 @@ class Explanation:
     """What a call would do, and why.
 
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
-    kernels that came next.
+    kernels that came next. `gradients` is the same of an attention's backward pass.
     """
 
     kernel: str
@@ -300,7 +300,12 @@ class Explanation:
     counters: dict[str, int]
     seconds: float | None = None
     runners_up: tuple[Alternative, ...] = ()
-    backward: str | None = None  # the kernel of an attention's gradients
+    gradients: Choice | None = None
+
+    @property
+    def backward(self) -> str | None:
+        """The kernel of an attention's gradients; None of a gemm."""
+        return self.gradients.spec.name if self.gradients else None
 
     def __str__(self) -> str:
         """One fact a line."""
@@ -313,15 +318,19 @@ class Explanation:
             f"grid     {self.grid} blocks",
             f"copies   {copies}",
         ]
-        if self.seconds is not None:
-            lines.append(f"time     {self.seconds * 1e6:.1f} us")
-        lines += [
-            f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us"
-            for one in self.runners_up
-        ]
-        if self.backward:
-            lines.append(f"backward {self.backward}")
+        lines += _times(self.seconds, self.runners_up)
+        if self.gradients:
+            lines += [f"backward {self.backward}", f"because  {self.gradients.reason}"]
+            lines += _times(self.gradients.seconds, self.gradients.runners_up)
         return "\n".join(lines)
+
+
+def _times(seconds: float | None, runners_up: Sequence[Alternative]) -> list[str]:
+    """The lines about a choice's time, and about what came next."""
+    lines = [] if seconds is None else [f"time     {seconds * 1e6:.1f} us"]
+    return lines + [
+        f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us" for one in runners_up
+    ]
 
 
 @overload
@@ -370,5 +379,5 @@ def explain(
         counters=counters.as_dict(),
         seconds=a.choice.seconds,
         runners_up=a.choice.runners_up,
-        backward=a.backward(*a.gradients).spec.name if isinstance(a, AttentionPlan) else None,
+        gradients=a.backward(*a.gradients) if isinstance(a, AttentionPlan) else None,
     )

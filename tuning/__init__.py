@@ -8,6 +8,6 @@ journal.py    every outcome on disk as it happens: what a second start resumes f
 gpu.py        the interface of what measures, and a process of its own that does so
 worker.py     that process; replay.py: a recorded sweep in its place
 tuner.py      the run: compiles ahead, measures, records, keeps to the budget
-families.py   what tuning knows of each family; gemm_trial.py and attention_trial.py: random
-              operands, calls and checks
+families.py   what tuning knows of each family; gemm_trial.py, attention_trial.py and
+              attention_backward_trial.py: random operands, calls and checks
 """

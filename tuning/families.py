@@ -13,14 +13,15 @@ import yaml
 
 from warploom.errors import ProblemError, SpecificationError, UnknownNameError
 from warploom.generator.elements import element
-from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.families.gemm import GemmOperation, GemmProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.generator.tensor_maps import PITCH_BYTES
 from warploom.runtime import attention_dispatch, dispatch
+from warploom.runtime.attention_dispatch import Operation as AttentionOperation
 from warploom.runtime.attention_problem import Extents
+from warploom.tuning.attention_backward_trial import AttentionBackwardTrial
 from warploom.tuning.attention_trial import AttentionTrial
 from warploom.tuning.gemm_trial import GemmTrial
 from warploom.tuning.trial import Trial
@@ -184,6 +185,8 @@ def _attention_cells(
     if operation.lengths == "packed" or operation.mask == "window" or operation.softcap:
         return []
     listed = cells()["attention"]
+    if operation.family.removeprefix("attention_") not in listed["passes"]:
+        return []
     causal, dim = operation.mask == "causal", operation.dim
     found = []
     if dim in listed["dim"] and causal in listed["causal"]:
@@ -204,6 +207,13 @@ FAMILIES: dict[str, Tuned] = {
         _attention_default,
         _attention_fitting,
         AttentionTrial,
+        _attention_parse,
+        _attention_cells,
+    ),
+    "attention_backward": Tuned(
+        _attention_default,
+        _attention_fitting,
+        AttentionBackwardTrial,
         _attention_parse,
         _attention_cells,
     ),

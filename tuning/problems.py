@@ -8,6 +8,7 @@ from pathlib import Path
 
 from warploom.errors import ProblemError
 from warploom.generator.model.shapes import Shape, text
+from warploom.generator.records import problem_text
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.tuning.families import tuned
@@ -23,7 +24,7 @@ class Problem:
 
     def __str__(self) -> str:
         """The operation and the shape, for people."""
-        return f"{'_'.join(self.operation.tokens)} {text(self.shape)}"
+        return problem_text(self.operation, self.shape)
 
 
 def problems(

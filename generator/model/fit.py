@@ -26,7 +26,8 @@ from warploom.generator.specification import KernelSpec, Operation, Schedule
 MEAN_WEIGHT = 0.3  # of a problem's mean error, beside 1 for how its schedules compare
 PULL = 0.15  # towards the start: of one measurement's error of 100 %, for a constant e times off
 ROUNDS = 60
-SWEPT = 120  # schedules of one problem that make a sweep
+SWEPT = 120  # schedules of one problem that make a sweep,
+WHOLE = 0.9  # or this share of all that are legal, where these are fewer
 FIRST = 12  # schedules that the model proposes
 NEAR = 1.03  # what they must be within, of the best known
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -43,10 +44,16 @@ class Measurement:
     multiprocessors: int
 
 
-def fit(gpu: str, measurements: Sequence[Measurement], known: Constants | None = None) -> Constants:
+def fit(
+    gpu: str,
+    measurements: Sequence[Measurement],
+    known: Constants | None = None,
+    legal: Mapping[Operation, int] | None = None,
+) -> Constants:
     """Return constants of every family measured; those of the others are `known`'s.
 
-    Raises RecordsError where nothing was measured.
+    `legal` counts the legal schedules of operations, as far as they are known. Raises RecordsError
+    where nothing was measured.
     """
     if not measurements:
         raise RecordsError(
@@ -58,11 +65,13 @@ def fit(gpu: str, measurements: Sequence[Measurement], known: Constants | None =
     for name in MODELS:
         own = [one for one in measurements if one.operation.family == name]
         if own:
-            families[name] = _fit(name, own)
+            families[name] = _fit(name, own, legal or {})
     return Constants(gpu, measurements[0].multiprocessors, families)
 
 
-def _fit(name: str, measured: Sequence[Measurement]) -> FamilyConstants:
+def _fit(
+    name: str, measured: Sequence[Measurement], legal: Mapping[Operation, int]
+) -> FamilyConstants:
     start, seconds = MODELS[name]
     names = list(start)
     groups = _groups(measured)
@@ -82,7 +91,7 @@ def _fit(name: str, measured: Sequence[Measurement]) -> FamilyConstants:
     told = (_slopes(errors, fitted)[: -len(names)] ** 2).sum(axis=0)
     assumed = tuple(key for key, size in zip(names, told, strict=True) if size < PULL**2)
     found = FamilyConstants(values, len(measured), len(groups), off, assumed)
-    return replace(found, quality=quality(name, values, measured))
+    return replace(found, quality=quality(name, values, measured, legal))
 
 
 def _error(seconds: Any, values: Mapping[str, float], one: Measurement) -> float:  # noqa: ANN401
@@ -127,19 +136,24 @@ def _slopes(errors: Any, at: Vector) -> Vector:  # noqa: ANN401 (a function of v
 
 
 def quality(
-    name: str, values: Mapping[str, float], measured: Sequence[Measurement]
+    name: str,
+    values: Mapping[str, float],
+    measured: Sequence[Measurement],
+    legal: Mapping[Operation, int],
 ) -> Quality | None:
-    """Hold a model against every problem of which at least SWEPT schedules were measured.
+    """Hold a model against every problem of which enough schedules were measured.
 
-    These are more than a search measures, which begins with what a model proposes. None where there
-    is no such problem: a model that was held against none decides nothing.
+    SWEPT are more than a search measures, which begins with what a model proposes; small spaces are
+    measured nearly whole. None where there is no such problem: a model that was held against none
+    decides nothing.
     """
     fitted = FamilyConstants(values, 0, 0, 0.0)
     firsts, kept = [], []
     for group in _groups(measured):
-        if len({m.schedule for m in group}) < SWEPT:
-            continue
         one = group[0]
+        enough = min(SWEPT, WHOLE * legal.get(one.operation, math.inf))
+        if len({m.schedule for m in group}) < enough:
+            continue
         constants = Constants("", one.multiprocessors, {name: fitted})
         times = {m.schedule: m.seconds for m in group}
         arch = next(iter(ARCHITECTURES))

@@ -13,6 +13,8 @@ from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.records import Records
 from warploom.generator.specification import parse_name
 
+ATTENTION = ("attention_forward", "attention_backward")  # whose cells are alike
+
 
 def of_results(path: Path) -> tuple[str, list[Measurement]]:
     """Return the GPU of a document of benchmarks/results, and its kernels' times.
@@ -68,7 +70,7 @@ def _shape(family: str, problem: Mapping[str, Any]) -> Shape | None:
     """The shape of a cell; None where it does not say enough."""
     if family == "gemm" and {"m", "n", "k"} <= problem.keys():
         return GemmShape(problem["m"], problem["n"], problem["k"], problem.get("batch", 1))
-    if family == "attention_forward" and "seq" in problem and not problem.get("lengths"):
+    if family in ATTENTION and "seq" in problem and not problem.get("lengths"):
         seq, window = problem["seq"], problem.get("window")
         return AttentionShape(
             problem["batch"],

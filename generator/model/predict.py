@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from warploom.generator.model import attention, gemm
+from warploom.generator.model import attention, attention_backward, gemm
 from warploom.generator.model.constants import Constants
 from warploom.generator.model.shapes import Shape
 from warploom.generator.specification import KernelSpec
@@ -18,6 +18,7 @@ Seconds = Callable[[Mapping[str, float], Any, Any, Any, int], float]
 MODELS: dict[str, tuple[Mapping[str, float], Seconds]] = {
     "gemm": (gemm.START, gemm.seconds),
     "attention_forward": (attention.START, attention.seconds),
+    "attention_backward": (attention_backward.START, attention_backward.seconds),
 }
 
 

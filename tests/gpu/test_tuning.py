@@ -12,6 +12,10 @@ import cases
 import pytest
 import torch
 
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.model.shapes import AttentionShape, GemmShape
 from warploom.generator.specification import KernelSpec
@@ -44,6 +48,14 @@ def test_a_batch_is_verified_and_timed_in_a_process_of_its_own() -> None:
     shape = AttentionShape(2, 8, 2, 1021, 1021, 64)
     (result,) = gpu.measure(Batch(operation, shape, (attention,), 4)).values()
     assert result.outcome == "correct" and result.seconds, result
+    backward = AttentionBackwardOperation("bf16", 64, "causal")
+    gradients = tuple(
+        KernelSpec("sm_90a", backward, AttentionBackwardSchedule(q_tile, 128, accumulate=way))  # type: ignore[arg-type]
+        for q_tile, way in ((64, "bulk"), (96, "direct"))
+    )
+    found = gpu.measure(Batch(backward, shape, gradients, 4))
+    assert [found[spec].outcome for spec in gradients] == ["correct"] * 2, found
+    assert all(1e-5 < (one.seconds or 0) < 1e-3 for one in found.values())
     gpu.close()
 
 

@@ -15,10 +15,15 @@ from sweeps import GPU, environment
 import warploom
 from warploom.errors import ConfigurationError
 from warploom.generator import records_file
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule
 from warploom.generator.gpus import file_name
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.model.attention_backward import START as BACKWARD
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.model.gemm import START
 from warploom.generator.model.shapes import AttentionShape, GemmShape
@@ -246,6 +251,69 @@ def test_attention_asks_the_records_too(fresh: Path) -> None:
     assert attention_dispatch.choose(operation, sizes, None).reason.startswith("first of its class")
 
 
+def gradients_record(**fields: Any) -> Record:
+    operation = AttentionBackwardOperation("bf16", 128, "causal")
+    here = replace(environment("attention_backward"), nvrtc=records._nvrtc() or "13.0")
+    given = {
+        "operation": operation,
+        "shape": AttentionShape(2, 16, 16, 4096, 4096, 128),
+        "environment": here,
+        "best": Timed(AttentionBackwardSchedule(48, 128, 2, overlap=True), 1e-3, 0.001),
+        "default": Timed(AttentionBackwardSchedule(64, 128, 2, overlap=False), 1.2e-3, 0.001),
+        "measured": "2026-11-22T00:00:00+00:00",
+        **fields,
+    }
+    return Record(**given)
+
+
+def test_gradients_ask_the_records_too(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = gradients_record()
+    operation: Any = one.operation
+    keep(fresh, one)
+    sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
+    band = Band(right=0)
+
+    def choose(sizes: Extents, device: DeviceLimits | None = H200) -> decision.Choice:
+        return attention_dispatch.choose(operation, sizes, None, band, device)
+
+    assert choose(sizes).spec.schedule == one.best.schedule
+    assert "recorded" in choose(sizes).reason and "1.200 times" in choose(sizes).reason
+    longer = replace(sizes, seq_q=8192, seq_k=8192)
+    assert "nearest record" in choose(longer).reason
+    family = FamilyConstants(BACKWARD, 36, 12, 0.03)
+    constants = Constants(GPU, 132, {"attention_backward": family})
+    monkeypatch.setattr(records, "load", lambda gpu: constants)
+    records.forget()
+    carried = choose(longer)
+    assert "carried over by the model" in carried.reason
+    assert 3.2e-3 < (carried.seconds or 0) < 4e-3  # twice the length
+    assert choose(replace(sizes, seq_q=64, seq_k=64)).reason.startswith("first of its class")
+    assert choose(sizes, None).reason.startswith("first of its class")
+    ordered = replace(operation, deterministic=True)
+    found = attention_dispatch.choose(ordered, sizes, None, band, H200)
+    assert found.reason.startswith("first of its class")  # another operation
+    given = KernelSpec("sm_90a", operation, AttentionBackwardSchedule(64, 64, overlap=False))
+    told = attention_dispatch.choose(operation, sizes, given, band, H200)
+    assert (told.spec, told.reason) == (given, "the spec that was given")
+
+
+def test_the_model_chooses_gradients_among_the_table_where_it_is_good(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = Constants(
+        GPU, 132, {"attention_backward": FamilyConstants(BACKWARD, 900, 35, 0.03, (), GOOD)}
+    )
+    monkeypatch.setattr(records, "load", lambda gpu: constants)
+    records.forget()
+    operation = AttentionBackwardOperation("bf16", 128)
+    sizes = Extents(32, 16, 16, 512, 512, 128, 512, 512, packed=False)
+    found = attention_dispatch.choose(operation, sizes, None, Band(), H200)
+    assert found.reason.startswith("the model alone") and found.runners_up
+    rows = attention_dispatch.table("attention_backward")
+    listed = [fields for row in rows if row["dim"] == 128 for fields in row["schedules"]]
+    assert found.spec.schedule in [AttentionBackwardSchedule(**fields) for fields in listed]
+
+
 def test_windows_and_packed_lengths_are_shapes_of_their_own() -> None:
     sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
     assert attention_dispatch.shape(sizes, Band()).window == 0
@@ -289,3 +357,23 @@ def test_explain_tells_the_times_of_the_choice_and_of_those_after_it(
     assert "time     40.0 us" in text and text.count("\nnext     gemm_sm90a") == 2
     assert "recorded 44.0 us" in text
     gemm._plans.clear()
+
+
+def test_explain_tells_of_the_gradients_too(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = gradients_record(shape=AttentionShape(1, 2, 2, 64, 64, 128))
+    keep(fresh, one)
+    plain = attention_dispatch.choose
+
+    def on_an_h200(*arguments: Any) -> decision.Choice:
+        return plain(*arguments[:4], H200)
+
+    monkeypatch.setattr(attention_dispatch, "choose", on_an_h200)
+    q, k, v = (torch.ones(1, 2, 64, 128).bfloat16() for _ in "qkv")
+    told = warploom.explain(warploom.plan_attention(q, k, v, causal=True))
+    assert told.gradients and told.gradients.spec.schedule == one.best.schedule
+    assert told.gradients.seconds == 1e-3 and len(told.gradients.runners_up) == 1
+    lines = str(told).splitlines()
+    first = lines.index(f"backward {told.backward}")
+    assert lines[first + 1].startswith("because  recorded 2")
+    assert lines[first + 2] == "time     1000.0 us"
+    assert lines[first + 3].startswith("next     attention_backward_sm90a")

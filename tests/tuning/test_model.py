@@ -234,6 +234,14 @@ def test_what_a_search_measured_is_no_sweep(listed: list[Problem]) -> None:
     assert fit(GPU, measured(listed)).families["gemm"].quality is None
 
 
+def test_a_small_space_that_was_measured_nearly_whole_is_a_sweep(listed: list[Problem]) -> None:
+    found = measured(listed)
+    points = len({one.schedule for one in found if one.operation == BF16})
+    for legal, problems in ((points, 3), (int(1.2 * points), None)):
+        fitted = fit(GPU, found, legal={BF16: legal}).families["gemm"].quality
+        assert (fitted and fitted.problems) == problems
+
+
 def test_a_model_decides_where_it_was_held_against_enough_and_is_good() -> None:
     assert Quality(28, 1.05, 0.95).decides
     assert not Quality(3, 1.0, 1.0).decides

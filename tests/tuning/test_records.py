@@ -20,6 +20,10 @@ from warploom.cli import main
 from warploom.errors import RecordsError, SpecificationError
 from warploom.generator import records_file
 from warploom.generator.epilogue import Bias, Residual, Scale
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.model.shapes import AttentionShape, GemmShape
@@ -56,11 +60,19 @@ ATTENTION = Record(
     None,
 )
 
+BACKWARD = Record(
+    AttentionBackwardOperation("bf16", 64, "causal", deterministic=True),
+    AttentionShape(32, 32, 32, 512, 512, 64),
+    environment("attention_backward"),
+    Timed(AttentionBackwardSchedule(96, 128), 6e-4, 0.001),
+    Timed(AttentionBackwardSchedule(64, 128, overlap=False), 7e-4, 0.001),
+)
+
 
 # ---- What comes back -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("one", [record(), replace(record(), operation=FUSED), ATTENTION])
+@pytest.mark.parametrize("one", [record(), replace(record(), operation=FUSED), ATTENTION, BACKWARD])
 def test_a_record_comes_back_from_json_as_it_was(one: Record) -> None:
     assert from_plain(json.loads(json.dumps(to_plain(one))), GPU) == one
 

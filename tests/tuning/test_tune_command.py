@@ -15,9 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 from sweeps import GPU, SHAPES, entries, own_share, write_sweep
 
-from warploom.cli import main
+from warploom.cli import main, tune
+from warploom.errors import DeviceError
 from warploom.generator import records_file
 from warploom.tuning import journal
+from warploom.tuning import problems as problem_lists
 from warploom.tuning.problems import Problem
 
 ALL = ",".join(SHAPES)
@@ -281,6 +283,39 @@ def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
     assert len(gemm) == 70 and min(len(one.space) for one in gemm) > 500
     attention = problems(root / "configs" / "attention_space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
+    backward = problems(root / "configs" / "attention_backward_space.yaml")
+    assert len(backward) == 35 and min(len(one.space) for one in backward) > 3
+    assert [one.shape for one in backward] == [one.shape for one in attention]
+
+
+@pytest.mark.parametrize(
+    ("name", "families"),
+    [
+        ("attention", {"attention_forward", "attention_backward"}),
+        ("attention_forward", {"attention_forward"}),
+        ("attention_backward", {"attention_backward"}),
+    ],
+)
+def test_attention_is_both_passes(
+    name: str, families: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def engines(*_: object) -> None:
+        raise DeviceError("enough")
+
+    monkeypatch.setattr(tune, "_engines", engines)
+    plain = problem_lists.problems
+
+    def listed(*arguments: Any, **keywords: Any) -> list[Problem]:
+        asked.extend(plain(*arguments, **keywords))
+        return asked
+
+    monkeypatch.setattr(problem_lists, "problems", listed)
+    done = run(name, "--cells")
+    assert done.exit_code == 1 and "enough" in done.stderr
+    assert {one.operation.family for one in asked} == families
+    assert len(asked) == 35 * len(families)
 
 
 def test_the_sweep_is_of_the_gpu_it_says(listed: list[Problem]) -> None:

@@ -27,7 +27,7 @@ from warploom.tuning.replay import NoCompiler, Replay
 from warploom.tuning.search import band
 from warploom.tuning.tuner import Ended, Progress, Tuner, _unusable
 
-HERE = {"gemm": environment()}
+HERE = {name: environment(name) for name in ("gemm", "attention_backward")}
 
 
 class Clock:
@@ -126,6 +126,16 @@ def test_a_second_run_chooses_the_same_or_one_tied_with_it(space: Path, tmp_path
         near = Result(first.best.schedule, "correct", 1.0, 0.004, 1.0)
         same += max(times) <= min(times) * (1 + band(near, near))
     assert same / 28 >= 0.95
+
+
+def test_gradients_are_tuned_by_the_same_search(tmp_path: Path) -> None:
+    configs = Path(__file__).parents[2] / "configs"
+    listed = problems(configs / "attention_backward_space.yaml", rows=[512, 8192])
+    assert len(listed) == 13  # twelve squares, and one of grouped queries
+    ended, _, _ = tune(listed, tmp_path, roughness=0.1)
+    for one in ended:
+        assert one.record and one.record.best.seconds <= 1.02 * best_of(one.problem, 0.1)
+        assert one.record.environment == environment("attention_backward")
 
 
 # ---- What it does not record ---------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,18 @@ import torch
 
 from warploom.errors import DeviceError, ProblemError
 from warploom.generator.epilogue import STEPS, Activation, Amax, Bias, Residual, Scale
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import api
+from warploom.runtime import attention_backward_reference as gradients
 from warploom.runtime.measure import Call, Sampler, Timing
+from warploom.tuning import attention_backward_trial
 from warploom.tuning.families import tuned
 from warploom.tuning.gpu import About, Batch, GpuProcess
 from warploom.tuning.worker import GpuLost, Worker, unsteady
@@ -101,20 +107,20 @@ def test_every_step_of_an_epilogue_gets_operands(step: Any) -> None:
     assert result.outcome == "correct", result.reason
 
 
-@pytest.mark.parametrize(
-    ("fields", "shape"),
-    [
-        ({}, AttentionShape(2, 4, 2, 70, 70, 64)),
-        ({"mask": "causal"}, AttentionShape(2, 4, 2, 200, 200, 64)),
-        ({"mask": "causal"}, AttentionShape(1, 4, 4, 5, 200, 64)),
-        ({"mask": "window"}, AttentionShape(1, 4, 2, 300, 300, 64, window=40)),
-        ({"softcap": True}, AttentionShape(1, 2, 2, 33, 65, 64)),
-        (
-            {"mask": "causal", "lengths": "packed"},
-            AttentionShape(5, 4, 2, 140, 140, 64, total_q=300, total_k=300),
-        ),
-    ],
-)
+ATTENTIONS: list[tuple[dict[str, Any], AttentionShape]] = [
+    ({}, AttentionShape(2, 4, 2, 70, 70, 64)),
+    ({"mask": "causal"}, AttentionShape(2, 4, 2, 300, 300, 64)),
+    ({"mask": "causal"}, AttentionShape(1, 4, 4, 5, 300, 64)),
+    ({"mask": "window"}, AttentionShape(1, 4, 2, 300, 300, 64, window=40)),
+    ({"softcap": True}, AttentionShape(1, 2, 2, 33, 65, 64)),
+    (
+        {"mask": "causal", "lengths": "packed"},
+        AttentionShape(5, 4, 2, 280, 280, 64, total_q=600, total_k=600),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "shape"), ATTENTIONS)
 def test_every_kind_of_attention_is_tried_and_right(
     fields: dict[str, Any], shape: AttentionShape
 ) -> None:
@@ -123,6 +129,30 @@ def test_every_kind_of_attention_is_tried_and_right(
     made, _ = worker()
     (result,) = made.measure(request(operation, shape, [spec])).values()
     assert result.outcome == "correct", result.reason
+
+
+GRADIENTS = AttentionBackwardOperation("bf16", 64)
+BACKWARD = AttentionBackwardSchedule(64, 128)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        *ATTENTIONS,
+        ({"mask": "causal"}, AttentionShape(1, 2, 2, 300, 40, 64)),  # rows without a column
+        ({"deterministic": True}, AttentionShape(1, 2, 1, 300, 290, 64)),
+    ],
+)
+def test_every_kind_of_gradient_is_tried_and_right(
+    fields: dict[str, Any], shape: AttentionShape
+) -> None:
+    operation = replace(GRADIENTS, **fields)
+    spec = KernelSpec("sm_90a", operation, BACKWARD)
+    made, _ = worker()
+    (result,) = made.measure(request(operation, shape, [spec])).values()
+    assert result.outcome == "correct", result.reason
+    trial: Any = tuned(operation.family).trial(operation, shape, "cpu", 1)
+    assert 0.05 < trial.error_share(spec) < 0.9
 
 
 # ---- What is wrong -------------------------------------------------------------------------------
@@ -165,6 +195,59 @@ def test_a_wrong_attention_is_found_at_both_ends(monkeypatch: pytest.MonkeyPatch
     made, _ = worker()
     shape = AttentionShape(2, 4, 2, 400, 400, 64)
     (result,) = made.measure(request(operation, shape, [spec])).values()
+    assert result.outcome == "wrong"
+
+
+Damage = Callable[[Any, Mapping[str, torch.Tensor]], object]  # of a call, and its dq, dk and dv
+
+
+def _lost_columns(call: Any, found: Mapping[str, torch.Tensor]) -> None:
+    """Take what 64 columns in the middle add to dq away again."""
+    forward, tile = call.forward, slice(1920, 1984)
+    whole = (forward.q, forward.k[:, :, tile], forward.v[:, :, tile])
+    function = gradients.Function(forward.scaling)
+    lost, _ = gradients.following(
+        gradients.Tensors(*whole, call.out, call.lse, call.dout), function
+    )
+    found["dq"].sub_(lost[0])
+
+
+def _lost_rows(call: Any, found: Mapping[str, torch.Tensor]) -> None:
+    """Take what 48 rows in the middle add to dk and dv away again."""
+    forward, tile = call.forward, slice(1920, 1968)
+    rows = [t[:, :, tile] for t in (forward.q, call.out, call.lse, call.dout)]
+    given = gradients.Tensors(rows[0], forward.k, forward.v, *rows[1:])
+    lost, _ = gradients.following(given, gradients.Function(forward.scaling))
+    found["dk"].sub_(lost[1])
+    found["dv"].sub_(lost[2])
+
+
+BROKEN: dict[str, Damage] = {
+    "dq, first row": lambda call, found: found["dq"][-1, 1, 0, 3].add_(0.5),
+    "dq, last row": lambda call, found: found["dq"][-1, 1, -1, 3].add_(0.5),
+    "dk, first column": lambda call, found: found["dk"][-1, 0, 0, 3].add_(0.5),
+    "dk, last column": lambda call, found: found["dk"][-1, 0, -1, 3].add_(0.5),
+    "dv, last column": lambda call, found: found["dv"][-1, 0, -1, 3].add_(0.5),
+    "dv, nan": lambda call, found: found["dv"][0, 0, 600, 3].fill_(torch.nan),
+    "dq lacks a tile of columns": _lost_columns,
+    "dk and dv lack a tile of rows": _lost_rows,
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    plain = attention_backward_trial.attention_backward
+
+    def broken(call: Any) -> Any:
+        found = plain(call)
+        BROKEN[damage](call, dict(zip(("dq", "dk", "dv"), found, strict=True)))
+        return found
+
+    monkeypatch.setattr(attention_backward_trial, "attention_backward", broken)
+    made, _ = worker()
+    spec = KernelSpec("sm_90a", GRADIENTS, BACKWARD)
+    shape = AttentionShape(1, 2, 1, 4096, 4096, 64)
+    (result,) = made.measure(request(GRADIENTS, shape, [spec])).values()
     assert result.outcome == "wrong"
 
 

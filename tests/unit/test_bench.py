@@ -8,13 +8,14 @@ import itertools
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 
 import warploom.generator
@@ -144,6 +145,57 @@ def test_attention_is_measured_beside_the_peers_that_are_there() -> None:
     )
     assert "first of its class" in cell.problem["decision"]
     assert bench.missing([cell])["FlashAttention-4"]
+
+
+def test_gradients_are_measured_beside_the_peers_that_have_them() -> None:
+    one = replace(attention.cells("square")[0], batch=1, heads=2, kv_heads=2, seq=128)
+    with torch.no_grad():  # as the command measures
+        cell = bench.attention_backward_cell(
+            one, ("fa2", "fa4", "triton"), "cpu", taking(1e-3, 3e-3)
+        )
+    names = [entry.contender for entry in cell.entries]
+    assert names[0] == "warploom" and sorted(names[1:]) == ["FlashAttention-2", "FlashAttention-4"]
+    assert str(cell.entries[0].kernel).startswith("attention_backward_sm90a")
+    assert "first of its class" in cell.problem["decision"]
+    assert cell.name.endswith(" backward") and cell.problem["pass"] == "backward"
+    assert cell.problem["flops"] == one.flops * 5 // 2
+    assert cell.entries[0].error_share and cell.entries[0].error_share < 1
+
+
+def test_attention_has_both_passes_of_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("attention_cell", "attention_backward_cell"):
+        monkeypatch.setattr(bench, name, lambda one, *_, made=name: cell_with(0.0, made=made))
+
+    def made(**asked: Any) -> list[str]:
+        found = bench.measured("attention", bench.Asked("all", (), **asked))
+        return [cell.problem["made"] for cell in found]
+
+    assert made() == 35 * ["attention_cell"] + 35 * ["attention_backward_cell"]
+    assert made(passes=("backward",), m=(512,)) == 6 * ["attention_backward_cell"]
+    assert made(match="d256 causal 16384 backward") == ["attention_backward_cell"]
+    with (attention.ROOT / "benchmarks" / "cells.yaml").open() as file:
+        assert tuple(yaml.safe_load(file)["attention"]["passes"]) == bench.PASSES
+
+
+def test_both_passes_have_pictures_and_means_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cells = []
+    for name, ratio in (("forward", 1.1), ("backward", 0.9)):
+        for one in attention.cells("square"):
+            about = {**asdict(one), "type": "bf16", "pass": name}
+            cells.append(replace(cell_with(0.01, ratio), name=one.name, problem=about))
+    listed = [cell.as_json() for cell in cells]
+    drawn = [path.name for path in pictures.draw("bench_attention", listed, tmp_path)]
+    assert drawn == [
+        f"bench_attention_bf16_{name}_{kind}.svg"
+        for name in ("forward", "backward")
+        for kind in ("lengths", "sorted")
+    ]
+    means = {name: found["geometric_mean"] for name, found in bench.conclusions(cells).items()}
+    assert means == {
+        "bf16 forward": pytest.approx(1.1),
+        "bf16 backward": pytest.approx(0.9),
+    }
 
 
 def test_cells_are_those_that_were_asked_for() -> None:

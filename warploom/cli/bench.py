@@ -24,6 +24,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--peers", default="", help="cublas,triton,quack or cudnn,fa2,fa3,fa4,triton: all.")
 @click.option("--cells", default="all", help="squares, llm, tuned, all; or square, grouped, all.")
 @click.option("--types", default="", help="Types of products, separated by commas (default: all).")
+@click.option("--passes", default="", help="Of attention: forward, backward (default: both).")
 @click.option("--m", "rows", default="", help="Cells of these M, or lengths, only.")
 @click.option("--match", default="", help="Only cells whose name has this text.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")
@@ -36,6 +37,7 @@ def command(
     peers: str,
     cells: str,
     types: str,
+    passes: str,
     rows: str,
     match: str,
     allow_missing: bool,
@@ -49,6 +51,7 @@ def command(
         cells=_of(cells, bench.CELLS[what], "cells")[0],
         peers=_of(peers, bench.PEERS[what], "peers"),
         types=_of(types, tuple(kinds), "types"),
+        passes=_of(passes, bench.PASSES, "passes"),
         m=tuple(_number(word) for word in rows.split(",") if word),
         match=match,
     )
@@ -57,6 +60,9 @@ def command(
     told = list(dict.fromkeys(entry.contender for cell in found for entry in cell.entries))
     output.table("cells", bench.columns(told), [bench.row(cell, told) for cell in found])
     output.value("summary", bench.conclusion(found))
+    if len(each := bench.conclusions(found)) > 1:
+        for kind, own in each.items():
+            output.value(f"summary, {kind}", own)
     if absent := bench.missing(found):
         output.value("missing", absent)
     if plot:

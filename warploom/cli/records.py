@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from warploom.errors import ConfigurationError, RecordsError
 
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
+    from warploom.generator.specification import Operation
 
 COLUMNS = ("problem", "us", "default / best", "schedule", "nvrtc", "revision", "measured", "noisy")
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -29,8 +32,7 @@ def command() -> None:
 def show(output: Output, paths: Sequence[Path]) -> None:
     """List the records of files: those given, or all that came with the package and the user's."""
     from warploom.generator import records_file
-    from warploom.generator.model.shapes import text
-    from warploom.generator.records import to_plain
+    from warploom.generator.records import problem_text, to_plain
 
     found = [(path, records_file.read(path)) for path in paths or records_file.every()]
     if output.as_json:
@@ -40,7 +42,7 @@ def show(output: Output, paths: Sequence[Path]) -> None:
     for path, records in found:
         rows = [
             [
-                f"{'_'.join(record.operation.tokens)} {text(record.shape)}",
+                problem_text(record.operation, record.shape),
                 record.best.seconds * 1e6,
                 record.speedup,
                 "_".join(record.best.schedule.tokens),
@@ -107,7 +109,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
             fix="fit each by itself",
         )
     known = files.read(out) if out and out.exists() else None
-    constants = fitted(gpus.pop(), measured, known)
+    constants = fitted(gpus.pop(), measured, known, _legal())
     rows = [
         [
             name,
@@ -128,6 +130,14 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
         output.value("file", out)
     else:
         output.text("constants", files.text(constants))
+
+
+def _legal() -> dict[Operation, int]:
+    """How many legal schedules the package's spaces have of each operation."""
+    from warploom.generator.space import expand_file
+
+    spaces = sorted(Path(str(resources.files("warploom.configs"))).glob("*_space.yaml"))
+    return Counter(spec.operation for path in spaces for spec in expand_file(path).specs)
 
 
 def _measurements(path: Path) -> tuple[str, list[Measurement]]:

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from warploom.tuning.tuner import Compiler, Ended, Progress, Tuner
 
 COLUMNS = ("problem", "status", "us", "default / best", "kernel", "tried", "failed")
+SPACES = {  # of the package, by what FILE may name
+    "gemm": ("gemm",),
+    "attention": ("attention", "attention_backward"),
+    "attention_forward": ("attention",),
+    "attention_backward": ("attention_backward",),
+}
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -79,8 +85,9 @@ def command(
 ) -> None:
     """Tune the operations of a configuration at shapes, and record the best schedules.
 
-    FILE has operations and a space of schedules; `gemm` and `attention` name those of the package,
-    for bf16.
+    FILE has operations and a space of schedules. `gemm` and `attention` name those of the package,
+    for bf16; `attention` is both passes, of which `attention_forward` and `attention_backward` name
+    one: with --cells, the gradients of every cell are tuned as well, all their launches together.
     """
     from warploom.tuning.problems import problems
 
@@ -100,7 +107,11 @@ def command(
             rule="what was replayed is no measurement, and not for the user's records",
             fix="give a file of its own",
         )
-    wanted = problems(_shipped(path), shapes, model=model, rows=rows)
+    wanted = [
+        problem
+        for space in _shipped(path)
+        for problem in problems(space, shapes, model=model, rows=rows)
+    ]
     with ExitStack() as stack:
         measuring, compiler = _engines(stack, gpus, jobs, replay, pace)
         run = _Run(output, wanted, measuring, compiler, budget, records, journal)
@@ -116,12 +127,12 @@ def command(
             output.value("journal", run.journal_path)
 
 
-def _shipped(path: Path) -> Path:
-    """The space of the package that `path` names, or `path`."""
-    spaces = {Path(name): f"{name}_space.yaml" for name in ("gemm", "attention")}
-    if path not in spaces or path.exists():
-        return path
-    return Path(str(resources.files("warploom.configs").joinpath(spaces[path])))
+def _shipped(path: Path) -> list[Path]:
+    """The spaces of the package that `path` names, or `path`."""
+    if str(path) not in SPACES or path.exists():
+        return [path]
+    folder = resources.files("warploom.configs")
+    return [Path(str(folder.joinpath(f"{name}_space.yaml"))) for name in SPACES[str(path)]]
 
 
 def _engines(
