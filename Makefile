@@ -40,4 +40,4 @@ tree:
 	rm -rf $(TYPING)
 	mkdir -p $(TYPING)/warploom
 	ln -s $(CURDIR)/warploom/* $(CURDIR)/configs $(CURDIR)/generator $(CURDIR)/runtime \
-		$(CURDIR)/templates $(TYPING)/warploom
+		$(CURDIR)/templates $(CURDIR)/tuning $(TYPING)/warploom

@@ -76,7 +76,7 @@ def compare(
     ]
     if deterministic:
         contenders.append(ours(given, name="warploom, in any order"))
-    about, floor = _work(problem, products=5)
+    about, floor = work(problem, products=5)
     return ranked(compete(problem.name, about, contenders, floor, sampler=sampler), len(beside))
 
 
@@ -87,7 +87,7 @@ def compare_steps(
 ) -> Cell:
     """Both passes through autograd, as `compare` has them; times are the host's, GPU included."""
     contenders = trained(passes(problem, operand_sets(problem, device)))
-    about, floor = _work(problem, products=7)
+    about, floor = work(problem, products=7)
     cell = compete(problem.name, about, contenders, floor, sampler=sampler or step_sampler)
     return ranked(cell, len(contenders) - 1)
 
@@ -108,7 +108,7 @@ def step_sampler(calls: Sequence[Call]) -> Sampler:
     return lambda: run(count)
 
 
-def _work(problem: Problem, products: int) -> tuple[dict[str, object], Floor]:
+def work(problem: Problem, products: int) -> tuple[dict[str, object], Floor]:
     """A cell's record and floor: the forward pass has two products."""
     flops = problem.flops * products // 2
     return {**asdict(problem), "type": "bf16", "flops": flops}, Floor(

@@ -32,9 +32,13 @@ Value = TensorMap | Address | Argument | int | float | bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What a launch depends on of the GPU at hand."""
+    """What a launch, and the choice of its kernel, depend on of the GPU at hand.
+
+    `gpu` is the name of its kind, as the driver gives it; empty where there is none.
+    """
 
     multiprocessors: int
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)

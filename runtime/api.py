@@ -22,6 +22,7 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
+from warploom.runtime.decision import Alternative, Choice
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options
@@ -285,7 +286,11 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do, and why."""
+    """What a call would do, and why.
+
+    `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
+    kernels that came next. `gradients` is the same of an attention's backward pass.
+    """
 
     kernel: str
     reason: str
@@ -293,17 +298,39 @@ class Explanation:
     stored: bool
     copies: tuple[str, ...]
     counters: dict[str, int]
-    backward: str | None = None  # the kernel of an attention's gradients
+    seconds: float | None = None
+    runners_up: tuple[Alternative, ...] = ()
+    gradients: Choice | None = None
+
+    @property
+    def backward(self) -> str | None:
+        """The kernel of an attention's gradients; None of a gemm."""
+        return self.gradients.spec.name if self.gradients else None
 
     def __str__(self) -> str:
         """One fact a line."""
         copies = ", ".join(self.copies) or "none"
         stored = "compiled" if self.stored else "not compiled yet"
-        backward = f"\nbackward {self.backward}" if self.backward else ""
-        return (
-            f"kernel   {self.kernel}\nbecause  {self.reason}\nstore    {stored}\n"
-            f"grid     {self.grid} blocks\ncopies   {copies}{backward}"
-        )
+        lines = [
+            f"kernel   {self.kernel}",
+            f"because  {self.reason}",
+            f"store    {stored}",
+            f"grid     {self.grid} blocks",
+            f"copies   {copies}",
+        ]
+        lines += _times(self.seconds, self.runners_up)
+        if self.gradients:
+            lines += [f"backward {self.backward}", f"because  {self.gradients.reason}"]
+            lines += _times(self.gradients.seconds, self.gradients.runners_up)
+        return "\n".join(lines)
+
+
+def _times(seconds: float | None, runners_up: Sequence[Alternative]) -> list[str]:
+    """The lines about a choice's time, and about what came next."""
+    lines = [] if seconds is None else [f"time     {seconds * 1e6:.1f} us"]
+    return lines + [
+        f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us" for one in runners_up
+    ]
 
 
 @overload
@@ -350,5 +377,7 @@ def explain(
         stored=a.launch is not None,
         copies=a.copies,
         counters=counters.as_dict(),
-        backward=a.backward(*a.gradients).spec.name if isinstance(a, AttentionPlan) else None,
+        seconds=a.choice.seconds,
+        runners_up=a.choice.runners_up,
+        gradients=a.backward(*a.gradients) if isinstance(a, AttentionPlan) else None,
     )

@@ -20,6 +20,7 @@ from warploom.runtime import (
     attention_dispatch,
     attention_gradient,
     attention_reference,
+    driver,
 )
 from warploom.runtime.attention_mask import Band, band
 from warploom.runtime.attention_operands import (
@@ -32,7 +33,7 @@ from warploom.runtime.attention_operands import (
 )
 from warploom.runtime.attention_problem import Call, Extents, Keywords, check_numbers, extents
 from warploom.runtime.counters import counters
-from warploom.runtime.dispatch import Choice
+from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
 
@@ -87,6 +88,7 @@ class AttentionPlan:
             softcap=operation.softcap,
             deterministic=deterministic,
             spec=spec,
+            device=self.launch.device if self.launch else -1,
         )
 
     def run(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,8 +164,9 @@ def _make(call: Call) -> AttentionPlan:
     wanted = attention_dispatch.operation(
         name_of(call.q.dtype, "q"), sizes, masked, softcap=softcap
     )
-    choice = attention_dispatch.choose(wanted, sizes, call.kernel)
     device, launch = call.q.get_device(), None
+    limits = driver.limits(device) if device >= 0 else None
+    choice = attention_dispatch.choose(wanted, sizes, call.kernel, masked, limits)
     if device >= 0 and not sizes.empty:
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         tensors = ("q", "k", "v", "o", "lse", *offsets)

@@ -14,7 +14,7 @@ import torch
 from warploom.generator.families.attention_backward import AttentionBackwardProblem
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_dispatch
+from warploom.runtime import attention_dispatch, driver
 from warploom.runtime.attention_backward_problem import BackwardCall, check_results
 from warploom.runtime.attention_backward_reference import Gradients
 from warploom.runtime.attention_mask import Band, band
@@ -26,7 +26,7 @@ from warploom.runtime.attention_operands import (
 )
 from warploom.runtime.attention_problem import Extents, check_numbers, extents, named
 from warploom.runtime.counters import counters
-from warploom.runtime.dispatch import Choice
+from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
 
@@ -136,14 +136,19 @@ def choose(
     softcap: bool,
     deterministic: bool | None,
     spec: KernelSpec | str | None,
+    device: int,
 ) -> Choice:
-    """The kernel that gradients get; ProblemError for a spec that computes something else."""
+    """The kernel that gradients get on a GPU, or (-1) on the CPU.
+
+    Raises ProblemError for a spec that computes something else.
+    """
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     wanted = attention_dispatch.backward_operation(
         element, sizes, masked, softcap=softcap, deterministic=deterministic
     )
-    return attention_dispatch.choose(wanted, sizes, named(spec))
+    limits = driver.limits(device) if device >= 0 else None
+    return attention_dispatch.choose(wanted, sizes, named(spec), masked, limits)
 
 
 def _make(call: BackwardCall) -> AttentionBackwardPlan:
@@ -158,6 +163,7 @@ def _make(call: BackwardCall) -> AttentionBackwardPlan:
         if call.into is None
         else tuple(tensor.stride() for tensor in call.into)
     )
+    device, launch = forward.q.get_device(), None
     choice = choose(
         name_of(forward.q.dtype, "q"),
         sizes,
@@ -165,8 +171,8 @@ def _make(call: BackwardCall) -> AttentionBackwardPlan:
         softcap=forward.softcap is not None,
         deterministic=forward.deterministic,
         spec=forward.backward_spec,
+        device=device,
     )
-    device, launch = forward.q.get_device(), None
     if device >= 0 and not sizes.empty:
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         scalars = ("scale",) if forward.softcap is None else ("scale", "softcap")

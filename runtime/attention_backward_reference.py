@@ -198,9 +198,27 @@ def bound(given: Tensors, function: Function) -> Gradients:
     tensor core truncates. Each gradient is rounded once more.
     """
     q, k, v = given.q, given.k, given.v
-    out_error, lse_error = forward.bound(q, k, v, function)
     out, lse = forward.exact(q, k, v, function)
-    given = replace(given, out=out, lse=lse)
+    errors = forward.bound(q, k, v, function)
+    return _bound(replace(given, out=out, lse=lse), function, *errors)
+
+
+def following(given: Tensors, function: Function) -> tuple[Gradients, Gradients]:
+    """Return the gradients in float64 of out and lse as they are, and how far off a kernel may be.
+
+    No forward pass is computed: this is cheap for some rows, or some columns, of long sequences.
+    """
+    out_error = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.q.shape)
+    lse_error = out_error[..., 0]
+    wide = replace(given, out=given.out.double(), lse=given.lse.double())
+    found = _gradients(wide, function, torch.float64)
+    return found, _bound(wide, function, out_error, lse_error)
+
+
+def _bound(
+    given: Tensors, function: Function, out_error: torch.Tensor, lse_error: torch.Tensor
+) -> Gradients:
+    q, k = given.q, given.k
     unit, smallest = unit_roundoff(q.dtype), torch.finfo(q.dtype).smallest_normal
     denormal = smallest * torch.finfo(q.dtype).eps / 2  # rounding below the normal numbers
     sharing = q.shape[1] // k.shape[1]
@@ -208,7 +226,9 @@ def bound(given: Tensors, function: Function) -> Gradients:
         accumulated(q.dtype, length) + 2 * FLOAT_ROUNDOFF * length
         for length in (q.shape[2] * sharing, k.shape[2])
     )
-    dq, dk, dv = (torch.zeros(t.shape, dtype=torch.float64, device=t.device) for t in (q, k, v))
+    dq, dk, dv = (
+        torch.zeros(t.shape, dtype=torch.float64, device=t.device) for t in (q, k, given.v)
+    )
     for rows in chunks(q, k):
         one = _chunk(given, function, rows, torch.float64)
         at = (rows.batch, slice(None), rows.rows)

@@ -1,11 +1,12 @@
-"""Which kernel an attention gets: the spec that was given, else the schedule of a measured table.
+"""Which kernel an attention gets: the spec that was given, what was tuned, else a table's schedule.
 
-The tables, one for each pass, lie in configs/; no shape is decided by a branch here.
+decision.py weighs records and model; what is chosen without them stands in measured tables, one for
+each pass, in configs/. No shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -16,11 +17,14 @@ import yaml
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
-from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.generator.specification import KernelSpec
+from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOperation
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.model.shapes import AttentionShape
+from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.attention_mask import Band
 from warploom.runtime.attention_problem import Extents
-from warploom.runtime.dispatch import ARCH, Choice
+from warploom.runtime.decision import Choice, decide
+from warploom.runtime.dispatch import ARCH
 
 Family = Literal["attention_forward", "attention_backward"]
 Operation = AttentionOperation | AttentionBackwardOperation
@@ -64,8 +68,14 @@ def backward_operation(
     )
 
 
-def choose(wanted: Operation, sizes: Extents, spec: KernelSpec | None) -> Choice:
-    """Return the kernel for an operation at these lengths.
+def choose(
+    wanted: Operation,
+    sizes: Extents,
+    spec: KernelSpec | None,
+    band: Band | None = None,
+    device: DeviceLimits | None = None,
+) -> Choice:
+    """Return the kernel for an operation at these lengths, with this mask, on this GPU.
 
     Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
     another one.
@@ -76,6 +86,36 @@ def choose(wanted: Operation, sizes: Extents, spec: KernelSpec | None) -> Choice
         raise ProblemError(value, rule=rule, fix="leave out what is not supported")
     if spec is not None:
         return Choice(_checked(spec, wanted), "the spec that was given")
+    return decide(
+        wanted,
+        shape(sizes, band or Band()),
+        device or DeviceLimits(multiprocessors=132),
+        default=lambda: untuned(wanted, sizes),
+        legal=lambda schedule: fitting(wanted, schedule),
+        portfolio=lambda: _portfolio(wanted),
+    )
+
+
+def shape(sizes: Extents, band: Band) -> AttentionShape:
+    """Return what of a call decides its time."""
+    bounds = (band.left, band.right)
+    bounded = all(bound < UNBOUNDED for bound in bounds)
+    return AttentionShape(
+        batch=sizes.batch,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        seq_q=sizes.seq_q,
+        seq_k=sizes.seq_k,
+        dim=sizes.dim,
+        window=max(1, sum(bounds) + 1) if bounded else 0,
+        total_q=sizes.total_q if sizes.packed else 0,
+        total_k=sizes.total_k if sizes.packed else 0,
+    )
+
+
+def untuned(wanted: Operation, sizes: Extents) -> Choice:
+    """Return the table's choice for a legal operation: what there is without tuning."""
+    described = family(wanted.family)
     refusal: SpecificationError | None = None
     row = _class(wanted, sizes)
     for fields in row["schedules"]:
@@ -88,6 +128,25 @@ def choose(wanted: Operation, sizes: Extents, spec: KernelSpec | None) -> Choice
         low, high = row["seq"]
         return Choice(found, f"first of its class in the table, sequences of {low} to {high}")
     raise cast("SpecificationError", refusal)
+
+
+def fitting(wanted: Operation, schedule: Schedule) -> KernelSpec | None:
+    """Return the kernel of a schedule that was recorded; None where it is not legal."""
+    try:
+        return KernelSpec(ARCH, wanted, schedule)
+    except SpecificationError:
+        return None
+
+
+def _portfolio(wanted: Operation) -> Iterator[KernelSpec]:
+    """Every schedule of the table that an operation can have: what the model may choose from."""
+    described = family(wanted.family)
+    for row in table(wanted.family):
+        if row["dim"] == wanted.dim:
+            for fields in row["schedules"]:
+                found = fitting(wanted, described.complete(ARCH, wanted, fields))
+                if found:
+                    yield found
 
 
 def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:

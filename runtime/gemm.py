@@ -18,6 +18,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime import dispatch, driver, epilogue, reference
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
+from warploom.runtime.decision import Choice
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm_operands import Copy, refuse_grad, refuse_overlap
 from warploom.runtime.gemm_problem import Options, check_call
@@ -45,7 +46,7 @@ class GemmPlan:
     launch: LaunchPlan | None  # None on the CPU, and where an extent is 0
     copy_a: Copy | None  # where TMA cannot read it
     copy_b: Copy | None
-    choice: dispatch.Choice
+    choice: Choice
     _device: int = -1
     _ready: dict[tuple[int, ...], tuple[Callable[..., bool], Launch]] = field(
         default_factory=dict, repr=False
