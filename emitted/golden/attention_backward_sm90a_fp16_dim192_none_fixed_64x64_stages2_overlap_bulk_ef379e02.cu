@@ -32,7 +32,7 @@ constexpr int kDim = 192, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 2;  // of q, and of do
+constexpr int kStages = 2, kDsStages = 1;  // of q, and of do; of ds
 constexpr int kCluster = 1;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = false;
@@ -281,12 +281,12 @@ struct SharedStorage {
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kStages][kQBytes];
-  alignas(1024) uint8_t ds[kConsumers][kDsBoxBytes];
+  alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   alignas(128) float statistics[kStages][2][kQTile];  // of the rows of q: lse in base 2, delta
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
-  EmptyBarrier ds_full, ds_empty;  // all of ds is written; all have multiplied dq with it
+  EmptyBarrier ds_empty;  // all have multiplied dq with a single stage of ds
 };
 static_assert(sizeof(SharedStorage) <= 182272);
 
@@ -455,6 +455,12 @@ __device__ __forceinline__ float2 statistics(const float (&of_rows)[kQTile], int
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
+// A q tile: its first row, its number in storage, and whether the step's number is odd.
+struct Step {
+  int row, tile;
+  uint32_t parity;
+};
+
 // What a consumer's steps work with, beside registers.
 struct Consumer {
   const Parameters& p;
@@ -468,13 +474,8 @@ struct Consumer {
   // From the columns of all parts to the block's own, in a descriptor.
   template <int kRows> __device__ __forceinline__ int columns() const { return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_ds(Step step) const { return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16); }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
-};
-
-// A q tile: its first row, its number in storage, the phase of what is written and read in every step.
-struct Step {
-  int row, tile;
-  uint32_t phase;
 };
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
@@ -505,17 +506,30 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Writes ds^T transposed, once all have read the last, for all to read: rows of q, the warpgroup's 64 columns of k in a
-// swizzled row of 128 bytes.
-__device__ __forceinline__ void write(const Consumer& c, const Weights& ds) {
+// Waits until nobody reads the step's stage of ds any more. Of two stages that one is free: all have met
+// since they read it.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
+  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
+}
+
+// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 columns of k in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.ds[c.consumer]) + row * 128 + (piece ^ lane % 8) * 16;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.ds[step.parity % kDsStages][c.consumer]) + row * 128 + (piece ^ lane % 8) * 16;
   CUTE_UNROLL
   for (int i = 0; i < kQTile / 16; ++i)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address + i * 16 * 128),
                  "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3]) : "memory");
   cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before the barrier lets it read
-  release(c.shared.ds_full);
+}
+
+// Where the consumers meet: all of ds is written.
+__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
+
+// Lets go of ds, which dq has been multiplied with.
+__device__ __forceinline__ void release_ds(const Consumer& c) {
+  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
@@ -562,15 +576,15 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    c.shared.ds_empty.wait(step.phase ^ 1);  // also keeps the arithmetic before it, under dv's products
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
     cute::warpgroup_wait<0>();
     fence(dv);
     release(c.shared.do_empty[at.stage]);
     pack(weights, dp);
-    write(c, weights);
+    write(c, weights, step);
     multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
-    c.shared.ds_full.wait(step.phase);
-    multiply_query(dq, c.ds, c.k + c.columns<kKvTile>(), c.consumer);
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
     // around products in flight makes the compiler wait for them.
     Position ahead = at;
@@ -581,7 +595,7 @@ struct Steps {
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
-    release(c.shared.ds_empty);
+    release_ds(c);
     accumulate(c, dq, step);
   }
 
@@ -618,7 +632,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   const int own = c.consumer * kWgmmaM * kSpan;
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1);
+  meet();
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
   stage(c.shared.k + own, dk, c.p.scale);
@@ -634,7 +648,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                    matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
                    matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.ds[0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
+                   matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -681,7 +695,6 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.q_empty[i].init(4 * kConsumers);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    shared.ds_full.init(4 * kConsumers);
     shared.ds_empty.init(4 * kConsumers);
     cutlass::arch::fence_barrier_init();
   }

@@ -38,10 +38,10 @@ class Mutant(attention_mutants.Mutant):
 AWAIT_DO = "    c.shared.do_full[at.stage].wait(at.phase);\n"
 DP = "    multiply_scores(dp, c.v + c.own, c.staged_do(at));\n"
 LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
-WRITE = "    write(c, ds);\n"
+WRITE = "    write(c, ds, step);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());\n"
 RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
-AWAIT_DS = "    c.shared.ds_full.wait(step.phase);\n"
+MEET = "    meet();\n"
 ASK_TURN = "  do {  // all lanes ask"
 AWAIT_TURN = "  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));\n"
 BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
@@ -52,7 +52,7 @@ PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
     "dq is multiplied before the other warpgroup has written its part of ds": Mutant(
-        wrong=((AWAIT_DS, ""),),
+        wrong=((MEET, ""),),
         shape=LONG,
         pauses=((WRITE, "    if (c.consumer == 1)\n" + PAUSE + WRITE),),
     ),

@@ -1,6 +1,6 @@
 """What the gpu tests share: their kernels, built at once, and the record of a passed session.
 
-`--record FILE` writes what this GPU passed to FILE, if nothing failed; `make gpu-test` asks for it.
+`--record FILE` notes in FILE which files of tests this GPU passed; `make gpu-test` asks for it.
 The tests may run in several processes at a time (pytest-xdist): what takes longest is the host.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,22 +39,36 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", type=Path, help="write what passed here, if everything did")
+    parser.addoption("--record", type=Path, help="note the files of tests that passed")
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
+    """Record the files in which nothing failed, if all of their tests were to run."""
     if hasattr(config, "workerinput"):  # one of several processes, which knows only its own tests
         return
     path = config.getoption("--record", None)
     stats = terminalreporter.stats
-    if path is None or exitstatus != 0 or "deselected" in stats or "passed" not in stats:
+    ran_all = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    chosen = any("::" in argument for argument in config.args) or "deselected" in stats
+    if path is None or not ran_all or chosen or config.getoption("maxfail"):
         return
-    found = [entry for report in stats["passed"] for entry in report.user_properties]
-    counts = {kind: len(stats.get(kind, ())) for kind in ("passed", "failed", "skipped")}
-    record.write(path, counts, found)
-    terminalreporter.write_line(f"wrote {path}")
+
+    def by_file(kind: str) -> Counter[str]:
+        return Counter(Path(report.nodeid.split("::")[0]).name for report in stats.get(kind, ()))
+
+    failed, skipped = by_file("failed") | by_file("error"), by_file("skipped")
+    good = {file: count for file, count in by_file("passed").items() if file not in failed}
+    counts = {file: {"passed": n, "skipped": skipped[file]} for file, n in good.items()}
+    found = [
+        entry
+        for report in stats.get("passed", ())
+        if Path(report.nodeid.split("::")[0]).name in good
+        for entry in report.user_properties
+    ]
+    record.write(path, counts, failed, found)
+    terminalreporter.write_line(f"noted {len(counts)} files in {path}")
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +80,9 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def built(private_store: Path) -> dict[str, Artifact]:
-    """Every kernel of the tables, by name, built in parallel before the first test."""
+    """Every GEMM of the tables, by name, built in parallel before the first test of GEMM."""
     others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
     specs = list(dict.fromkeys((*cases.ALL, *cases.ASKED, *others)))
     return _built(private_store, specs)

@@ -23,7 +23,7 @@ from cases import SIMPLE
 import warploom
 from warploom.errors import KernelMissingError
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 HERE = Path(__file__).parent
 Note = Callable[[str, str], None]
 

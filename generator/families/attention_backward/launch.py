@@ -17,8 +17,9 @@ from warploom.generator.launches import Address, Argument, DeviceLimits, Launch,
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 
-# Of q, do and the sums of dq that blocks in flight work on where rows are bounded: with k and v they
-# stay in 50 MB of L2. Else all tiles take as long, and one head after the other is 1.5 to 2 % faster.
+# Of q, do and the sums of dq that blocks in flight work on where rows are bounded: with k and v
+# they stay in 50 MB of L2. Else all tiles take as long, and one head after the other is 1.5 to 2 %
+# faster.
 SECTION_BYTES = 32 << 20
 WARPS = 4  # of a warpgroup: each adds a piece of a q tile's dq
 ROW_THREADS = 256  # of a block of the preprocess and postprocess kernels

@@ -76,7 +76,9 @@ class AttentionBackwardLayout:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
         stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
-        return 2 * self.kv_bytes + stages + self.ds_stages * self.ds_bytes + self.sums_bytes + BARRIERS
+        return (
+            2 * self.kv_bytes + stages + self.ds_stages * self.ds_bytes + self.sums_bytes + BARRIERS
+        )
 
 
 def attention_backward_layout(
