@@ -1,9 +1,9 @@
 """tests/gpu/record.json: which GPU passed these tests, with what, and on which state of the code.
 
 `digest()` is of every file that decides what a kernel does; a test on the CPU compares it with the
-record's, and the files of tests that passed with those there are. The tests may pass file by file, in
-several sessions: `write` keeps what the same code passed on the same machine before. Nothing here
-needs a GPU until it is called.
+record's, and the files of tests that passed with those there are. The tests may pass file by file,
+in several sessions: `write` keeps what the same code passed on the same machine before. Nothing
+here needs a GPU until it is called.
 """
 
 from __future__ import annotations
