@@ -1,11 +1,13 @@
 // attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d
 //
-// The gradients of o = p v, p = softmax(s) by rows, s = scale q k^T, from do and the forward's lse:
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 128, mask none, fixed lengths
 //   q tile 80, kv tile 128, 2 consumers, 2 stages, dq added bulk
-// Three kernels: preprocess, main, postprocess. Digest 91cee79d4426925c8b9aa2506b4fe28a1d12787db821ae3cd3547114138f380d; `warploom show` prints this file.
+// Three kernels: preprocess, main, postprocess.
+// Digest 91cee79d4426925c8b9aa2506b4fe28a1d12787db821ae3cd3547114138f380d; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,21 +32,25 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 80, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 2, kDsStages = 2;  // of q, and of do; of ds
-constexpr int kCluster = 1;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = false;
-constexpr int kParts = 1, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
+// A block has all scores of its tile, and of the gradients these columns.
+constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-constexpr int kQuerySplits = 1, kQueryN = 80;  // parts that columns of dq transposed are shared out in; columns of one
+// Parts that columns of dq transposed are shared out in; columns of one.
+constexpr int kQuerySplits = 1, kQueryN = 80;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
@@ -165,9 +171,10 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
-__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
-                                         Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -183,7 +190,8 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head, int row) const {
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
     return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
@@ -195,16 +203,6 @@ struct Place {
   Sequence sequence;
   int head, row;
 };
-
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
-}
-
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
-}
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
@@ -223,21 +221,29 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
+// Starts the store of a box; rows past the end of the sequence are left out.
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
+                                          int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
       load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
 };
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -285,15 +291,17 @@ struct SharedStorage {
   alignas(1024) uint8_t d_o[kStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
-  alignas(128) float statistics[kStages][2][kQTile];  // of the rows of q: lse in base 2, delta
+  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
+  alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with a single stage of ds
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
 };
 static_assert(sizeof(SharedStorage) <= 231680);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
-// and dq fit L2 together; within one the first, and if rows are bounded longest, tiles of all its heads.
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int part = index % kParts;
   index /= kParts;
@@ -305,21 +313,17 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
   const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
   const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
+  return {at.sequence, at.head, at.column, part, begin / kQTile,
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // Which of two blocks adds to a q tile's dq first is left to chance.
+// The index of the block's tile.
 __device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
-
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
-__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
-}
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
@@ -340,7 +344,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage], kStatisticsBytes);
+                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
+                                     kStatisticsBytes);
       if (i == rank() && n == work.begin) {
         shared.v_full.arrive_and_expect_tx(kKvBytes);
         Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
@@ -377,7 +382,8 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights, uint64_t rows) {
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
@@ -394,7 +400,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, dq, step > 0);
+    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -434,9 +441,17 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
+// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+}
+
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row, int column) {
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+                                     int column) {
   row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
@@ -473,14 +488,19 @@ struct Consumer {
   Scaling scaling;
 
   // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const { return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
+  template <int kRows> __device__ __forceinline__ int columns() const {
+    return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
+  }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
-  __device__ __forceinline__ uint64_t staged_ds(Step step) const { return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16); }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_ds(Step step) const {
+    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+  }
 };
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
-__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step, Position at) {
+__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
+                                      Position at) {
   c.scaling.cap(scores);
   if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
   CUTE_UNROLL
@@ -497,8 +517,9 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   }
 }
 
-// dp becomes ds = p (dp - delta), p times its slope.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores], Position at) {
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
+                                              Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
@@ -507,28 +528,30 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Waits until nobody reads the step's stage of ds any more. Of two stages that one is free: all have met
-// since they read it.
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 columns of k in a swizzled row of
-// 128 bytes.
+// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
+// row of 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.ds[step.parity % kDsStages][c.consumer]) + row * 128 + (piece ^ lane % 8) * 16;
+  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
   CUTE_UNROLL
   for (int i = 0; i < kQTile / 16; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address + i * 16 * 128),
-                 "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3]) : "memory");
-  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before the barrier lets it read
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// Where the consumers meet: all of ds is written.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Lets go of ds, which dq has been multiplied with.
+// Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
@@ -546,22 +569,25 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   __syncwarp();
   if (lane == 0) {
     float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(sums),
-                 "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
     cute::tma_store_arrive();
   }
 }
 
+// Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: one after the other, so that the least registers are in
-// use at a time. What overlaps is left to the warpgroups, which run freely.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
-  static __device__ __forceinline__ void first(const Consumer&, float (&)[kScores], Position) {}
+  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool) {
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
@@ -581,7 +607,7 @@ struct Steps {
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -592,7 +618,7 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  static __device__ __forceinline__ void last(float (&)[kScores]) {}
+  __device__ __forceinline__ void end() {}
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -603,14 +629,18 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
   for (int i = 0; i < kColumns / 16; ++i) {
     const float* x = gradient + i * 8;
     const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes + (offset ^ ((offset >> 3) & (kSpan - 16)));
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes +
+                             (offset ^ ((offset >> 3) & (kSpan - 16)));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
                  "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
-                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale)) : "memory");
+                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
+                 : "memory");
   }
 }
 
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work, int column) {
+// Starts the stores of the block's columns of a gradient, of the warpgroup's 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work,
+                                      int column) {
   const Corner corner = work.sequence.columns_at<kWgmmaM>(column);
   for (int box = 0; box < kBoxes / kParts; ++box)
     store_box(map, rows + box * Tile<kKvTile>::kBoxBytes, work.part * kColumns + box * kBoxColumns, corner, work.head);
@@ -618,27 +648,32 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 }
 
 // The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
-__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients], const float (&dv)[kGradients]) {
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
+                                                const float (&dv)[kGradients]) {
   const int own = c.consumer * kWgmmaM * kSpan;
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  meet();
+  meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
   stage(c.shared.k + own, dk, c.p.scale);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+  // Shared memory must outlive the stores that read it, of dq too.
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1),
-                   matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
+  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
+                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+                   Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -646,24 +681,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
   fence(dv);
   if (work.begin < work.end) {
-    float scores[kScores];
+    Steps steps;
     Position position{0, 0};
-    const int steps = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    Steps::first(c, scores, position);
+    steps.begin(c, position);
     shared.v_full.wait(0);
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
-    for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      Steps::next(c, scores, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < steps);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
       }
     }
-    Steps::last(scores);
+    steps.end();
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
@@ -676,7 +711,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map}) cute::prefetch_tma_descriptor(map);
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map})
+      cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
@@ -703,14 +739,16 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-constexpr int kRowThreads = 256, kRowLanes = 16;  // of a block; that share a row, 8 columns each
+// Threads of a block; those that share a row, 8 columns each.
+constexpr int kRowThreads = 256, kRowLanes = 16;
 
 struct alignas(16) Eight {
   Element values[8];
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -722,8 +760,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
     const int row = at.row + i;
     float delta = 0;
     if (row < rows && column < p.dim) {
-      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row) + column);
-      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row) + column);
+      const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
+      const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);
+      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + do_row + column);
       CUTE_UNROLL
       for (int j = 0; j < 8; ++j) delta += float(o.values[j]) * float(d_o.values[j]);
     }
@@ -746,8 +786,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d_postprocess(const __grid_constant__ Parameters p) {
+// dq in 16 bits, by rows: scale times the sums.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,11 +1,13 @@
 // attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f
 //
-// The gradients of o = p v, p = softmax(s) by rows, s = scale q k^T, from do and the forward's lse:
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 32, mask causal, fixed lengths
 //   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk, in order
-// Three kernels: preprocess, main, postprocess. Digest 1dbf4c5f483606d9cf8ee65c0e4a7beb8e1eb4c8d2db1db8515a4a1d0752de2e; `warploom show` prints this file.
+// Three kernels: preprocess, main, postprocess.
+// Digest 1dbf4c5f483606d9cf8ee65c0e4a7beb8e1eb4c8d2db1db8515a4a1d0752de2e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,21 +32,25 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 32, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
+constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 2, kDsStages = 1;  // of q, and of do; of ds
-constexpr int kCluster = 1;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
-constexpr int kParts = 1, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
+// A block has all scores of its tile, and of the gradients these columns.
+constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-constexpr int kQuerySplits = 1, kQueryN = 32;  // parts that columns of dq are shared out in; columns of one
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 1, kQueryN = 32;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
@@ -164,9 +170,10 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
-__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
-                                         Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -182,7 +189,8 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head, int row) const {
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
     return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
@@ -194,16 +202,6 @@ struct Place {
   Sequence sequence;
   int head, row;
 };
-
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
-}
-
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
-}
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
@@ -222,21 +220,29 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
+// Starts the store of a box; rows past the end of the sequence are left out.
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
+                                          int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
       load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
 };
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -284,17 +290,19 @@ struct SharedStorage {
   alignas(1024) uint8_t d_o[kStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
-  alignas(128) float statistics[kStages][2][kQTile];  // of the rows of q: lse in base 2, delta
+  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
+  alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with a single stage of ds
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
   int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
 };
 static_assert(sizeof(SharedStorage) <= 43008);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
-// and dq fit L2 together; within one the first, and if rows are bounded longest, tiles of all its heads.
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int part = index % kParts;
   index /= kParts;
@@ -306,27 +314,24 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
   const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
   const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
+  return {at.sequence, at.head, at.column, part, begin / kQTile,
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
-// take numbers when they begin: so none waits for one that may never begin.
+// take numbers when they begin: so none waits for one that may never begin. The number is the index of the
+// block's tile.
 __device__ __forceinline__ int number(const Parameters& p) { return atomicAdd(p.counter, 1); }
 
-// The q tile in place n of [begin, end): from the last on, to which kv tiles further left come as early.
+// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
 __device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
 
 // How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
-  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;  // column that the row attends to
+  // The first column that the row attends to.
+  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;
   return work.column / kKvTile - first / kKvTile;
-}
-
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
-__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
@@ -348,7 +353,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage], kStatisticsBytes);
+                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
+                                     kStatisticsBytes);
       if (i == rank() && n == work.begin) {
         shared.v_full.arrive_and_expect_tx(kKvBytes);
         Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
@@ -385,7 +391,8 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights, uint64_t rows) {
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
@@ -402,7 +409,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16, dq, step > 0);
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -411,7 +419,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
 constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);  // of 8 rows and the 8 rows 8 further down
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];
@@ -443,9 +452,17 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
+// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+}
+
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row, int column) {
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+                                     int column) {
   row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
@@ -482,14 +499,19 @@ struct Consumer {
   Scaling scaling;
 
   // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const { return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
+  template <int kRows> __device__ __forceinline__ int columns() const {
+    return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
+  }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
-  __device__ __forceinline__ uint64_t staged_ds(Step step) const { return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16); }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_ds(Step step) const {
+    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+  }
 };
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
-__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step, Position at) {
+__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
+                                      Position at) {
   c.scaling.cap(scores);
   if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
   CUTE_UNROLL
@@ -506,8 +528,9 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   }
 }
 
-// dp becomes ds = p (dp - delta), p times its slope.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores], Position at) {
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
+                                              Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
@@ -516,44 +539,48 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Waits until nobody reads the step's stage of ds any more. Of two stages that one is free: all have met
-// since they read it.
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 columns of k in a swizzled row of
-// 128 bytes.
+// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
+// row of 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.ds[step.parity % kDsStages][c.consumer]) + row * 128 + (piece ^ lane % 8) * 16;
+  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
   CUTE_UNROLL
   for (int i = 0; i < kQTile / 16; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address + i * 16 * 128),
-                 "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3]) : "memory");
-  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before the barrier lets it read
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// Where the consumers meet: all of ds is written.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Lets go of ds, which dq has been multiplied with.
+// Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
+}
+
+// Passes on the turn that the warp has had, if it has not yet.
+__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
+  int* owed = c.shared.owed[warp];
+  if (owed == nullptr) return;
+  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
+               ::"l"(owed) : "memory");
+  c.shared.owed[warp] = nullptr;
 }
 
 // Adds a warpgroup's part of dq to the sums of its q tile, after all kv tiles further left have. They lie
 // as the accumulators do, four of a thread after those of its neighbour, so a warp's are one piece: it
 // stages them, awaits the piece's turn and TMA adds them. The turn is passed on a step later, when that
 // is done, and before this warp waits for another: a warp only ever waits for blocks with lower numbers.
-__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
-  int* owed = c.shared.owed[warp];
-  if (owed == nullptr) return;
-  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;" ::"l"(owed) : "memory");
-  c.shared.owed[warp] = nullptr;
-}
-
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
   auto& staging = c.shared.sums[warp];
@@ -570,9 +597,10 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
   } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
   if (lane == 0) {
+    float* sums = c.p.dq_sum + int64_t(piece) * (kQueries * 32);
     asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(c.p.dq_sum + int64_t(piece) * (kQueries * 32)),
-                 "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
     cute::tma_store_arrive();
     c.shared.owed[warp] = turns;
@@ -587,19 +615,22 @@ __device__ __forceinline__ void finish_turns(const Consumer& c) {
 }
 
 // The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
-// while p is computed, dv while ds is. The compiler must find no wait that leaves products of the step
-// before in flight: it does not see around the loop, and would wait for all.
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
-  static __device__ __forceinline__ void first(const Consumer& c, float (&scores)[kScores], Position at) {
+  float scores[kScores];  // of the next step
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
   }
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool more) {
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool more) {
     float dp[kScores], dq[kQueries];
-    Weights weights;
+    Weights weights;  // p^T, then ds^T
     c.shared.do_full[at.stage].wait(at.phase);
-    cute::warpgroup_wait<0>();
+    cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
     multiply_scores(dp, c.v + c.own, c.staged_do(at));
     weigh(c, weights, scores, step, at);
@@ -630,8 +661,8 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  static __device__ __forceinline__ void last(float (&scores)[kScores]) {
-    cute::warpgroup_wait<0>();
+  __device__ __forceinline__ void end() {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
   }
 };
@@ -644,14 +675,18 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
   for (int i = 0; i < kColumns / 16; ++i) {
     const float* x = gradient + i * 8;
     const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes + (offset ^ ((offset >> 3) & (kSpan - 16)));
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes +
+                             (offset ^ ((offset >> 3) & (kSpan - 16)));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
                  "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
-                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale)) : "memory");
+                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
+                 : "memory");
   }
 }
 
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work, int column) {
+// Starts the stores of the block's columns of a gradient, of the warpgroup's 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work,
+                                      int column) {
   const Corner corner = work.sequence.columns_at<kWgmmaM>(column);
   for (int box = 0; box < kBoxes / kParts; ++box)
     store_box(map, rows + box * Tile<kKvTile>::kBoxBytes, work.part * kColumns + box * kBoxColumns, corner, work.head);
@@ -659,27 +694,32 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 }
 
 // The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
-__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients], const float (&dv)[kGradients]) {
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
+                                                const float (&dv)[kGradients]) {
   const int own = c.consumer * kWgmmaM * kSpan;
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  meet();
+  meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
   stage(c.shared.k + own, dk, c.p.scale);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // shared memory must outlive the stores that read it
+  // Shared memory must outlive the stores that read it, of dq too.
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2),
-                   matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
+  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
+                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+                   Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -687,24 +727,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
   fence(dv);
   if (work.begin < work.end) {
-    float scores[kScores];
+    Steps steps;
     Position position{0, 0};
-    const int steps = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    Steps::first(c, scores, position);
+    steps.begin(c, position);
     shared.v_full.wait(0);
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
-    for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      Steps::next(c, scores, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < steps);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
       }
     }
-    Steps::last(scores);
+    steps.end();
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
@@ -717,7 +757,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map}) cute::prefetch_tma_descriptor(map);
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map})
+      cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
@@ -744,14 +785,16 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-constexpr int kRowThreads = 256, kRowLanes = 4;  // of a block; that share a row, 8 columns each
+// Threads of a block; those that share a row, 8 columns each.
+constexpr int kRowThreads = 256, kRowLanes = 4;
 
 struct alignas(16) Eight {
   Element values[8];
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
@@ -764,8 +807,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
     const int row = at.row + i;
     float delta = 0;
     if (row < rows && column < p.dim) {
-      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row) + column);
-      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row) + column);
+      const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
+      const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);
+      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + do_row + column);
       CUTE_UNROLL
       for (int j = 0; j < 8; ++j) delta += float(o.values[j]) * float(d_o.values[j]);
     }
@@ -790,8 +835,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
   if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
 }
 
-// dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f_postprocess(const __grid_constant__ Parameters p) {
+// dq in 16 bits, by rows: scale times the sums.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_1dbf4c5f_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,11 +1,13 @@
 // attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7
 //
-// The gradients of o = p v, p = softmax(s) by rows, s = scale q k^T, from do and the forward's lse:
+// The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
+//   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 192, mask none, fixed lengths
 //   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added bulk, clusters of 8
-// Three kernels: preprocess, main, postprocess. Digest 725319a7d312709a5377938f6821dad8e462a2c4a04563f182ad9152d3e3da59; `warploom show` prints this file.
+// Three kernels: preprocess, main, postprocess.
+// Digest 725319a7d312709a5377938f6821dad8e462a2c4a04563f182ad9152d3e3da59; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,21 +32,25 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 192, kSpan = 32;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside one producer warpgroup
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 constexpr int kStages = 1, kDsStages = 2;  // of q, and of do; of ds
-constexpr int kCluster = 8;  // blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+// Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
+constexpr int kCluster = 8;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = false;
-constexpr int kParts = 2, kColumns = kDim / kParts;  // a block has all scores of its tile, and of the gradients these columns
+// A block has all scores of its tile, and of the gradients these columns.
+constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-constexpr int kQuerySplits = 2, kQueryN = 48;  // parts that columns of dq are shared out in; columns of one
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
@@ -170,9 +176,10 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
-__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
-                                         Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -188,7 +195,8 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head, int row) const {
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
     return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
@@ -200,16 +208,6 @@ struct Place {
   Sequence sequence;
   int head, row;
 };
-
-// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
-  const int batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
-}
-
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
-}
 
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
@@ -228,21 +226,29 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
+// Where a row of k or v begins in a tensor of these strides.
+__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride, int64_t head_stride,
+                                             int64_t column_stride, int head, int column) {
+  return sequence.batch * batch_stride + head * head_stride + column * column_stride;
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
       load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
 };
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -290,15 +296,17 @@ struct SharedStorage {
   alignas(1024) uint8_t d_o[kStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
-  alignas(128) float statistics[kStages][2][kQTile];  // of the rows of q: lse in base 2, delta
+  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
+  alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with a single stage of ds
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
 };
 static_assert(sizeof(SharedStorage) <= 206336);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
-// and dq fit L2 together; within one the first, and if rows are bounded longest, tiles of all its heads.
+// and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
+// of the diagonal are hidden the first are the longest.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int part = index % kParts;
   index /= kParts;
@@ -310,21 +318,17 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
   const int end = kBoundsLeft ? max(0, min(rows, last - diagonal + left(p) + 1)) : rows;
   const int begin = kBoundsRight ? max(0, min(end, at.column - diagonal - right(p))) : 0;
-  return {at.sequence, at.head, at.column, part, begin / kQTile, begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
+  // A block has nothing to do where no row attends to its tile, or its rank leaves it no query head.
+  return {at.sequence, at.head, at.column, part, begin / kQTile,
+          begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
 // Which of two blocks adds to a q tile's dq first is left to chance.
+// The index of the block's tile.
 __device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
-
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
-__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
-  row += sequence.diagonal(p);
-  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
-}
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
@@ -345,7 +349,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage], kStatisticsBytes);
+                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
+                                     kStatisticsBytes);
       if (i == rank() && n == work.begin) {
         shared.v_full.arrive_and_expect_tx(kKvBytes);
         Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
@@ -382,7 +387,8 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
 }
 
 // Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights, uint64_t rows) {
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
@@ -399,7 +405,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16, dq, step > 0);
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -408,7 +415,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
 constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);  // of 8 rows and the 8 rows 8 further down
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];
@@ -440,9 +448,17 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
+// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+}
+
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
 // columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
-__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row, int column) {
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+                                     int column) {
   row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
   column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   CUTE_UNROLL
@@ -479,14 +495,19 @@ struct Consumer {
   Scaling scaling;
 
   // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const { return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16; }
+  template <int kRows> __device__ __forceinline__ int columns() const {
+    return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
+  }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
-  __device__ __forceinline__ uint64_t staged_ds(Step step) const { return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16); }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_ds(Step step) const {
+    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+  }
 };
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
-__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step, Position at) {
+__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
+                                      Position at) {
   c.scaling.cap(scores);
   if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
   CUTE_UNROLL
@@ -503,8 +524,9 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   }
 }
 
-// dp becomes ds = p (dp - delta), p times its slope.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores], Position at) {
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
+                                              Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
@@ -513,28 +535,30 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
   }
 }
 
-// Waits until nobody reads the step's stage of ds any more. Of two stages that one is free: all have met
-// since they read it.
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 columns of k in a swizzled row of
-// 128 bytes.
+// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
+// row of 128 bytes.
 __device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.ds[step.parity % kDsStages][c.consumer]) + row * 128 + (piece ^ lane % 8) * 16;
+  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
   CUTE_UNROLL
   for (int i = 0; i < kQTile / 16; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address + i * 16 * 128),
-                 "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3]) : "memory");
-  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before the barrier lets it read
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
 
-// Where the consumers meet: all of ds is written.
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Lets go of ds, which dq has been multiplied with.
+// Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
@@ -552,22 +576,25 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   __syncwarp();
   if (lane == 0) {
     float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(sums),
-                 "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
     cute::tma_store_arrive();
   }
 }
 
+// Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: one after the other, so that the least registers are in
-// use at a time. What overlaps is left to the warpgroups, which run freely.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
-  static __device__ __forceinline__ void first(const Consumer&, float (&)[kScores], Position) {}
+  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool) {
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
@@ -587,7 +614,7 @@ struct Steps {
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -598,24 +625,28 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  static __device__ __forceinline__ void last(float (&)[kScores]) {}
+  __device__ __forceinline__ void end() {}
 };
 
 // The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
 // down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
 // all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
-constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;  // of a gradient
-constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;  // that a block sums; a warp at most
+//
+// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
+constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
+constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
 constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
 constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + 2 * kStages * kQBytes;  // else dk follows dv
 static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
-static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q) && OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
+static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
+static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
 
 // What the threads of any block wrote before is visible to all after. Those that have exited do not count.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// Lays down the warp's fragments of a gradient.
 __device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
   float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
   CUTE_UNROLL
@@ -623,17 +654,21 @@ __device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[
     own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
 }
 
-// From where `address` is in the block of a rank. Volatile keeps it after the barrier before and ahead of the next.
+// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
+// before and ahead of the next.
 __device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
   float4 four;
-  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\nld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "r"(address), "r"(rank));
+  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+               "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address), "r"(rank));
   return four;
 }
 
 // Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
 // a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
-__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile, int64_t row_stride, float scale, int warp) {
+__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
+                                           int64_t row_stride, float scale, int warp) {
   const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
   const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
   float4 sums[kWarpSums];
@@ -655,20 +690,20 @@ __device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fra
     if (own >= kOwnFragments || column >= c.p.dim) continue;
     Element* place = tile + row * row_stride + column;
     if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
-    if (row + 8 < rows) *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
+    if (row + 8 < rows)
+      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
   }
 }
 
-// Where a row of k or v begins in a tensor of these strides.
-__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride, int64_t head_stride, int64_t column_stride, int head, int column) {
-  return sequence.batch * batch_stride + head * head_stride + column * column_stride;
-}
-
-__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients], const float (&dv)[kGradients]) {
+__device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
+                                                const float (&dv)[kGradients]) {
   const Parameters& p = c.p;
+  const Work& work = c.work;
   const int warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  Element* const dk_tile = p.dk_rows + column_at(c.work.sequence, p.dk_batch, p.dk_head, p.dk_seq, c.work.head, c.work.column);
-  Element* const dv_tile = p.dv_rows + column_at(c.work.sequence, p.dv_batch, p.dv_head, p.dv_seq, c.work.head, c.work.column);
+  Element* const dk_tile =
+      p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
+  Element* const dv_tile =
+      p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
   uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
   meet();  // all have multiplied with k, v, q and do
   lay(of_dv, dv, warp);
@@ -687,11 +722,14 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const Consumer c{p, shared, work, matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3),
-                   matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1), consumer, own / 16, column, kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0), Scaling(p)};  // tells the compiler that it is uniform
+  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
+                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+                   Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -699,24 +737,24 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
   fence(dv);
   if (work.begin < work.end) {
-    float scores[kScores];
+    Steps steps;
     Position position{0, 0};
-    const int steps = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    Steps::first(c, scores, position);
+    steps.begin(c, position);
     shared.v_full.wait(0);
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
-    for (int i = 0; i < steps; ++i) {
+    for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      Steps::next(c, scores, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < steps);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
       }
     }
-    Steps::last(scores);
+    steps.end();
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
@@ -729,7 +767,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map}) cute::prefetch_tma_descriptor(map);
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map})
+      cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
@@ -756,14 +795,16 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-constexpr int kRowThreads = 256, kRowLanes = 32;  // of a block; that share a row, 8 columns each
+// Threads of a block; those that share a row, 8 columns each.
+constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
   Element values[8];
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -775,8 +816,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
     const int row = at.row + i;
     float delta = 0;
     if (row < rows && column < p.dim) {
-      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row) + column);
-      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row) + column);
+      const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
+      const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);
+      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + do_row + column);
       CUTE_UNROLL
       for (int j = 0; j < 8; ++j) delta += float(o.values[j]) * float(d_o.values[j]);
     }
@@ -799,8 +842,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm9
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7_postprocess(const __grid_constant__ Parameters p) {
+// dq in 16 bits, by rows: scale times the sums.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

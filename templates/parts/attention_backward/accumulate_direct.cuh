@@ -10,5 +10,6 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
                  : "memory");
 }
 
+// Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}

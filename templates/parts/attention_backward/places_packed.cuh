@@ -1,7 +1,3 @@
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
-}
-
 // What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
 // columns without rows. So its gradients come out as 0, and nothing of it is computed with.
 //

@@ -6,7 +6,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16, dq, step > 0);
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -15,7 +16,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
 constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);  // of 8 rows and the 8 rows 8 further down
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];

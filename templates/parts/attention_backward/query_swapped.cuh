@@ -6,7 +6,8 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, dq, step > 0);
+    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
+                    dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 

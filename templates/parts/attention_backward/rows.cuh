@@ -1,12 +1,14 @@
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
-constexpr int kRowThreads = {{ row_threads }}, kRowLanes = {{ row_lanes }};  // of a block; that share a row, 8 columns each
+// Threads of a block; those that share a row, 8 columns each.
+constexpr int kRowThreads = {{ row_threads }}, kRowLanes = {{ row_lanes }};
 
 struct alignas(16) Eight {
   Element values[8];
 };
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
-extern "C" __global__ void __launch_bounds__(kRowThreads) {{ spec.name }}_preprocess(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    {{ spec.name }}_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 {% if operation.deterministic %}
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
@@ -21,8 +23,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) {{ spec.name }}_prepro
     const int row = at.row + i;
     float delta = 0;
     if (row < rows && column < p.dim) {
-      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row) + column);
-      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row) + column);
+      const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
+      const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);
+      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + do_row + column);
       CUTE_UNROLL
       for (int j = 0; j < 8; ++j) delta += float(o.values[j]) * float(d_o.values[j]);
     }
@@ -49,8 +53,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) {{ spec.name }}_prepro
 {% endif %}
 }
 
-// dq in 16 bits, by rows, from the sums.
-extern "C" __global__ void __launch_bounds__(kRowThreads) {{ spec.name }}_postprocess(const __grid_constant__ Parameters p) {
+// dq in 16 bits, by rows: scale times the sums.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    {{ spec.name }}_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

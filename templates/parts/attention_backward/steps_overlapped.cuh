@@ -1,17 +1,20 @@
 // The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
-// while p is computed, dv while ds is. The compiler must find no wait that leaves products of the step
-// before in flight: it does not see around the loop, and would wait for all.
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
-  static __device__ __forceinline__ void first(const Consumer& c, float (&scores)[kScores], Position at) {
+  float scores[kScores];  // of the next step
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
   }
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&scores)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool more) {
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool more) {
     float dp[kScores], dq[kQueries];
-    Weights weights;
+    Weights weights;  // p^T, then ds^T
     c.shared.do_full[at.stage].wait(at.phase);
-    cute::warpgroup_wait<0>();
+    cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
     multiply_scores(dp, c.v + c.own, c.staged_do(at));
     weigh(c, weights, scores, step, at);
@@ -42,8 +45,8 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  static __device__ __forceinline__ void last(float (&scores)[kScores]) {
-    cute::warpgroup_wait<0>();
+  __device__ __forceinline__ void end() {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
   }
 };

@@ -1,9 +1,11 @@
-// The steps of a consumer, one for each q tile: one after the other, so that the least registers are in
-// use at a time. What overlaps is left to the warpgroups, which run freely.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
-  static __device__ __forceinline__ void first(const Consumer&, float (&)[kScores], Position) {}
+  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
-  static __device__ __forceinline__ void next(const Consumer& c, float (&)[kScores], float (&dk)[kGradients], float (&dv)[kGradients], Step step, Position at, bool) {
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool) {
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
@@ -23,7 +25,7 @@ struct Steps {
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[at.stage]);
@@ -34,5 +36,5 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  static __device__ __forceinline__ void last(float (&)[kScores]) {}
+  __device__ __forceinline__ void end() {}
 };
