@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Literal, Unpack, overload
 
 import torch
 
@@ -22,10 +21,10 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
-from warploom.runtime.decision import Alternative, Choice
 from warploom.runtime.epilogue import Item, Keywords
+from warploom.runtime.explanation import Explanation
 from warploom.runtime.gemm import GemmPlan
-from warploom.runtime.gemm_problem import Options
+from warploom.runtime.gemm_problem import Options, PlanKeywords
 
 __all__ = [
     "Explanation",
@@ -125,19 +124,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
     return_lse: Literal[False] = False,
-    out: torch.Tensor | None = None,
-    spec: KernelSpec | str | None = None,
-    deterministic: bool | None = None,
-    backward_spec: KernelSpec | str | None = None,
+    **keywords: Unpack[attention_problems.Keywords],
 ) -> torch.Tensor: ...
 
 
@@ -147,19 +135,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
     return_lse: Literal[True],
-    out: torch.Tensor | None = None,
-    spec: KernelSpec | str | None = None,
-    deterministic: bool | None = None,
-    backward_spec: KernelSpec | str | None = None,
+    **keywords: Unpack[attention_problems.Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -284,81 +261,18 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
     return len(specs)
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """What a call would do, and why.
-
-    `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
-    kernels that came next. `gradients` is the same of an attention's backward pass.
-    """
-
-    kernel: str
-    reason: str
-    grid: int
-    stored: bool
-    copies: tuple[str, ...]
-    counters: dict[str, int]
-    seconds: float | None = None
-    runners_up: tuple[Alternative, ...] = ()
-    gradients: Choice | None = None
-
-    @property
-    def backward(self) -> str | None:
-        """The kernel of an attention's gradients; None of a gemm."""
-        return self.gradients.spec.name if self.gradients else None
-
-    def __str__(self) -> str:
-        """One fact a line."""
-        copies = ", ".join(self.copies) or "none"
-        stored = "compiled" if self.stored else "not compiled yet"
-        lines = [
-            f"kernel   {self.kernel}",
-            f"because  {self.reason}",
-            f"store    {stored}",
-            f"grid     {self.grid} blocks",
-            f"copies   {copies}",
-        ]
-        lines += _times(self.seconds, self.runners_up)
-        if self.gradients:
-            lines += [f"backward {self.backward}", f"because  {self.gradients.reason}"]
-            lines += _times(self.gradients.seconds, self.gradients.runners_up)
-        return "\n".join(lines)
-
-
-def _times(seconds: float | None, runners_up: Sequence[Alternative]) -> list[str]:
-    """The lines about a choice's time, and about what came next."""
-    lines = [] if seconds is None else [f"time     {seconds * 1e6:.1f} us"]
-    return lines + [
-        f"next     {one.spec.name}, {one.source} {one.seconds * 1e6:.1f} us" for one in runners_up
-    ]
-
-
 @overload
 def explain(a: GemmPlan | AttentionPlan) -> Explanation: ...
 
 
 @overload
-def explain(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
-    spec: KernelSpec | str | None = None,
-    **keywords: Unpack[Keywords],
-) -> Explanation: ...
+def explain(a: torch.Tensor, b: torch.Tensor, **keywords: Unpack[PlanKeywords]) -> Explanation: ...
 
 
 def explain(
     a: torch.Tensor | GemmPlan | AttentionPlan,
     b: torch.Tensor | None = None,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
-    spec: KernelSpec | str | None = None,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[PlanKeywords],
 ) -> Explanation:
     """Say which kernel a plan runs, and what it would copy.
 
@@ -368,16 +282,5 @@ def explain(
     if isinstance(a, torch.Tensor):
         if b is None:
             raise TypeError("explain takes a plan, or the operands a and b of a gemm")
-        options: Any = {"out_dtype": out_dtype, "accumulation": accumulation, "spec": spec}
-        a = plan(a, b, out=out, **options, **keywords)
-    return Explanation(
-        kernel=a.choice.spec.name,
-        reason=a.choice.reason,
-        grid=a.launch.launches[0].grid if a.launch else 0,
-        stored=a.launch is not None,
-        copies=a.copies,
-        counters=counters.as_dict(),
-        seconds=a.choice.seconds,
-        runners_up=a.choice.runners_up,
-        gradients=a.backward(*a.gradients) if isinstance(a, AttentionPlan) else None,
-    )
+        a = plan(a, b, **keywords)
+    return Explanation.of(a)

@@ -24,11 +24,11 @@ from warploom.runtime import (
 )
 from warploom.runtime.attention_mask import Band, band
 from warploom.runtime.attention_operands import (
+    check_apart,
     check_out,
     contiguous_copy,
     in_place,
     ordered_strides,
-    refuse_overlap,
     strides,
 )
 from warploom.runtime.attention_problem import Call, Extents, Keywords, check_numbers, extents
@@ -101,7 +101,7 @@ class AttentionPlan:
 
         def check() -> None:
             check_numbers(call)
-            refuse_overlap(call, out)
+            check_apart(call, out)
 
         if self.launch is None:
             check()

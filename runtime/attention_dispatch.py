@@ -16,7 +16,7 @@ import yaml
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
-from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
 from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOperation
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.shapes import AttentionShape
@@ -91,8 +91,8 @@ def choose(
         shape(sizes, band or Band()),
         device or DeviceLimits(multiprocessors=132),
         default=lambda: untuned(wanted, sizes),
-        legal=lambda schedule: fitting(wanted, schedule),
-        portfolio=lambda: _portfolio(wanted),
+        legal=lambda schedule: fitting(wanted, schedule, sizes.sharing),
+        portfolio=lambda: _portfolio(wanted, sizes.sharing),
     )
 
 
@@ -130,28 +130,33 @@ def untuned(wanted: Operation, sizes: Extents) -> Choice:
     raise cast("SpecificationError", refusal)
 
 
-def fitting(wanted: Operation, schedule: Schedule) -> KernelSpec | None:
-    """Return the kernel of a schedule that was recorded; None where it is not legal."""
+def fitting(wanted: Operation, schedule: Schedule, sharing: int) -> KernelSpec | None:
+    """Return the kernel of a schedule where `sharing` query heads have one kv head.
+
+    None where it is not legal, and where it does not suit so many.
+    """
+    if not suits(schedule, sharing):
+        return None
     try:
         return KernelSpec(ARCH, wanted, schedule)
     except SpecificationError:
         return None
 
 
-def _portfolio(wanted: Operation) -> Iterator[KernelSpec]:
+def _portfolio(wanted: Operation, sharing: int) -> Iterator[KernelSpec]:
     """Every schedule of the table that an operation can have: what the model may choose from."""
     described = family(wanted.family)
     for row in table(wanted.family):
         if row["dim"] == wanted.dim:
             for fields in row["schedules"]:
-                found = fitting(wanted, described.complete(ARCH, wanted, fields))
+                found = fitting(wanted, described.complete(ARCH, wanted, fields), sharing)
                 if found:
                     yield found
 
 
 def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
     """The first class that the operation, the longer of its lengths and its heads are in."""
-    length, sharing = max(sizes.seq_q, sizes.seq_k), sizes.heads // max(1, sizes.kv_heads)
+    length, sharing = max(sizes.seq_q, sizes.seq_k), sizes.sharing
     deterministic = isinstance(wanted, AttentionBackwardOperation) and wanted.deterministic
     return next(
         row

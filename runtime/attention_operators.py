@@ -7,7 +7,7 @@ pass is an operator too, so that a compiler sees what it reads and writes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
@@ -18,13 +18,27 @@ from warploom.runtime.attention_backward import attention_backward
 from warploom.runtime.attention_backward_problem import BackwardCall
 from warploom.runtime.attention_operands import ordered_strides
 from warploom.runtime.attention_problem import Call
+from warploom.runtime.operator_schema import arguments
 
-_FUNCTION = (
-    "str? causal, SymInt? left, SymInt? right, float? softcap, float? scale, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k"
-)
+
+class _Function(NamedTuple):
+    """What all operators take of a call beside q, k and v, each with its type in their schemas."""
+
+    causal: Annotated[str | None, "str?"]
+    left: Annotated[int | None, "SymInt?"]
+    right: Annotated[int | None, "SymInt?"]
+    softcap: Annotated[float | None, "float?"]
+    scale: Annotated[float | None, "float?"]
+    cu_seqlens_q: Annotated[torch.Tensor | None, "Tensor?"]
+    cu_seqlens_k: Annotated[torch.Tensor | None, "Tensor?"]
+    max_seqlen_q: Annotated[int | None, "SymInt?"]
+    max_seqlen_k: Annotated[int | None, "SymInt?"]
+
+
+_FUNCTION = arguments(_Function)
 _OPERANDS = "Tensor q, Tensor k, Tensor v"
 _OPTIONS = "bool? deterministic, str? backward_spec"
+_ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
 
 _library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(f"attention({_OPERANDS}, {_FUNCTION}, str? spec, {_OPTIONS}) -> (Tensor, Tensor)")
@@ -35,27 +49,26 @@ _library.define(
     f"{_FUNCTION}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 )
 
-_ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
 
-
-def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *function: Any) -> Call:
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
     """The call that the arguments of _OPERANDS and _FUNCTION stand for."""
-    causal, left, right, softcap, scale, *lengths = function
+    function = _Function(*given)
+    causal, left, right = function[:3]
     aligned: Any = causal == "equal" if causal in (None, "equal") else causal
     window = None if left is None and right is None else (left, right)
-    return Call(q, k, v, aligned, window, softcap, scale, *lengths)
+    return Call(q, k, v, aligned, window, *function[3:])
 
 
-def _attention(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    *given, spec, _, _ = arguments  # how gradients are computed is no matter here
+def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *given, spec, _, _ = inputs  # how gradients are computed is no matter here
     call = _call(*given)
     call.spec = spec
     with torch.no_grad():
         return attentions.attention(call)
 
 
-def _attention_into(*arguments: Any) -> torch.Tensor:
-    *given, spec, result = arguments
+def _attention_into(*inputs: Any) -> torch.Tensor:
+    *given, spec, result = inputs
     call = _call(*given)
     call.spec, call.out = spec, result
     with torch.no_grad():
@@ -126,13 +139,13 @@ def _save(
     inputs: tuple[Any, ...],
     output: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    q, k, v, *function, _, deterministic, backward_spec = inputs
-    causal, *numbers, offsets_q, offsets_k, longest_q, longest_k = function
-    ctx.save_for_backward(q, k, v, *output, offsets_q, offsets_k)
+    q, k, v, *given, _, deterministic, backward_spec = inputs
+    function = _Function(*given)
+    ctx.save_for_backward(q, k, v, *output, function.cu_seqlens_q, function.cu_seqlens_k)
     ctx.set_materialize_grads(False)
     # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
-    ctx.numbers = ("bottom_right" if causal == "equal" else causal, *numbers)
-    ctx.longest = (longest_q, longest_k)
+    causal = "bottom_right" if function.causal == "equal" else function.causal
+    ctx.function = function._replace(causal=causal, cu_seqlens_q=None, cu_seqlens_k=None)
     ctx.options = (deterministic, backward_spec)
 
 
@@ -141,10 +154,10 @@ def _differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, *offsets = ctx.saved_tensors
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
-    function = (*ctx.numbers, *offsets, *ctx.longest)
+    function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     found = torch.ops.warploom.attention_backward(
         dout, dlse, q, k, v, out, lse, *function, *ctx.options
     )
@@ -167,9 +180,17 @@ def attention(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a call as an operator, for a compiler to trace; return out and lse."""
     left, right = call.window or (None, None)
     operands = (call.q, call.k, call.v)
-    function = (
-        *(_ALIGNMENTS.get(call.causal, call.causal), left, right, call.softcap, call.scale),
-        *(call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k),
+    causal: Any = _ALIGNMENTS.get(call.causal, call.causal)
+    function = _Function(
+        causal,
+        left,
+        right,
+        call.softcap,
+        call.scale,
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
+        call.max_seqlen_q,
+        call.max_seqlen_k,
     )
     spec = _name(call.spec)
     out = call.out

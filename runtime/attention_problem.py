@@ -146,6 +146,11 @@ class Extents:
     packed: bool
 
     @property
+    def sharing(self) -> int:
+        """Query heads of one kv head."""
+        return self.heads // max(1, self.kv_heads)
+
+    @property
     def empty(self) -> bool:
         """True when no product is left to compute."""
         totals = self.total_q and self.total_k

@@ -20,7 +20,7 @@ from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
 from warploom.runtime.decision import Choice
 from warploom.runtime.epilogue import Item, Keywords
-from warploom.runtime.gemm_operands import Copy, refuse_grad, refuse_overlap
+from warploom.runtime.gemm_operands import Copy, check_apart, refuse_grad
 from warploom.runtime.gemm_problem import Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
@@ -108,7 +108,7 @@ class GemmPlan:
         """Launch on tensors that are known to fit; on the CPU, and without products, compute."""
 
         def check() -> None:
-            refuse_overlap(out, a, b, listed)
+            check_apart(out, a, b, listed)
             epilogue.check_finite(listed)
 
         if self.launch is None:

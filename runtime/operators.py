@@ -8,7 +8,7 @@ crosses beside `out`. Those of attention are in attention_operators.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
 from warploom.runtime.gemm_problem import Options
 from warploom.runtime.gemm_result import result_type
+from warploom.runtime.operator_schema import arguments
 
 
 class _Call(NamedTuple):
@@ -35,10 +36,7 @@ class _Call(NamedTuple):
     spec: Annotated[str | None, "str?"]
 
 
-_ARGUMENTS = ", ".join(
-    f"{annotation.__metadata__[0]} {name}"
-    for name, annotation in get_type_hints(_Call, include_extras=True).items()
-)
+_ARGUMENTS = arguments(_Call)
 _library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(f"gemm({_ARGUMENTS}) -> Tensor")
 _library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()")
@@ -93,12 +91,12 @@ def _run(
         return gemms.gemm(call.a, call.b, _listed(call, amax), out, options)
 
 
-def _gemm(*arguments: Any) -> torch.Tensor:
-    return _run(_Call(*arguments))
+def _gemm(*given: Any) -> torch.Tensor:
+    return _run(_Call(*given))
 
 
-def _gemm_out(*arguments: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
-    _run(_Call(*arguments), out, amax)
+def _gemm_out(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
+    _run(_Call(*given), out, amax)
 
 
 for _key in ("CUDA", "CPU"):
@@ -107,8 +105,8 @@ for _key in ("CUDA", "CPU"):
 
 
 @torch.library.register_fake("warploom::gemm", lib=_library)  # type: ignore[untyped-decorator]
-def _fake(*arguments: Any) -> torch.Tensor:
-    call = _Call(*arguments)
+def _fake(*given: Any) -> torch.Tensor:
+    call = _Call(*given)
     return _made(call.a, call.b, call.out_dtype)
 
 
@@ -117,7 +115,7 @@ def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Ten
 
 
 @torch.library.register_fake("warploom::gemm_out", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out(*arguments: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
+def _fake_out(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
     return None
 
 
@@ -143,10 +141,10 @@ def call(
         )
     name = spec.name if isinstance(spec, KernelSpec) else spec
     asked = result_type(a, out, out_dtype, len(listed) > 0)
-    arguments = _Call(a, b, *_flatten(listed), asked, accumulation, name)
+    given = _Call(a, b, *_flatten(listed), asked, accumulation, name)
     if out is None and not amaxes:
-        result: torch.Tensor = torch.ops.warploom.gemm(*arguments)
+        result: torch.Tensor = torch.ops.warploom.gemm(*given)
         return result
     out = _made(a, b, asked) if out is None else out
-    torch.ops.warploom.gemm_out(*arguments, out=out, amax=amaxes[0] if amaxes else None)
+    torch.ops.warploom.gemm_out(*given, out=out, amax=amaxes[0] if amaxes else None)
     return out

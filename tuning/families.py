@@ -136,9 +136,9 @@ def _attention_default(
 
 
 def _attention_fitting(
-    operation: AttentionOperation, _shape: AttentionShape, schedule: Schedule
+    operation: AttentionOperation, shape: AttentionShape, schedule: Schedule
 ) -> KernelSpec | None:
-    return attention_dispatch.fitting(operation, schedule)
+    return attention_dispatch.fitting(operation, schedule, shape.sharing)
 
 
 def _attention_parse(operation: AttentionOperation, text: str) -> AttentionShape:

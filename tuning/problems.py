@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warploom.errors import ProblemError
-from warploom.generator.model.shapes import Shape, text
+from warploom.generator.model.shapes import AttentionShape, Shape, text
 from warploom.generator.records import problem_text
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, Operation
@@ -55,6 +55,13 @@ def problems(
             fitting = (known.fitting(operation, shape, spec.schedule) for spec in specs)
             space = tuple(dict.fromkeys(spec for spec in fitting if spec is not None))
             if not space:
+                if isinstance(shape, AttentionShape):
+                    raise ProblemError(
+                        f"{path}: no schedule for {text(shape)}",
+                        rule="blocks of a cluster share out the query heads of a kv head, of which "
+                        "there is one",
+                        fix="add schedules with cluster: 1",
+                    )
                 raise ProblemError(
                     f"{path}: no schedule for {text(shape)}",
                     rule="none of them can be stored directly, which this n takes: its rows do not "

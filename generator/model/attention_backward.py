@@ -1,11 +1,12 @@
 """How long an attention's backward pass takes: rows before it, blocks of k and v, rows after it.
 
 A block keeps one tile of k and v and goes through the tiles of q that see it, of every head that
-shares its keys. A step multiplies five times; where the head dimension is above 128, two blocks
-share the gradients, and each computes all scores: seven products in all. Shared memory feeds the
-products, holds ds and stages dq, and is what a step waits for most; the tensor core and L2 work
-beside it. What is computed of the scores, and dq added from registers, is partly added to that.
-The preprocess and postprocess kernels move bytes, and do nothing else that takes time.
+shares its keys; the blocks of a cluster share these heads out, and sum the gradients. A step
+multiplies five times; where the head dimension is above 128, two blocks share the gradients, and
+each computes all scores: seven products in all. Shared memory feeds the products, holds ds and
+stages dq, and is what a step waits for most; the tensor core and L2 work beside it. What is
+computed of the scores, and dq added from registers, is partly added to that. The preprocess and
+postprocess kernels move bytes, and do nothing else that takes time.
 """
 
 from __future__ import annotations
@@ -80,15 +81,16 @@ class Blocks:
             mean = rows * (1 - min(rows, columns) / 2 / columns) + schedule.kv_tile / 2
         if shape.window:
             longest, mean = (min(seen, shape.window + schedule.kv_tile) for seen in (longest, mean))
-        sharing = shape.heads / shape.kv_heads
+        # A cluster ends with its last block, which has the most heads.
+        heads = -(-shape.sharing // schedule.cluster)
 
         def steps(seen: float) -> float:
             whole = operation.mask == "none" and not shape.total_q
             tall = seen / schedule.q_tile
-            return sharing * max(1.0, -(-seen // schedule.q_tile) if whole else tall + 0.5)
+            return heads * max(1.0, -(-seen // schedule.q_tile) if whole else tall + 0.5)
 
         return cls(
-            count=tiles * shape.batch * shape.kv_heads * parts,
+            count=tiles * shape.batch * shape.kv_heads * parts * schedule.cluster,
             longest=steps(longest),
             mean=steps(min(mean, rows)),
         )
@@ -107,13 +109,25 @@ def seconds(
     layout = attention_backward_layout(next(iter(ARCHITECTURES.values())), operation, schedule)
     blocks = Blocks.of(operation, schedule, shape, layout.parts)
     step = _step(constants, operation, schedule, layout)
-    mean, longest = (steps * step + constants["block"] for steps in (blocks.mean, blocks.longest))
+    once = constants["block"] + _sums(constants, schedule, layout)
+    mean, longest = (steps * step + once for steps in (blocks.mean, blocks.longest))
+    multiprocessors -= multiprocessors % schedule.cluster  # those that whole clusters are on
     rounds = blocks.count / multiprocessors
     if operation.mask == "none" and operation.lengths == "fixed":
         work = -(-blocks.count // multiprocessors) * mean
     else:
         work = max(longest, rounds * mean + constants["uneven"] * longest)
     return constants["launch"] + work + _rows(constants, operation, schedule, shape)
+
+
+def _sums(
+    constants: Value, schedule: AttentionBackwardSchedule, layout: AttentionBackwardLayout
+) -> float:
+    """Seconds in which a cluster's block lays down its fp32 dk and dv, and reads as much of all."""
+    if schedule.cluster == 1:
+        return 0.0
+    gradients = 2 * schedule.kv_tile * layout.columns * 4
+    return 2 * gradients / 128 / constants["shared_clock"]
 
 
 def _rows(

@@ -9,7 +9,7 @@ their logarithms, and drawn weakly to the hardware's figures where measurements 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -31,6 +31,7 @@ WHOLE = 0.9  # or this share of all that are legal, where these are fewer
 FIRST = 12  # schedules that the model proposes
 NEAR = 1.03  # what they must be within, of the best known
 Vector = np.ndarray[Any, np.dtype[np.float64]]
+Legal = Callable[[Operation, Shape], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ def fit(
     gpu: str,
     measurements: Sequence[Measurement],
     known: Constants | None = None,
-    legal: Mapping[Operation, int] | None = None,
+    legal: Legal | None = None,
 ) -> Constants:
     """Return constants of every family measured; those of the others are `known`'s.
 
-    `legal` counts the legal schedules of operations, as far as they are known. Raises RecordsError
-    where nothing was measured.
+    `legal` counts the schedules that a problem can be swept over; 0 where that is not known. Raises
+    RecordsError where nothing was measured.
     """
     if not measurements:
         raise RecordsError(
@@ -65,13 +66,11 @@ def fit(
     for name in MODELS:
         own = [one for one in measurements if one.operation.family == name]
         if own:
-            families[name] = _fit(name, own, legal or {})
+            families[name] = _fit(name, own, legal or _unknown)
     return Constants(gpu, measurements[0].multiprocessors, families)
 
 
-def _fit(
-    name: str, measured: Sequence[Measurement], legal: Mapping[Operation, int]
-) -> FamilyConstants:
+def _fit(name: str, measured: Sequence[Measurement], legal: Legal) -> FamilyConstants:
     start, seconds = MODELS[name]
     names = list(start)
     groups = _groups(measured)
@@ -92,6 +91,10 @@ def _fit(
     assumed = tuple(key for key, size in zip(names, told, strict=True) if size < PULL**2)
     found = FamilyConstants(values, len(measured), len(groups), off, assumed)
     return replace(found, quality=quality(name, values, measured, legal))
+
+
+def _unknown(_operation: Operation, _shape: Shape) -> int:
+    return 0
 
 
 def _error(seconds: Any, values: Mapping[str, float], one: Measurement) -> float:  # noqa: ANN401
@@ -139,7 +142,7 @@ def quality(
     name: str,
     values: Mapping[str, float],
     measured: Sequence[Measurement],
-    legal: Mapping[Operation, int],
+    legal: Legal,
 ) -> Quality | None:
     """Hold a model against every problem of which enough schedules were measured.
 
@@ -151,7 +154,7 @@ def quality(
     firsts, kept = [], []
     for group in _groups(measured):
         one = group[0]
-        enough = min(SWEPT, WHOLE * legal.get(one.operation, math.inf))
+        enough = min(SWEPT, WHOLE * (legal(one.operation, one.shape) or math.inf))
         if len({m.schedule for m in group}) < enough:
             continue
         constants = Constants("", one.multiprocessors, {name: fitted})

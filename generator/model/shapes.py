@@ -41,6 +41,11 @@ class AttentionShape:
     total_q: int = 0
     total_k: int = 0
 
+    @property
+    def sharing(self) -> int:
+        """Query heads of one kv head."""
+        return self.heads // max(1, self.kv_heads)
+
 
 Shape = GemmShape | AttentionShape
 
@@ -72,14 +77,20 @@ def text(shape: Shape) -> str:
 def distance(one: Shape, other: Shape) -> float:
     """How far shapes are apart: the sum over extents of |log2| of their ratios.
 
+    How many query heads share a kv head is an extent of its own, since schedules depend on it.
     Infinite where an extent differs by more than a factor of 4, or is 0 in one alone: what was
     measured there says nothing here.
     """
     total = 0.0
-    for x, y in zip(astuple(one), astuple(other), strict=True):
+    for x, y in zip(_extents(one), _extents(other), strict=True):
         if x == y:
             continue
         if not (x and y) or max(x, y) > 4 * min(x, y):
             return math.inf
         total += abs(math.log2(x / y))
     return total
+
+
+def _extents(shape: Shape) -> tuple[int, ...]:
+    sharing = (shape.sharing,) if isinstance(shape, AttentionShape) else ()
+    return (*astuple(shape), *sharing)

@@ -96,6 +96,24 @@ def test_one_stage_one_warpgroup_and_a_fixed_order_cost() -> None:
     assert seconds(START, ordered, schedule, square(4096), 132) > plain
 
 
+def test_a_cluster_shares_out_heads_and_pays_for_the_sums() -> None:
+    grouped = AttentionShape(1, 64, 8, 2048, 2048, 128)  # 128 blocks, of 8 heads each
+
+    def blocks(cluster: int) -> Blocks:
+        schedule = AttentionBackwardSchedule(64, 128, cluster=cluster)  # type: ignore[arg-type]
+        return Blocks.of(AttentionBackwardOperation("bf16", 128), schedule, grouped, 1)
+
+    assert blocks(1) == Blocks(128, 8 * 32, 8 * 32)
+    assert blocks(4) == Blocks(4 * 128, 2 * 32, 2 * 32)
+    # Under a mask short blocks wait for the longest, which a cluster makes a quarter as long.
+    assert time(grouped, "causal", cluster=4) < 0.9 * time(grouped, "causal")
+    # Where heads are alone, the other blocks of a cluster have nothing to do.
+    assert time(square(4096), cluster=4) > 2 * time(square(4096))
+    # What fills the GPU without clusters gains nothing, and pays.
+    full = AttentionShape(16, 64, 8, 4096, 4096, 128)
+    assert 1 < time(full, count=128, cluster=2) / time(full, count=128) < 1.1
+
+
 def test_few_blocks_take_as_long_as_the_longest() -> None:
     one = AttentionShape(1, 8, 8, 1024, 1024, 128)  # 64 blocks on 132 multiprocessors
     assert time(one, "causal") == time(one, "causal", count=264)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,6 +191,11 @@ def test_a_distance_is_of_ratios_and_has_bounds() -> None:
     assert distance(one, replace(one, m=2049)) == math.inf
     windowed = AttentionShape(1, 8, 8, 512, 512, 64, window=128)
     assert distance(windowed, replace(windowed, window=0)) == math.inf
+    grouped = AttentionShape(1, 16, 4, 512, 512, 64)  # half the heads, and twice the sharing
+    assert distance(grouped, replace(grouped, kv_heads=2)) == 2
+    assert distance(grouped, replace(grouped, heads=32, kv_heads=8)) == 2
+    assert distance(grouped, replace(grouped, heads=8, kv_heads=1)) < math.inf
+    assert distance(grouped, replace(grouped, heads=32, kv_heads=1)) == math.inf
 
 
 # ---- Fit and files -------------------------------------------------------------------------------
@@ -234,11 +240,15 @@ def test_what_a_search_measured_is_no_sweep(listed: list[Problem]) -> None:
     assert fit(GPU, measured(listed)).families["gemm"].quality is None
 
 
+def counting(count: int) -> Callable[[object, object], int]:
+    return lambda operation, shape: count if operation == BF16 else 0
+
+
 def test_a_small_space_that_was_measured_nearly_whole_is_a_sweep(listed: list[Problem]) -> None:
     found = measured(listed)
     points = len({one.schedule for one in found if one.operation == BF16})
     for legal, problems in ((points, 3), (int(1.2 * points), None)):
-        fitted = fit(GPU, found, legal={BF16: legal}).families["gemm"].quality
+        fitted = fit(GPU, found, legal=counting(legal)).families["gemm"].quality
         assert (fitted and fitted.problems) == problems
 
 

@@ -286,6 +286,23 @@ def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
     backward = problems(root / "configs" / "attention_backward_space.yaml")
     assert len(backward) == 35 and min(len(one.space) for one in backward) > 3
     assert [one.shape for one in backward] == [one.shape for one in attention]
+    for one in backward:  # what clusters share out are the query heads of a kv head
+        clusters = {spec.schedule.cluster for spec in one.space}  # type: ignore[attr-defined]
+        grouped = one.shape.sharing > 1  # type: ignore[union-attr]
+        assert clusters == ({1, 2, 4, 8} if grouped else {1})
+    assert any(one.shape.sharing > 1 for one in backward)  # type: ignore[union-attr]
+
+
+def test_clusters_alone_are_no_space_where_heads_share_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_text(
+        "version: 1\narch: sm_90a\nkernels:\n"
+        "  - operations: [{family: attention_backward, element: bf16, dim: 128}]\n"
+        "    schedules: [{q_tile: 64, kv_tile: 128, overlap: false, cluster: [2, 4]}]\n"
+    )
+    assert [len(one.space) for one in problem_lists.problems(path, ["1x8x2x512"])] == [2]
+    done = run(path, "--shapes", "1x8x8x512")
+    assert done.exit_code == 1 and "add schedules with cluster: 1" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

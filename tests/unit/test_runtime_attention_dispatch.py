@@ -11,7 +11,10 @@ import torch
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
-from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import (
     UNBOUNDED,
     AttentionOperation,
@@ -22,7 +25,9 @@ from warploom.runtime.attention_dispatch import (
     Family,
     Operation,
     _class,
+    _portfolio,
     choose,
+    fitting,
     operation,
     table,
 )
@@ -107,6 +112,18 @@ def test_heads_that_share_may_take_a_cluster() -> None:
     assert clusters[2] == clusters[8] > 1
     no_heads = Extents(2, 0, 0, 5, 5, 128, 5, 5, packed=False)
     assert choose(wanted, no_heads, None).spec.schedule.cluster == 1  # type: ignore[attr-defined]
+
+
+def test_a_cluster_is_not_for_heads_that_share_nothing() -> None:
+    # The record of a shape with grouped heads may lie near one without: its cluster would idle.
+    wanted = AttentionBackwardOperation("bf16", 128, "causal")
+    clustered = AttentionBackwardSchedule(64, 128, overlap=False, cluster=4)
+    assert fitting(wanted, clustered, 1) is None and fitting(wanted, clustered, 0) is None
+    found = fitting(wanted, clustered, 2)
+    assert found and found.schedule == clustered
+    for sharing, clusters in ((1, {1}), (4, {1, 4})):
+        specs = _portfolio(wanted, sharing)
+        assert {spec.schedule.cluster for spec in specs} == clusters  # type: ignore[attr-defined]
 
 
 # ---- Masks ---------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,8 @@ from warploom.errors import ConfigurationError, RecordsError
 
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
-    from warploom.generator.specification import Operation
+    from warploom.generator.model.shapes import Shape
+    from warploom.generator.specification import Operation, Schedule
 
 COLUMNS = ("problem", "us", "default / best", "schedule", "nvrtc", "revision", "measured", "noisy")
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -132,12 +132,23 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
         output.text("constants", files.text(constants))
 
 
-def _legal() -> dict[Operation, int]:
-    """How many legal schedules the package's spaces have of each operation."""
+def _legal() -> Callable[[Operation, Shape], int]:
+    """How many schedules the package's spaces have that suit a problem."""
+    from warploom.generator.families.attention_backward import suits
+    from warploom.generator.model.shapes import AttentionShape
     from warploom.generator.space import expand_file
 
     spaces = sorted(Path(str(resources.files("warploom.configs"))).glob("*_space.yaml"))
-    return Counter(spec.operation for path in spaces for spec in expand_file(path).specs)
+    schedules: dict[Operation, list[Schedule]] = {}
+    for path in spaces:
+        for spec in expand_file(path).specs:
+            schedules.setdefault(spec.operation, []).append(spec.schedule)
+
+    def count(operation: Operation, shape: Shape) -> int:
+        sharing = shape.sharing if isinstance(shape, AttentionShape) else 1
+        return sum(suits(one, sharing) for one in schedules.get(operation, ()))
+
+    return count
 
 
 def _measurements(path: Path) -> tuple[str, list[Measurement]]:

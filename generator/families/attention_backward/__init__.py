@@ -17,6 +17,7 @@ from warploom.generator.families.attention_backward.rules import (
     complete,
     operation_reasons,
     schedule_reasons,
+    suits,
 )
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
@@ -33,6 +34,7 @@ __all__ = [
     "AttentionBackwardSchedule",
     "attention_backward_layout",
     "complete",
+    "suits",
 ]
 
 FAMILY = Family(

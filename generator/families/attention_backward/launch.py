@@ -11,7 +11,13 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.families.attention_forward.launch import BACK, AttentionProblem, Strides
+from warploom.generator.families.attention_forward.launch import (
+    BACK,
+    AttentionProblem,
+    Strides,
+    bound_values,
+    length_values,
+)
 from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
 from warploom.generator.specification import KernelSpec
@@ -142,25 +148,17 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
         **_rows("o", problem.strides_o),
         **_rows("do", problem.strides_do),
         **_rows("dq", problem.strides_dq),
+        **length_values(problem, packed=packed),
+        **bound_values(operation.mask, problem, packed=packed),
     }
     if schedule.cluster > 1:
         values |= {**_rows("dk", problem.strides_dk), **_rows("dv", problem.strides_dv)}
     if packed:
-        values |= {name: Address(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        values |= {"batch": problem.batch, "total_q": problem.total_q}
         values["total_k"] = problem.total_k
-    else:
-        values |= {"heads": problem.heads, "seq_q": problem.seq_q, "seq_k": problem.seq_k}
     if operation.deterministic:
         values |= {name: Address(name) for name in ("turns", "counter")}
     if operation.softcap:
         values["softcap"] = Argument("softcap")
-    if operation.mask == "window":
-        values["left"] = problem.left
-    if operation.mask != "none":
-        values["right"] = problem.right
-    if operation.mask != "none" and packed:
-        values["bottom_right"] = int(problem.bottom_right)
     return values
 
 

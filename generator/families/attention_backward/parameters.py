@@ -8,6 +8,7 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
+from warploom.generator.families.attention_forward.parameters import FIXED, PACKED, SOFTCAP, bounds
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 from warploom.generator.specification import KernelSpec
 
@@ -15,17 +16,7 @@ _BOXES = {
     "q": "a q tile", "k": "a kv tile", "v": "a kv tile", "do": "a q tile"
 }  # fmt: skip
 _GRADIENT_BOXES = {"dk": "64 rows", "dv": "64 rows"}
-_FIXED = (
-    Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
-    Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
-    Field("seq_q", Kind.INT32, "int32_t", "rows"),
-    Field("seq_k", Kind.INT32, "int32_t", "columns"),
-)
-_PACKED = (
-    Field("lse", Kind.POINTER, "float", "[heads, total_q]"),
-    Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
-    Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
-    Field("batch", Kind.INT32, "int32_t", "sequences"),
+_TOTALS = (
     Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
     Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
 )
@@ -49,12 +40,6 @@ _ORDERED = (
         "[head, q tile, ...]: kv tiles that added to a piece of dq",
     ),
     Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
-)
-_SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
-_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
-_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
-_BOTTOM_RIGHT = Field(
-    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
 )
 
 
@@ -80,7 +65,7 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
             Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
             for name, box in (_BOXES | (_GRADIENT_BOXES if alone else {})).items()
         ),
-        *(_PACKED if packed else _FIXED),
+        *((*PACKED, *_TOTALS) if packed else FIXED),
         *_EVERY,
         *(field for name in ("o", "do", "dq") for field in _rows(name)),
     ]
@@ -89,11 +74,5 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
     if operation.deterministic:
         fields += _ORDERED
     if operation.softcap:
-        fields.append(_SOFTCAP)
-    if operation.mask == "window":
-        fields.append(_LEFT)
-    if operation.mask != "none":
-        fields.append(_RIGHT)
-    if operation.mask != "none" and packed:
-        fields.append(_BOTTOM_RIGHT)
-    return block(fields)
+        fields.append(SOFTCAP)
+    return block(fields + bounds(operation.mask, packed=packed))

@@ -15,6 +15,7 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward.schedule import WGMMA_M
+from warploom.generator.specification import Schedule
 
 
 def operation_reasons(operation: AttentionBackwardOperation) -> list[str]:
@@ -71,6 +72,17 @@ def schedule_reasons(
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]
+    )
+
+
+def suits(schedule: Schedule, sharing: int) -> bool:
+    """Whether a schedule is worth a thought where `sharing` query heads have one kv head.
+
+    Legal it is with any: but a cluster has nothing to share out of a single head. What this says of
+    other families' schedules is yes.
+    """
+    return (
+        sharing > 1 or not isinstance(schedule, AttentionBackwardSchedule) or schedule.cluster == 1
     )
 
 
