@@ -2,7 +2,7 @@
 
 `digest()` is of every file that decides what a kernel does; a test on the CPU compares it with the
 record's, and the files of tests that passed with those there are. The tests may pass file by file,
-in several sessions: `write` keeps what the same code passed on the same machine before. Nothing
+in several runs: `write` keeps what the same code passed on the same machine before. Nothing
 here needs a GPU until it is called.
 """
 
