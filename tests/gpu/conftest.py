@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from warploom.generator.build import build_many
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 
+_collected: Counter[str] = Counter()  # tests of this run, by file
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ..: which of several processes this is
 
 
@@ -42,29 +43,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="note the files of tests that passed")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _collect(item.nodeid for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
+    """Every process collects the same: the tests that all of them run together."""
+    _collect(ids)
+
+
+def _collect(ids: Iterable[str]) -> None:
+    _collected.clear()
+    _collected.update(map(_file, ids))
+
+
+def _file(nodeid: str) -> str:
+    return Path(nodeid.split("::")[0]).name
+
+
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Record the files in which nothing failed, if all of their tests were to run."""
+    """Record the files of which every test has passed, or was skipped: also when interrupted."""
     if hasattr(config, "workerinput"):  # one of several processes, which knows only its own tests
         return
     path = config.getoption("--record", None)
     stats = terminalreporter.stats
-    ran_all = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    chosen = any("::" in argument for argument in config.args) or "deselected" in stats
-    if path is None or not ran_all or chosen or config.getoption("maxfail"):
+    if path is None or "deselected" in stats or any("::" in argument for argument in config.args):
         return
 
     def by_file(kind: str) -> Counter[str]:
-        return Counter(Path(report.nodeid.split("::")[0]).name for report in stats.get(kind, ()))
+        return Counter(_file(report.nodeid) for report in stats.get(kind, ()))
 
-    failed, skipped = by_file("failed") | by_file("error"), by_file("skipped")
-    good = {file: count for file, count in by_file("passed").items() if file not in failed}
-    counts = {file: {"passed": n, "skipped": skipped[file]} for file, n in good.items()}
+    passed, skipped, failed = by_file("passed"), by_file("skipped"), by_file("failed")
+    failed += by_file("error")
+    counts = {
+        file: {"passed": passed[file], "skipped": skipped[file]}
+        for file, count in _collected.items()
+        if passed[file] + skipped[file] == count and file not in failed
+    }
     found = [
         entry
         for report in stats.get("passed", ())
-        if Path(report.nodeid.split("::")[0]).name in good
+        if _file(report.nodeid) in counts
         for entry in report.user_properties
     ]
     record.write(path, counts, failed, found)
