@@ -6,7 +6,8 @@ multiplies five times; where the head dimension is above 128, two blocks share t
 each computes all scores: seven products in all. Shared memory feeds the products, holds ds and
 stages dq, and is what a step waits for most; the tensor core and L2 work beside it. What is
 computed of the scores, and dq added from registers, is partly added to that. The preprocess and
-postprocess kernels move bytes, and do nothing else that takes time.
+postprocess kernels move bytes, and do nothing else that takes time. Where blocks convert dq, each
+head's bytes move through one multiprocessor, and nothing runs beside those of the last.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ START = {
     "softcap": 0.5,  # more of the scores' work where they are capped
     "hbm_bandwidth": 3.5e12,  # bytes a second of memory, in the kernels of rows
 }
-PREPROCESS_BYTES, POSTPROCESS_BYTES = 2 + 2 + 4, 4 + 2  # an element: o, do, zeros; sums and dq
+PREPROCESS_BYTES, CONVERT_BYTES = 2 + 2 + 4, 4 + 2  # an element: o, do, zeros; sums and dq
+LAUNCHES = {"kernel": 3, "block": 2}  # by who converts
 Value = Mapping[str, float]
 
 
@@ -103,9 +105,10 @@ def seconds(
     shape: AttentionShape,
     multiprocessors: int,
 ) -> float:
-    """Predict the time of the three launches; shapes without scores take the launches alone."""
+    """Predict the time of all launches; shapes without scores take the launches alone."""
+    launch = constants["launch"] * LAUNCHES[schedule.convert] / LAUNCHES["kernel"]
     if not (shape.batch and shape.heads and shape.seq_q and shape.seq_k):
-        return constants["launch"]
+        return launch
     layout = attention_backward_layout(next(iter(ARCHITECTURES.values())), operation, schedule)
     blocks = Blocks.of(operation, schedule, shape, layout.parts)
     step = _step(constants, operation, schedule, layout)
@@ -117,7 +120,8 @@ def seconds(
         work = -(-blocks.count // multiprocessors) * mean
     else:
         work = max(longest, rounds * mean + constants["uneven"] * longest)
-    return constants["launch"] + work + _rows(constants, operation, schedule, shape)
+    rows = _rows(constants, operation, schedule, shape, multiprocessors)
+    return launch + work + rows
 
 
 def _sums(
@@ -135,14 +139,20 @@ def _rows(
     operation: AttentionBackwardOperation,
     schedule: AttentionBackwardSchedule,
     shape: AttentionShape,
+    multiprocessors: int,
 ) -> float:
-    """Seconds of the kernels before and after: they work on whole tiles of q."""
+    """Seconds of what is done by whole tiles of q: before main, and dq after it or at its end."""
     if shape.total_q:
         rows = shape.total_q + shape.batch * schedule.q_tile / 2
     else:
         rows = shape.batch * schedule.q_tile * -(-shape.seq_q // schedule.q_tile)
-    moved = rows * shape.heads * operation.dim * (PREPROCESS_BYTES + POSTPROCESS_BYTES)
-    return moved / constants["hbm_bandwidth"]
+    elements = rows * shape.heads * operation.dim
+    before = elements * PREPROCESS_BYTES / constants["hbm_bandwidth"]
+    converted = elements * CONVERT_BYTES
+    if schedule.convert == "kernel":
+        return before + converted / constants["hbm_bandwidth"]
+    heads = shape.batch * shape.kv_heads
+    return before + converted * (1 / multiprocessors + 1 / heads) / constants["l2_bandwidth"]
 
 
 def _step(

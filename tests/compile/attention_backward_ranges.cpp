@@ -80,6 +80,22 @@ static int random_bound() {
   }
 }
 
+#ifdef CONVERTS
+// What a block that has counted itself as the last writes the dq of; the rest of the conversion is not run.
+struct Conversion { Place at; int number, tiles; };
+static std::vector<Conversion> conversions;
+template <int kThreads, int kAhead, class Load>
+static void convert(const Parameters&, const Place& at, int number, int tiles, int, Load) {
+  conversions.push_back({at, number, tiles});
+}
+static void await_sums() {}
+static void meet() {}
+static float4 load_added(const float4* four) { return *four; }
+struct Shared { bool last; };
+struct Consumer { const Parameters& p; Shared& shared; const Work& work; };
+STORE_QUERIES
+#endif
+
 static int problem() {
   Parameters p{};
   const int kv_heads = 1 + random_below(3), sharing = 1 + random_below(3), heads = kv_heads * sharing;
@@ -130,10 +146,18 @@ static int problem() {
     const int which = of(at.sequence, 0, at.head);
     REQUIRE(which >= 0, "q tile %d is in no sequence", number);
     storage.back() = {which, at.row};
+#ifdef CONVERTS
+    if (at.sequence.columns(p) > 0) continue;  // a block of main writes their dq
+#endif
     for (int r = at.row; r < at.row + kQTile && r < seen[which].rows; ++r) ++seen[which].row_stored[r];
   }
 
   std::vector<int> added(p.q_tiles * all_heads * kParts);  // kv tiles, to a q tile's dq
+  std::vector<bool> converted(p.q_tiles * all_heads);
+#ifdef CONVERTS
+  std::vector<int> finished(p.q_tiles * all_heads);
+  p.finished = finished.data();
+#endif
   for (int block = 0; block < p.kv_tiles * p.all_kv_heads * kParts * kCluster; ++block) {
     blockIdx.x = block;
 #ifdef ORDERED
@@ -165,6 +189,7 @@ static int problem() {
         REQUIRE(storage[number].which == which && storage[number].row == m * kQTile, "q tile %d is not number %d", m, number);
         if (verify_box<kQTile>(work.sequence.rows_at<kQTile>(m * kQTile), m * kQTile, first_row, one.rows)) return 1;
         if (work.part == 0 && take(p, work, m, one)) return 1;
+        REQUIRE(!converted[number], "a block adds to q tile %d after it was converted", number);
         // One block after the other, each finds that its turn has come: none waits for a later one.
         const int before = added[number * kParts + work.part]++;
 #ifdef ORDERED
@@ -173,6 +198,23 @@ static int problem() {
         (void)before;
       }
     }
+#ifdef CONVERTS
+    Shared shared{};
+    conversions.clear();
+    threadIdx.x = 128;
+    store_queries({p, shared, work});
+    for (size_t i = 0; i < conversions.size(); ++i) {
+      const Conversion& one = conversions[i];
+      REQUIRE(one.at.head == work.head * sharing + int(i) && one.at.row == 0, "head %d, row %d", one.at.head, one.at.row);
+      for (int m = 0; m < one.tiles; ++m) {
+        const Storage& tile = storage[one.number + m];
+        const int which = of(one.at.sequence, 1, one.at.head);
+        REQUIRE(tile.which == which && tile.row == m * kQTile, "q tile %d is not number %d", m, one.number + m);
+        for (int r = tile.row; r < tile.row + kQTile && r < seen[which].rows; ++r) ++seen[which].row_stored[r];
+        converted[one.number + m] = true;
+      }
+    }
+#endif
   }
   for (size_t which = 0; which < seen.size(); ++which) {
     const Seen& one = seen[which];

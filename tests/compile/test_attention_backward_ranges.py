@@ -42,6 +42,22 @@ inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4)
 STRUCT = "struct float4 { float x, y, z, w; };"
 
 
+def store_queries(text: str) -> str:
+    """Cut out how a block counts itself and which rows the last one writes, for one thread."""
+    functions = re.findall(
+        r"^__device__ __forceinline__ (?:int blocks|void store_queries)\(.*?^\}\n",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert len(functions) == 2
+    atomic = (
+        r'asm volatile\("atom\.acq_rel\.gpu\.[^:]*: "=r"\(before\) : "l"\(([^)]*)\) : "memory"\);'
+    )
+    host, count = re.subn(atomic, r"before = (*(\1))++;", "\n".join(functions))
+    assert count == 1
+    return host
+
+
 def host_text(spec: KernelSpec) -> str:
     """Cut out of the emitted text what needs no GPU: places, ranges, the mask, the order."""
     text = render(spec)
@@ -52,6 +68,7 @@ def host_text(spec: KernelSpec) -> str:
         return found
 
     packed, ordered = "cu_seqlens_q" in text, "take numbers when they begin" in text
+    converts = "counts itself" in text
     bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
     assigned = [
         *(["(p).left = (l);"] if bounds_left else []),
@@ -65,8 +82,10 @@ def host_text(spec: KernelSpec) -> str:
             f"#define PROBLEMS {PROBLEMS}",
             *(["#define PACKED"] if packed else []),
             *(["#define ORDERED"] if ordered else []),
+            *(["#define CONVERTS"] if converts else []),
             *re.findall(
-                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores|Parts|Cluster)"
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores|Parts|PartSums|Cluster"
+                r"|PieceFours)"
                 r"|bool kBounds|uint32_t kHidden).*?$",
                 text,
                 re.MULTILINE,
@@ -84,17 +103,21 @@ def host_text(spec: KernelSpec) -> str:
             piece(r"^(__device__ __forceinline__ int number\(.*?)^// ---- Producer"),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
+            STRUCT,
             f'#line 1 "{HARNESS}"',
-            HARNESS.read_text(),
+            HARNESS.read_text().replace("STORE_QUERIES", store_queries(text) if converts else ""),
         )
     )
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
 @pytest.mark.parametrize(
-    ("deterministic", "cluster"),
-    [(False, 1), (True, 1), (False, 2), (False, 8)],
-    ids=["any_order", "deterministic", "cluster2", "cluster8"],
+    ("deterministic", "cluster", "convert"),
+    [
+        *((False, 1, "kernel"), (True, 1, "kernel"), (False, 2, "kernel"), (False, 8, "kernel")),
+        *((False, 1, "block"), (True, 1, "block"), (False, 4, "block")),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
@@ -105,6 +128,7 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
     lengths: str,
     deterministic: bool,
     cluster: int,
+    convert: str,
     tmp_path: Path,
 ) -> None:
     q_tile, kv_tile, dim = tile
@@ -121,6 +145,7 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
         2 if q_tile > 64 else 1,
         overlap=q_tile > 64,
         cluster=cluster,  # type: ignore[arg-type]
+        convert=convert,  # type: ignore[arg-type]
     )
     source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"
     source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
@@ -131,6 +156,31 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
     assert built.returncode == 0, built.stderr
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+SUMS_STUBS = """
+struct Element {  // knows how often it was written
+  float value = -1;
+  int times = 0;
+  Element() = default;
+  explicit Element(float value) : value(value) {}
+  Element& operator=(const Element& other) { return value = other.value, ++times, *this; }
+};
+struct Parameters {
+  float* dq_sum;
+  Element* dq_rows;
+  int64_t dq_batch, dq_head, dq_seq;
+  int dim, rows;
+  float scale;
+};
+struct Sequence {
+  int rows(const Parameters& p) const { return p.rows; }
+  int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return head * head_stride + row * row_stride;
+  }
+};
+struct Place { Sequence sequence; int head, row; };
+"""
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
@@ -155,7 +205,7 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
         ),
     ],
 )
-def test_sums_lie_where_they_are_looked_for(
+def test_sums_lie_where_they_are_looked_for_and_each_is_written_once(
     dim: int, q_tile: int, kv_tile: int, tmp_path: Path
 ) -> None:
     operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
@@ -163,14 +213,22 @@ def test_sums_lie_where_they_are_looked_for(
     schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1 + overlap, overlap, "direct")  # type: ignore[arg-type]
     text = render(KernelSpec("sm_90a", operation, schedule))
     constants = re.findall(
-        r"^constexpr int k(?:Dim|Consumers|WgmmaM|Parts|QuerySplits|Queries|PartSums|Pieces)\b.*?$",
+        r"^constexpr int k(?:Dim|Consumers|WgmmaM|Parts|QuerySplits|Queries|PartSums|PieceFours)"
+        r"\b.*?$",
         text,
         re.MULTILINE,
     )
-    (unpack,) = re.findall(r"^(template <class Take>.*?^\}\n)", text, re.MULTILINE | re.DOTALL)
+    functions = re.findall(
+        r"^(?:__device__ __forceinline__ int four_at|template <class Take>"
+        r"|struct alignas\(16\) Eight|template <int kThreads, int kAhead).*?^\};?\n",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert len(functions) == 4
     swapped = "#define SWAPPED" if q_tile % 64 else ""
     source, program = tmp_path / "sums.cpp", tmp_path / "sums"
-    source.write_text("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())))
+    stubs = STUBS.replace("using Element = cutlass::bfloat16_t;", SUMS_STUBS)
+    source.write_text("\n".join((stubs, swapped, *constants, STRUCT, *functions, SUMS.read_text())))
     built = subprocess.run(
         ["g++", "-std=c++17", "-O1", "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,

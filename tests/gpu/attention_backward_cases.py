@@ -113,6 +113,29 @@ CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the
         ),
     )
 ]
+_SERIAL: dict[str, Any] = {"kv_tile": 128, "overlap": False, "convert": "block"}
+_NARROW: dict[str, Any] = {"q_tile": 64, "kv_tile": 64, "convert": "block"}
+CONVERTS = [  # blocks write dq: of tiles that are straight or swapped, of one part or two
+    spec(dim, fields, element=next(_element), mask=mask, lengths=lengths, **others)
+    for dim, fields, others in (
+        (32, {**_SERIAL, "q_tile": 128, "accumulate": "direct"}, {}),
+        (64, {**_SERIAL, "q_tile": 128}, {}),
+        (64, {**_SERIAL, "q_tile": 128, "accumulate": "direct"}, {}),
+        (64, {**_SERIAL, "q_tile": 96, "overlap": True, "accumulate": "direct"}, {}),
+        (64, _NARROW, {"deterministic": True}),
+        (96, {**_NARROW, "overlap": False}, {"softcap": True}),
+        (128, {**_SERIAL, "q_tile": 64}, {}),
+        (128, {**_SERIAL, "q_tile": 64}, {"deterministic": True}),
+        (128, {**_SERIAL, "q_tile": 64, "accumulate": "direct"}, {}),
+        (128, {**_SERIAL, "q_tile": 64, "cluster": 4}, {}),
+        (128, {**_SERIAL, "q_tile": 80}, {}),
+        (128, {**_SERIAL, "q_tile": 80, "accumulate": "direct", "cluster": 2}, {}),
+        (192, {**_SERIAL, "q_tile": 64, "stages": 1}, {}),
+        (256, {**_SERIAL, "q_tile": 32, "accumulate": "direct", "cluster": 2}, {}),
+        (256, {**_NARROW, "stages": 1, "overlap": False}, {"deterministic": True}),
+    )
+    for mask, lengths in (("none", "fixed"), ("causal", "fixed"), ("window", "packed"))
+]
 SIMPLE = {  # for tests of something else than the kernel itself
     "none": chosen(64, seq=512),
     "causal": chosen(64, mask="causal", seq=512),
@@ -124,12 +147,24 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "cluster": spec(
         128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4}, mask="causal"
     ),
+    "convert": spec(
+        128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "convert": "block"}, mask="causal"
+    ),
+    "convert, packed": spec(
+        64,
+        {"q_tile": 128, "kv_tile": 128, "overlap": False, "convert": "block"},
+        mask="causal",
+        lengths="packed",
+    ),
 }
 SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
 
 ALL = list(
     dict.fromkeys(
-        (*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *SIMPLE.values(), *SHORT)
+        (
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *CONVERTS),
+            *(*SIMPLE.values(), *SHORT),
+        )
     )
 )
 FORWARD = [  # what `warploom.attention` runs in tests that begin there

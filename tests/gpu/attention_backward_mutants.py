@@ -48,6 +48,8 @@ BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel al
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
 SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
 LAY_DV = "  lay(of_dv, dv, warp);\n"
+COUNT = "  store_queries(c);\n"
+STEP = "      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -80,6 +82,13 @@ MUTANTS = {
         shape=LONG,
         pauses=((LAY_DV, "  if (rank() == 1)\n" + PAUSE + LAY_DV),),
         kernel=SIMPLE["cluster"],
+    ),
+    # That additions have been handed to TMA, and read, is not enough either, but they are too quick
+    # for that to show: this one counts itself ahead of the last.
+    "a block does not wait for its last additions to dq before it counts itself": Mutant(
+        wrong=((COUNT, ""), (STEP, "      if (i + 1 == count) store_queries(c);\n" + STEP)),
+        shape=LONG,
+        kernel=SIMPLE["convert"],
     ),
     "kv tiles do not wait for their turn": Mutant(
         wrong=((AWAIT_TURN, "  } while (false);\n"),),

@@ -69,7 +69,9 @@ def test_a_deterministic_kernel_is_right_too(kernel: KernelSpec, shape: Shape) -
     verify_masks(kernel, shape)
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize(
+    "name", ["none", "causal", "long", "wide", "deterministic", "cluster", "convert"]
+)
 def test_more_tiles_than_multiprocessors_are_all_worked_off(name: str) -> None:
     shape = SHAPES["more tiles than multiprocessors"]
     arena.verify(arena.make(SIMPLE[name], shape, **MASKS[operation(SIMPLE[name]).mask][0]))
@@ -127,7 +129,7 @@ def test_an_extent_of_0_gives_gradients_of_0_without_a_launch(
     assert warploom.counters.launches == launches
 
 
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster", "convert"])
 @pytest.mark.parametrize("seq_k", [1, 64, 200])
 def test_rows_that_attend_to_nothing_have_gradients_of_0_and_give_none(
     name: str, seq_k: int
@@ -141,7 +143,7 @@ def test_rows_that_attend_to_nothing_have_gradients_of_0_and_give_none(
     assert torch.equal(dv, first[2])
 
 
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster", "convert"])
 def test_columns_that_no_row_attends_to_have_gradients_of_0(name: str) -> None:
     made = arena.make(SIMPLE[name], Shape(2, 4, 2, 100, 700), causal="top_left")
     _, dk, dv = arena.verify(made)
@@ -166,7 +168,7 @@ def test_a_scale_is_the_one_that_is_given(scale: float) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 8), (8, 4), (8, 2), (8, 1), (7, 7)])
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster", "convert"])
 def test_keys_have_the_gradients_of_all_query_heads_of_their_group(
     name: str, heads: int, kv_heads: int
 ) -> None:
@@ -294,6 +296,7 @@ def test_the_bound_would_notice_a_lost_tile_or_two_swapped_fragments() -> None:
 
 DETERMINISTIC = [
     *(kernel for kernel in cases.DETERMINISTIC if operation(kernel).dim in (64, 128, 256)),
+    *(kernel for kernel in cases.CONVERTS if operation(kernel).deterministic),
     SIMPLE["deterministic, packed"],
 ]
 
@@ -338,7 +341,7 @@ def test_two_streams_come_to_the_same_bits() -> None:
     assert [count.item() for count in differing] == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "packed", "cluster"])
+@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "packed", "cluster", "convert"])
 def test_dk_and_dv_are_bit_equal_in_any_case(name: str) -> None:
     kernel = SIMPLE[name]
     if operation(kernel).lengths == "packed":

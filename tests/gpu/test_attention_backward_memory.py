@@ -26,8 +26,19 @@ BF16 = torch.bfloat16
 LENGTH = 517
 SHAPE = Shape(3, 4, 2, LENGTH, LENGTH)
 # Kernels of which every gradient is bit-equal from run to run: so is what NaN does not reach.
-STEADY = [kernel for kernel in cases.DETERMINISTIC if operation(kernel).dim in (64, 128, 256)]
-PACKED = [kernel for kernel in cases.PACKED if operation(kernel).deterministic]
+STEADY = [
+    *(kernel for kernel in cases.DETERMINISTIC if operation(kernel).dim in (64, 128, 256)),
+    *(
+        kernel
+        for kernel in cases.CONVERTS
+        if operation(kernel).deterministic and operation(kernel).lengths == "fixed"
+    ),
+]
+PACKED = [
+    kernel
+    for kernel in (*cases.PACKED, *cases.CONVERTS)
+    if operation(kernel).deterministic and operation(kernel).lengths == "packed"
+]
 over_steady = pytest.mark.parametrize("kernel", STEADY, ids=short)
 over_packed = pytest.mark.parametrize("kernel", PACKED, ids=short)
 
@@ -113,7 +124,11 @@ def test_nan_in_the_next_sequence_leaves_this_one_bit_equal(
     assert all(guarded.untouched_outside() for guarded in made.gradients)
 
 
-@pytest.mark.parametrize("kernel", cases.PACKED, ids=short)
+@pytest.mark.parametrize(
+    "kernel",
+    [*cases.PACKED, *(one for one in cases.CONVERTS if operation(one).lengths == "packed")],
+    ids=short,
+)
 def test_rows_past_the_last_sequence_are_not_read_and_their_gradients_are_0(
     kernel: KernelSpec,
 ) -> None:

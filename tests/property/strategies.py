@@ -114,6 +114,7 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
         cluster=1
         if operation.deterministic
         else draw(literal(AttentionBackwardSchedule, "cluster")),
+        convert=draw(literal(AttentionBackwardSchedule, "convert")),
     )
     assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)

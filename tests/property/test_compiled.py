@@ -11,6 +11,7 @@ from strategies import attention_backward_specs, gemm_specs
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
+from warploom.generator.families.attention_backward import AttentionBackwardSchedule
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 
@@ -67,7 +68,10 @@ def test_next_to_none_of_them_spills(artifacts: dict[str, Artifact]) -> None:
 def test_a_legal_attention_backward_neither_spills_nor_serialises(
     name: str, artifacts: dict[str, Artifact]
 ) -> None:
-    entries = {f"{name}{suffix}" for suffix in ("_preprocess", "", "_postprocess")}
+    schedule = BACKWARD[name].schedule
+    assert isinstance(schedule, AttentionBackwardSchedule)
+    suffixes = {"kernel": ("_preprocess", "", "_postprocess"), "block": ("_preprocess", "")}
+    entries = {f"{name}{suffix}" for suffix in suffixes[schedule.convert]}
     assert set(artifacts[name].resources) == entries
     assert all(resources.clean for resources in artifacts[name].resources.values())
     assert artifacts[name].serialised == ()

@@ -248,6 +248,7 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
     "kv_tile": [-64, 0, 32, 192],
     "accumulate": ["", "later", "bulk; }"],
     "cluster": [0, 3, 16, -1],
+    "convert": ["", "later", "block; }"],
     "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {

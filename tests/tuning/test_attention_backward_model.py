@@ -87,6 +87,11 @@ def test_rows_cost_their_bytes_before_and_after() -> None:
     assert cost * START["hbm_bandwidth"] == pytest.approx(elements * (2 + 2 + 4 + 4 + 2), rel=1e-4)
 
 
+def test_blocks_convert_many_short_heads_faster_and_few_long_ones_slower_than_a_kernel() -> None:
+    assert time(square(512), convert="block") < time(square(512))
+    assert time(square(16384), convert="block") > time(square(16384))
+
+
 def test_one_stage_one_warpgroup_and_a_fixed_order_cost() -> None:
     plain = time(square(4096))
     assert time(square(4096), stages=1) > 1.1 * plain

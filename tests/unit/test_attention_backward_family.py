@@ -88,6 +88,7 @@ def launches(kernel: KernelSpec, told: AttentionBackwardProblem) -> list[Launch]
         ({"stages": 9}, "stages 9: is 1 to 8"),
         ({"accumulate": "later"}, "accumulate 'later': is one of bulk, direct"),
         ({"cluster": 3}, "cluster 3: is one of 1, 2, 4, 8"),
+        ({"convert": "later"}, "convert 'later': is one of kernel, block"),
         ({"q_tile": 96}, "244 registers expected, 240 to have"),
         ({"stages": 1, "overlap": True}, "stages 1 with overlap: the next q arrives before"),
         ({"q_tile": 80, "kv_tile": 64}, "q_tile 80 with kv_tile 64: 1 warpgroups cannot share dq"),
@@ -217,6 +218,10 @@ def test_a_name_has_every_field_and_parses_back() -> None:
     assert "_64x128_stages2_cluster4_bulk_" in clustered.name
     assert "cluster" not in spec().name
     assert parse_name(clustered.name) == clustered
+    converting = spec(schedule=replace(SCHEDULE, convert="block"))
+    assert "_64x128_stages2_bulk_convert_" in converting.name
+    assert "convert" not in spec().name
+    assert parse_name(converting.name) == converting
     with pytest.raises(UnknownNameError, match="its digest is"):
         parse_name(spec().name[:-8] + "00000000")
 
@@ -233,6 +238,15 @@ def test_there_are_three_launches_and_each_may_start_early() -> None:
     assert before.grid == after.grid == 5 * 8 * 3  # q tiles, query heads, batches
     assert (main.grid, main.block) == (4 * 2 * 3, 384)  # kv tiles, kv heads, batches
     assert before.early and main.early and after.early
+
+
+def test_blocks_that_convert_leave_no_kernel_after_main() -> None:
+    converting = spec(schedule=replace(SCHEDULE, convert="block"))
+    with_kernel, without = launches(spec(), problem()), launches(converting, problem())
+    assert [x.entry for x in without] == [f"{converting.name}_preprocess", converting.name]
+    assert [x.grid for x in without] == [x.grid for x in with_kernel[:2]]
+    assert without[1].shared_bytes == with_kernel[1].shared_bytes
+    assert all(x.early for x in without)
 
 
 def test_a_wide_head_takes_two_blocks_for_a_kv_tile() -> None:
@@ -279,11 +293,12 @@ def test_packed_tiles_are_enough_for_any_lengths_and_for_what_follows_them() -> 
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
 @pytest.mark.parametrize("softcap", [False, True])
 @pytest.mark.parametrize(("deterministic", "cluster"), [(False, 1), (True, 1), (False, 4)])
+@pytest.mark.parametrize("convert", ["kernel", "block"])
 def test_a_launch_has_exactly_the_values_of_the_parameter_block(
-    deterministic: bool, cluster: int, softcap: bool, mask: str, lengths: str
+    convert: str, deterministic: bool, cluster: int, softcap: bool, mask: str, lengths: str
 ) -> None:
     fields = {"mask": mask, "softcap": softcap, "lengths": lengths}
-    schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+    schedule = replace(SCHEDULE, cluster=cluster, convert=convert)  # type: ignore[arg-type]
     kernel = spec(changed(**fields, deterministic=deterministic), schedule)
     told = packed(left=70, right=5, bottom_right=True) if lengths == "packed" else problem(right=5)
     block = FAMILY.parameters(kernel)
@@ -317,6 +332,9 @@ def test_workspaces_are_of_whole_tiles_and_nobody_zeroes_them_before() -> None:
         ("turns", tiles * 2 * 4 * 4, False),  # by warps
         ("counter", 4, False),
     ]
+    converting = FAMILY.workspaces(spec(schedule=replace(SCHEDULE, convert="block")), problem())
+    found = [(w.tensor, w.bytes, w.zeroed) for w in converting[2:]]
+    assert found == [("finished", tiles * 4, False)]
 
 
 # ---- Text ----------------------------------------------------------------------------------------
@@ -330,6 +348,9 @@ def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
     fields = {"dim": dim, "mask": "window", "softcap": True, "lengths": "packed"}
     full = render(spec(changed(**fields, deterministic=True), SMALL))
     assert [word for word in words if word not in full] == []
+    converting = render(spec(changed(dim=dim), replace(SMALL, convert="block")))
+    for word, by_block in (("_postprocess", False), ("p.finished", True), ("load_added", True)):
+        assert (word in converting) is by_block is (word not in plain)
     distributed = ("mapa", "barrier.cluster", "dk_rows")
     clustered = render(spec(changed(dim=dim), replace(SMALL, cluster=2)))
     assert [word for word in distributed if word in plain] == []

@@ -1,4 +1,4 @@
-"""The backward at launch: the problem, its three launches and its workspaces."""
+"""The backward at launch: the problem, its launches and its workspaces."""
 
 from __future__ import annotations
 
@@ -157,6 +157,8 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
         values["total_k"] = problem.total_k
     if operation.deterministic:
         values |= {name: Address(name) for name in ("turns", "counter")}
+    if schedule.convert == "block":
+        values["finished"] = Address("finished")
     if operation.softcap:
         values["softcap"] = Argument("softcap")
     return values
@@ -165,7 +167,9 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
 def launches(
     spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits
 ) -> list[Launch]:
-    """Three launches, in order. No extent may be 0: no tensor map describes an empty tensor.
+    """Three launches, in order, or two where blocks convert dq.
+
+    No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
     gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), and the
@@ -179,7 +183,7 @@ def launches(
     def launch(suffix: str, grid: int, block: int, cluster: int, shared_bytes: int) -> Launch:
         return Launch(spec.name + suffix, grid, block, cluster, shared_bytes, values, early=True)
 
-    return [
+    found = [
         launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
         launch(
             "",
@@ -188,14 +192,18 @@ def launches(
             schedule.cluster,
             layout.shared_bytes,
         ),
-        launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
     ]
+    if schedule.convert == "kernel":
+        found.append(launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0))
+    return found
 
 
 def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
     """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles.
 
-    A deterministic kernel counts who added to each piece of dq, and the blocks that have begun.
+    A deterministic kernel counts who added to each piece of dq, and the blocks that have begun;
+    one whose blocks convert dq, those that have added all. The preprocess kernel zeroes what main
+    adds to.
     """
     operation, schedule = _fields(spec)
     tiles = _tiles(spec, problem).all_q_tiles
@@ -211,4 +219,6 @@ def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Work
             Workspace("turns", 4 * pieces, zeroed=False),
             Workspace("counter", 4, zeroed=False),
         ]
+    if schedule.convert == "block":
+        found.append(Workspace("finished", 4 * tiles, zeroed=False))
     return found

@@ -17,7 +17,7 @@ _NAME = re.compile(
     r"_(?P<mask>none|causal|window)(?P<softcap>_softcap)?_(?P<lengths>fixed|packed)"
     r"(?P<deterministic>_deterministic)?_(?P<q_tile>\d+)x(?P<kv_tile>\d+)"
     r"_stages(?P<stages>\d+)(?:_cluster(?P<cluster>\d+))?(?P<overlap>_overlap)?"
-    r"_(?P<accumulate>bulk|direct)_[0-9a-f]{{8}}".format(
+    r"_(?P<accumulate>bulk|direct)(?P<convert>_convert)?_[0-9a-f]{{8}}".format(
         arch="|".join(row.token for row in ARCHITECTURES.values())
     )
 )
@@ -40,6 +40,7 @@ def parse_name(name: str) -> KernelSpec | None:
         "overlap": token["overlap"] is not None,
         "accumulate": token["accumulate"],
         "cluster": int(token["cluster"] or 1),
+        "convert": "block" if token["convert"] else "kernel",
     }
     return KernelSpec(
         arch, AttentionBackwardOperation(**operation), AttentionBackwardSchedule(**schedule)

@@ -1,4 +1,4 @@
-"""The parameter block of the backward's kernels: all three entries read the same."""
+"""The parameter block of the backward's kernels: all entries read the same."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ _ORDERED = (
     ),
     Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
 )
+_CONVERT = Field(
+    "finished",
+    Kind.POINTER,
+    "int32_t",
+    "[head, q tile]: at the first of a kv head, blocks that have added all",
+)
 
 
 def _rows(name: str) -> tuple[Field, ...]:
@@ -73,6 +79,8 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
         fields += [*_rows("dk"), *_rows("dv")]
     if operation.deterministic:
         fields += _ORDERED
+    if schedule.convert == "block":
+        fields.append(_CONVERT)
     if operation.softcap:
         fields.append(SOFTCAP)
     return block(fields + bounds(operation.mask, packed=packed))

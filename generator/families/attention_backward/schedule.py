@@ -61,6 +61,8 @@ class AttentionBackwardSchedule:
                 memory; direct, from registers
     cluster     blocks that share out the query heads of a kv head, and sum dk and dv through
                 distributed shared memory
+    convert     who writes dq from its fp32 sums: a kernel of its own; or the block that adds the
+                last to a kv head's, which saves a launch and is for short sequences
     """
 
     q_tile: int
@@ -69,6 +71,7 @@ class AttentionBackwardSchedule:
     overlap: bool = True
     accumulate: Literal["bulk", "direct"] = "bulk"
     cluster: Literal[1, 2, 4, 8] = 1
+    convert: Literal["kernel", "block"] = "kernel"
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -79,6 +82,7 @@ class AttentionBackwardSchedule:
             *((f"cluster{self.cluster}",) if self.cluster > 1 else ()),
             *(("overlap",) if self.overlap else ()),
             self.accumulate,
+            *(("convert",) if self.convert == "block" else ()),
         )
 
     @property

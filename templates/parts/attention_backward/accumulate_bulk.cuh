@@ -18,6 +18,11 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   }
 }
 
+// Waits until all that the warp has handed to TMA is added, not just read.
+__device__ __forceinline__ void await_sums() {
+  if (threadIdx.x % 32 == 0) asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+}
+
 // Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}

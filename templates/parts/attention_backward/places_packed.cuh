@@ -20,6 +20,8 @@ __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int k
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
   const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const bool after = b == p.batch;
+  const int first_row = p.cu_seqlens_q[b], rows = (after ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
+  const int first_column = p.cu_seqlens_k[b], columns = after ? 0 : p.cu_seqlens_k[b + 1] - first_column;
+  return { {first_row, rows, first_column, columns}, head, (tile - first_row / kQTile - b) * kQTile};
 }

@@ -11,21 +11,29 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_commit_batch();
 }
 
-// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// columns lane l holds two of row l / 4, then two of the row 8 further down.
-constexpr int kPieces = kPartSums / 16;
-template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
+// The sums of a part of a q tile are taken apart by pieces: 8 columns of a row and of the row 8 further
+// down. Of a fragment of 8 columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieceFours = 4, kPieces = kPartSums / (4 * kPieceFours);
+
+// Where among the sums four number i of a piece is.
+__device__ __forceinline__ int four_at(int piece, int i) {
   constexpr int kFragments = kQueryN / 8;
   // An octet has 8 rows and the 8 rows 8 further down.
   const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  return (warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i;
+}
+
+// Takes a piece apart: `take` gets (row, column, values of 8 columns).
+template <class Take>
+__device__ __forceinline__ void unpack(const float4 (&fours)[kPieceFours], int piece, Take&& take) {
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
-    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
-    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
+    values[0][2 * i] = fours[i].x, values[0][2 * i + 1] = fours[i].y;
+    values[1][2 * i] = fours[i].z, values[1][2 * i + 1] = fours[i].w;
   }
   take(row, fragment * 8, values[0]);
   take(row + 8, fragment * 8, values[1]);

@@ -11,19 +11,27 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_commit_batch();
 }
 
-// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kPartSums / 32;
-template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
+// The sums of a part of a q tile are taken apart by pieces: 16 columns of two rows. Of a fragment of 8 rows
+// of q lane l holds two of column l / 4, then two of the column 8 further on.
+constexpr int kPieceFours = 8, kPieces = kPartSums / (4 * kPieceFours);
+
+// Where among the sums four number i of a piece is.
+__device__ __forceinline__ int four_at(int piece, int i) {
   constexpr int kFragments = kQueryN / 8;
   const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
   const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
+  return (warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair;
+}
+
+// Takes a piece apart: `take` gets (row, column, values of 8 columns).
+template <class Take>
+__device__ __forceinline__ void unpack(const float4 (&fours)[kPieceFours], int piece, Take&& take) {
+  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
   float values[2][2][8];  // of rows, of columns further on
   CUTE_UNROLL
   for (int i = 0; i < 8; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair];
-    values[0][0][i] = four.x, values[1][0][i] = four.y;
-    values[0][1][i] = four.z, values[1][1][i] = four.w;
+    values[0][0][i] = fours[i].x, values[1][0][i] = fours[i].y;
+    values[0][1][i] = fours[i].z, values[1][1][i] = fours[i].w;
   }
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);

@@ -1,10 +1,6 @@
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// ---- Before and after main: one block per q tile ----------------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
 constexpr int kRowThreads = {{ row_threads }}, kRowLanes = {{ row_lanes }};
-
-struct alignas(16) Eight {
-  Element values[8];
-};
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
@@ -12,6 +8,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 {% if operation.deterministic %}
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
+{% endif %}
+{% if schedule.convert == "block" %}
+  if (threadIdx.x == 0) p.finished[blockIdx.x] = 0;
 {% endif %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -51,27 +50,20 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   constexpr int kTurns = kParts * kConsumers * 4;
   if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
 {% endif %}
+{% if schedule.convert == "block" and operation.lengths == "packed" %}
+  if (at.sequence.columns(p) == 0) {  // no block of main comes to these rows: their dq is these zeros
+    __syncthreads();
+    convert<kRowThreads, 1>(p, at, blockIdx.x, 1, threadIdx.x, [](const float4* four) { return *four; });
+  }
+{% endif %}
 }
+{% if schedule.convert == "kernel" %}
 
-// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     {{ spec.name }}_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
-  const int rows = at.sequence.rows(p);
-  if (at.row >= rows) return;
-  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
-  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
-  CUTE_UNROLL
-  for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
-    const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
-      const int column = part * kColumns + part_column;
-      if (at.row + row >= rows || column >= p.dim) return;
-      Eight eight;
-      CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
-      *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
-    });
-  }
+  if (at.row >= at.sequence.rows(p)) return;
+  convert<kRowThreads, 1>(p, at, blockIdx.x, 1, threadIdx.x, [](const float4* four) { return *four; });
 }
+{% endif %}

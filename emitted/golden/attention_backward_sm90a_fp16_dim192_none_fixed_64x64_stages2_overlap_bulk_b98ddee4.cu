@@ -1,13 +1,13 @@
-// attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7
+// attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_b98ddee4
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 192, mask none, fixed lengths
-//   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added bulk, clusters of 8
+//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk
 // Three kernels: preprocess, main, postprocess.
-// Digest 725319a7d312709a5377938f6821dad8e462a2c4a04563f182ad9152d3e3da59; `warploom show` prints this file.
+// Digest b98ddee47023e8f2767e5ddc7c5d1c1687bb5c60cb8e9e16966e330b0d2b07a5; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,20 +30,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::half_t;
-constexpr int kDim = 192, kSpan = 32;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 192, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
+constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 1, kDsStages = 2;  // of q, and of do; of ds
+constexpr int kStages = 2, kDsStages = 1;  // of q, and of do; of ds
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 8;
+constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // A block has all scores of its tile, and of the gradients these columns.
 constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 48;
+constexpr int kQuerySplits = 1, kQueryN = 96;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -59,6 +59,8 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
@@ -66,8 +68,6 @@ struct alignas(128) Parameters {
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
-  Element* dk_rows;  // dk, by the strides below
-  Element* dv_rows;  // dv, by the strides below
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -77,12 +77,6 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int64_t dk_batch;  // stride of dk, in elements
-  int64_t dk_head;  // stride of dk, in elements
-  int64_t dk_seq;  // stride of dk, in elements
-  int64_t dv_batch;  // stride of dv, in elements
-  int64_t dv_head;  // stride of dv, in elements
-  int64_t dv_seq;  // stride of dv, in elements
   int32_t heads;  // query heads of one batch
   int32_t seq_q;  // rows
   int32_t seq_k;  // columns
@@ -94,26 +88,23 @@ struct alignas(128) Parameters {
   int32_t dim;  // of the tensors, at most kDim
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 768);
+static_assert(sizeof(Parameters) == 1024);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, dlse) == 520);
-static_assert(OFFSET(Parameters, statistics) == 528 && OFFSET(Parameters, dq_sum) == 536);
-static_assert(OFFSET(Parameters, o_rows) == 544 && OFFSET(Parameters, do_rows) == 552);
-static_assert(OFFSET(Parameters, dq_rows) == 560 && OFFSET(Parameters, dk_rows) == 568);
-static_assert(OFFSET(Parameters, dv_rows) == 576 && OFFSET(Parameters, o_batch) == 584);
-static_assert(OFFSET(Parameters, o_head) == 592 && OFFSET(Parameters, o_seq) == 600);
-static_assert(OFFSET(Parameters, do_batch) == 608 && OFFSET(Parameters, do_head) == 616);
-static_assert(OFFSET(Parameters, do_seq) == 624 && OFFSET(Parameters, dq_batch) == 632);
-static_assert(OFFSET(Parameters, dq_head) == 640 && OFFSET(Parameters, dq_seq) == 648);
-static_assert(OFFSET(Parameters, dk_batch) == 656 && OFFSET(Parameters, dk_head) == 664);
-static_assert(OFFSET(Parameters, dk_seq) == 672 && OFFSET(Parameters, dv_batch) == 680);
-static_assert(OFFSET(Parameters, dv_head) == 688 && OFFSET(Parameters, dv_seq) == 696);
-static_assert(OFFSET(Parameters, heads) == 704 && OFFSET(Parameters, seq_q) == 708);
-static_assert(OFFSET(Parameters, seq_k) == 712 && OFFSET(Parameters, kv_tiles) == 716);
-static_assert(OFFSET(Parameters, q_tiles) == 720 && OFFSET(Parameters, section) == 724);
-static_assert(OFFSET(Parameters, all_kv_heads) == 728 && OFFSET(Parameters, sharing) == 732);
-static_assert(OFFSET(Parameters, dim) == 736 && OFFSET(Parameters, scale) == 740);
+static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
+static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, dlse) == 776);
+static_assert(OFFSET(Parameters, statistics) == 784 && OFFSET(Parameters, dq_sum) == 792);
+static_assert(OFFSET(Parameters, o_rows) == 800 && OFFSET(Parameters, do_rows) == 808);
+static_assert(OFFSET(Parameters, dq_rows) == 816 && OFFSET(Parameters, o_batch) == 824);
+static_assert(OFFSET(Parameters, o_head) == 832 && OFFSET(Parameters, o_seq) == 840);
+static_assert(OFFSET(Parameters, do_batch) == 848 && OFFSET(Parameters, do_head) == 856);
+static_assert(OFFSET(Parameters, do_seq) == 864 && OFFSET(Parameters, dq_batch) == 872);
+static_assert(OFFSET(Parameters, dq_head) == 880 && OFFSET(Parameters, dq_seq) == 888);
+static_assert(OFFSET(Parameters, heads) == 896 && OFFSET(Parameters, seq_q) == 900);
+static_assert(OFFSET(Parameters, seq_k) == 904 && OFFSET(Parameters, kv_tiles) == 908);
+static_assert(OFFSET(Parameters, q_tiles) == 912 && OFFSET(Parameters, section) == 916);
+static_assert(OFFSET(Parameters, all_kv_heads) == 920 && OFFSET(Parameters, sharing) == 924);
+static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, scale) == 932);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
@@ -148,16 +139,18 @@ struct KeyWgmma {
   }
 };
 
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -226,10 +219,10 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Where a row of k or v begins in a tensor of these strides.
-__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride, int64_t head_stride,
-                                             int64_t column_stride, int head, int column) {
-  return sequence.batch * batch_stride + head * head_stride + column * column_stride;
+// Starts the store of a box; rows past the end of the sequence are left out.
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
+                                          int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -302,7 +295,7 @@ struct SharedStorage {
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
 };
-static_assert(sizeof(SharedStorage) <= 206336);
+static_assert(sizeof(SharedStorage) <= 182272);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -410,21 +403,29 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_commit_batch();
 }
 
-// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// columns lane l holds two of row l / 4, then two of the row 8 further down.
-constexpr int kPieces = kPartSums / 16;
-template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
+// The sums of a part of a q tile are taken apart by pieces: 8 columns of a row and of the row 8 further
+// down. Of a fragment of 8 columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieceFours = 4, kPieces = kPartSums / (4 * kPieceFours);
+
+// Where among the sums four number i of a piece is.
+__device__ __forceinline__ int four_at(int piece, int i) {
   constexpr int kFragments = kQueryN / 8;
   // An octet has 8 rows and the 8 rows 8 further down.
   const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  return (warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i;
+}
+
+// Takes a piece apart: `take` gets (row, column, values of 8 columns).
+template <class Take>
+__device__ __forceinline__ void unpack(const float4 (&fours)[kPieceFours], int piece, Take&& take) {
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
-    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
-    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
+    values[0][2 * i] = fours[i].x, values[0][2 * i + 1] = fours[i].y;
+    values[1][2 * i] = fours[i].z, values[1][2 * i + 1] = fours[i].w;
   }
   take(row, fragment * 8, values[0]);
   take(row + 8, fragment * 8, values[1]);
@@ -583,149 +584,159 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   }
 }
 
+// Waits until all that the warp has handed to TMA is added, not just read.
+__device__ __forceinline__ void await_sums() {
+  if (threadIdx.x % 32 == 0) asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;" ::: "memory");
+}
+
 // Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
+  float scores[kScores];  // of the next step
 
-  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    float scores[kScores], dp[kScores], dq[kQueries];
-    Weights weights, ds;
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
+  }
+
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool more) {
+    float dp[kScores], dq[kQueries];
+    Weights weights;  // p^T, then ds^T
     c.shared.do_full[at.stage].wait(at.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
+    multiply_scores(dp, c.v + c.own, c.staged_do(at));
     weigh(c, weights, scores, step, at);
-    cute::warpgroup_wait<0>();
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
-    pack(ds, dp);
-    await_ds(c, step);
-    write(c, ds, step);
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
+    fence(dv);
+    release(c.shared.do_empty[at.stage]);
+    pack(weights, dp);
+    write(c, weights, step);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
     meet();
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
-    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
-    fence(dv);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
     fence(dq);
-    release(c.shared.do_empty[at.stage]);
+    release(c.shared.q_empty[at.stage]);
     release_ds(c);
     accumulate(c, dq, step);
-    cute::warpgroup_wait<0>();
-    fence(dk);
-    release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end() {}
+  __device__ __forceinline__ void end() {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
+    fence(scores);
+  }
 };
 
-// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
-// down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
-// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
-//
-// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
-constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
-constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
-constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
-constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + 2 * kStages * kQBytes;  // else dk follows dv
-static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
-static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
-static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
-
-// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Lays down the warp's fragments of a gradient.
-__device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
-  float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
+// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
+__device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
   CUTE_UNROLL
-  for (int i = 0; i < kWarpFragments; ++i)
-    own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
-}
-
-// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
-// before and ahead of the next.
-__device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
-  float4 four;
-  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
-               "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-               : "r"(address), "r"(rank));
-  return four;
-}
-
-// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
-// a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
-__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
-                                           int64_t row_stride, float scale, int warp) {
-  const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
-  float4 sums[kWarpSums];
-  CUTE_UNROLL
-  for (int i = 0; i < kWarpSums; ++i) {
-    const int own = min(i * kWarps + warp, kOwnFragments - 1);
-    sums[i] = load_remote(address + own * kFragmentBytes, 0);
-    CUTE_UNROLL
-    for (int block = 1; block < kCluster; ++block) {
-      const float4 more = load_remote(address + own * kFragmentBytes, block);
-      sums[i] = {sums[i].x + more.x, sums[i].y + more.y, sums[i].z + more.z, sums[i].w + more.w};
-    }
-  }
-  CUTE_UNROLL
-  for (int i = 0; i < kWarpSums; ++i) {
-    const int own = i * kWarps + warp;
-    const int row = (first + own) / kWarpFragments * 16 + int(threadIdx.x) % 32 / 4;
-    const int column = c.part * kColumns + (first + own) % kWarpFragments * 8 + int(threadIdx.x) % 4 * 2;
-    if (own >= kOwnFragments || column >= c.p.dim) continue;
-    Element* place = tile + row * row_stride + column;
-    if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
-    if (row + 8 < rows)
-      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
+  for (int i = 0; i < kColumns / 16; ++i) {
+    const float* x = gradient + i * 8;
+    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes +
+                             (offset ^ ((offset >> 3) & (kSpan - 16)));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
+                 "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
+                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
+                 : "memory");
   }
 }
 
+// Starts the stores of the block's columns of a gradient, of the warpgroup's 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work,
+                                      int column) {
+  const Corner corner = work.sequence.columns_at<kWgmmaM>(column);
+  for (int box = 0; box < kBoxes / kParts; ++box)
+    store_box(map, rows + box * Tile<kKvTile>::kBoxBytes, work.part * kColumns + box * kBoxColumns, corner, work.head);
+  cute::tma_store_arrive();
+}
+
+// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const Parameters& p = c.p;
-  const Work& work = c.work;
-  const int warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  Element* const dk_tile =
-      p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
-  Element* const dv_tile =
-      p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
-  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
-  meet();  // all have multiplied with k, v, q and do
-  lay(of_dv, dv, warp);
-  if (kTogether) lay(of_dk, dk, warp);
-  sync_cluster();  // the blocks' fragments are there
-  store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
-  if (!kTogether) {
-    sync_cluster();  // every reader is done with them
-    lay(of_dk, dk, warp);
-    sync_cluster();
-  }
-  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
-  sync_cluster();  // shared memory must outlive the blocks that read it
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
+  const int own = c.consumer * kWgmmaM * kSpan;
+  stage(c.shared.v + own, dv, 1);
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  meet();  // nobody reads k any more, either
+  const bool leads = threadIdx.x % 128 == 0;
+  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
+  stage(c.shared.k + own, dk, c.p.scale);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
+  // Shared memory must outlive the stores that read it, of dq too.
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
+
+// Eight columns of a row, as they are read and written.
+struct alignas(16) Eight {
+  Element values[8];
+};
+
+// Writes dq in 16 bits, by rows: scale times the sums, of `tiles` q tiles of a head, one after the other from
+// `at` on. The first has this number. Each of kThreads threads takes kAhead pieces at a time, and `load`s all
+// of them before it writes any.
+template <int kThreads, int kAhead, class Load>
+__device__ __forceinline__ void convert(const Parameters& p, const Place& at, int number, int tiles, int thread,
+                                        Load&& load) {
+  const int rows = at.sequence.rows(p) - at.row, count = tiles * (kParts * kPieces);
+  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(number) * (kParts * kPartSums));
+  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
+  for (int first = thread; first < count; first += kAhead * kThreads) {
+    float4 fours[kAhead][kPieceFours];
+    CUTE_UNROLL
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int piece = min(first + ahead * kThreads, count - 1);
+      const float4* part_sums = sums + int64_t(piece / kPieces) * (kPartSums / 4);
+      CUTE_UNROLL
+      for (int i = 0; i < kPieceFours; ++i) fours[ahead][i] = load(part_sums + four_at(piece % kPieces, i));
+    }
+    CUTE_UNROLL
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int piece = first + ahead * kThreads, part = piece / kPieces;  // counted through all tiles
+      if (piece >= count) break;
+      unpack(fours[ahead], piece % kPieces, [&](int tile_row, int part_column, const float (&values)[8]) {
+        const int row = part / kParts * kQTile + tile_row, column = part % kParts * kColumns + part_column;
+        if (row >= rows || column >= p.dim) return;
+        Eight eight;
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
+        *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
+      });
+    }
+  }
+}
+
+// The sums of dq are left to a kernel of their own.
+__device__ __forceinline__ void store_queries(const Consumer&) {}
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
                    kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
@@ -758,16 +769,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
+  store_queries(c);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_b98ddee4(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
@@ -786,25 +798,19 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work work = locate(p, number(p));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// ---- Before and after main: one block per q tile ----------------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
 constexpr int kRowThreads = 256, kRowLanes = 32;
 
-struct alignas(16) Eight {
-  Element values[8];
-};
-
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_b98ddee4_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -842,25 +848,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_725319a7_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_b98ddee4_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
-  const int rows = at.sequence.rows(p);
-  if (at.row >= rows) return;
-  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
-  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
-  CUTE_UNROLL
-  for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
-    const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
-      const int column = part * kColumns + part_column;
-      if (at.row + row >= rows || column >= p.dim) return;
-      Eight eight;
-      CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
-      *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
-    });
-  }
+  if (at.row >= at.sequence.rows(p)) return;
+  convert<kRowThreads, 1>(p, at, blockIdx.x, 1, threadIdx.x, [](const float4* four) { return *four; });
 }

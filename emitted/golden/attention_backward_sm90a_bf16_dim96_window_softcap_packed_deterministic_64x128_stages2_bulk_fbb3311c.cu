@@ -1,13 +1,14 @@
-// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6
+// attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_fbb3311c
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
-//   s = scale q k^T
+//   s = softcap tanh(scale q k^T / softcap)
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   bf16, head dimension 256, mask causal, fixed lengths
-//   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added direct
+//   where ds is also multiplied by the slope of tanh, 1 - tanh^2
+//   bf16, head dimension 96, mask window, packed lengths
+//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, in order
 // Three kernels: preprocess, main, postprocess.
-// Digest b59848d656eda3eefce215a369654e86a4888c31bba7cda0a70ca10d964bc7e6; `warploom show` prints this file.
+// Digest fbb3311c13a06744926d28abbe59223d5f46dae56f62465e5b142941b8987fb6; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,20 +31,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 96, kSpan = 32;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 1, kDsStages = 2;  // of q, and of do; of ds
+constexpr int kStages = 2, kDsStages = 2;  // of q, and of do; of ds
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
+constexpr bool kBoundsLeft = true, kBoundsRight = true;
 // A block has all scores of its tile, and of the gradients these columns.
-constexpr int kParts = 2, kColumns = kDim / kParts;
+constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 64;
+constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -55,19 +56,23 @@ using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma t
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
-  float* lse;  // [batch, heads, seq_q]
+  cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, row, head, first], by a kv tile
+  cute::TmaDescriptor v_map;  // [dim, row, head, first], by a kv tile
+  cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
+  float* lse;  // [heads, total_q]
+  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
+  int32_t* cu_seqlens_k;  // first column of each, and the end
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
+  int32_t* turns;  // [head, q tile, ...]: kv tiles that added to a piece of dq
+  int32_t* counter;  // of tickets that blocks of main have taken
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -77,38 +82,45 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int32_t heads;  // query heads of one batch
-  int32_t seq_q;  // rows
-  int32_t seq_k;  // columns
+  int32_t batch;  // sequences
+  int32_t total_q;  // rows, those after the last sequence too
+  int32_t total_k;  // columns, those after the last sequence too
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
   int32_t section;  // kv heads whose tiles are worked off together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
+  int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
+  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
+  float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 1024);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
 static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, dlse) == 776);
-static_assert(OFFSET(Parameters, statistics) == 784 && OFFSET(Parameters, dq_sum) == 792);
-static_assert(OFFSET(Parameters, o_rows) == 800 && OFFSET(Parameters, do_rows) == 808);
-static_assert(OFFSET(Parameters, dq_rows) == 816 && OFFSET(Parameters, o_batch) == 824);
-static_assert(OFFSET(Parameters, o_head) == 832 && OFFSET(Parameters, o_seq) == 840);
-static_assert(OFFSET(Parameters, do_batch) == 848 && OFFSET(Parameters, do_head) == 856);
-static_assert(OFFSET(Parameters, do_seq) == 864 && OFFSET(Parameters, dq_batch) == 872);
-static_assert(OFFSET(Parameters, dq_head) == 880 && OFFSET(Parameters, dq_seq) == 888);
-static_assert(OFFSET(Parameters, heads) == 896 && OFFSET(Parameters, seq_q) == 900);
-static_assert(OFFSET(Parameters, seq_k) == 904 && OFFSET(Parameters, kv_tiles) == 908);
-static_assert(OFFSET(Parameters, q_tiles) == 912 && OFFSET(Parameters, section) == 916);
-static_assert(OFFSET(Parameters, all_kv_heads) == 920 && OFFSET(Parameters, sharing) == 924);
-static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, right) == 932);
-static_assert(OFFSET(Parameters, scale) == 936);
-__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, cu_seqlens_q) == 776);
+static_assert(OFFSET(Parameters, cu_seqlens_k) == 784 && OFFSET(Parameters, dlse) == 792);
+static_assert(OFFSET(Parameters, statistics) == 800 && OFFSET(Parameters, dq_sum) == 808);
+static_assert(OFFSET(Parameters, o_rows) == 816 && OFFSET(Parameters, do_rows) == 824);
+static_assert(OFFSET(Parameters, dq_rows) == 832 && OFFSET(Parameters, turns) == 840);
+static_assert(OFFSET(Parameters, counter) == 848 && OFFSET(Parameters, o_batch) == 856);
+static_assert(OFFSET(Parameters, o_head) == 864 && OFFSET(Parameters, o_seq) == 872);
+static_assert(OFFSET(Parameters, do_batch) == 880 && OFFSET(Parameters, do_head) == 888);
+static_assert(OFFSET(Parameters, do_seq) == 896 && OFFSET(Parameters, dq_batch) == 904);
+static_assert(OFFSET(Parameters, dq_head) == 912 && OFFSET(Parameters, dq_seq) == 920);
+static_assert(OFFSET(Parameters, batch) == 928 && OFFSET(Parameters, total_q) == 932);
+static_assert(OFFSET(Parameters, total_k) == 936 && OFFSET(Parameters, kv_tiles) == 940);
+static_assert(OFFSET(Parameters, q_tiles) == 944 && OFFSET(Parameters, section) == 948);
+static_assert(OFFSET(Parameters, all_kv_heads) == 952 && OFFSET(Parameters, sharing) == 956);
+static_assert(OFFSET(Parameters, dim) == 960 && OFFSET(Parameters, left) == 964);
+static_assert(OFFSET(Parameters, right) == 968 && OFFSET(Parameters, bottom_right) == 972);
+static_assert(OFFSET(Parameters, scale) == 976 && OFFSET(Parameters, softcap) == 980);
+__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -125,32 +137,32 @@ struct ScoresWgmma {
   }
 };
 
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -167,33 +179,50 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
+
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
+// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
+// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
+// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
+// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
+// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
+// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
+constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
                                          uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.first, kBack);
 }
 
-// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int batch;
+  int first_row, row_count, first_column, column_count;
 
-  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
-  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
+  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
+  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
+  __device__ __forceinline__ int diagonal(const Parameters& p) const {
+    return bottom_right(p) ? column_count - row_count : 0;
+  }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
+    const int count = max(0, min(kRows, end - row));
+    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
+  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
+    return box<kRows>(row, first_row, row_count);
+  }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
+    return box<kRows>(column, first_column, column_count);
+  }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
-                                            int row) const {
-    return batch * batch_stride + head * head_stride + row * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
+    return int64_t(head) * p.total_q + first_row + row;
   }
 };
 
@@ -202,27 +231,49 @@ struct Place {
   int head, row;
 };
 
+// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
+// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
+template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
+  int sequence = 0;
+  for (int end = count; end - sequence > 1;) {
+    const int middle = (sequence + end) / 2;
+    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
+  }
+  return sequence;
+}
+
+// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
+// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
+//
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
-  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
-  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
+  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
+  const bool after = b == p.batch;
+  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
+  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
+  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
+           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
-  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
+  const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
+  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
+  const bool after = b == p.batch;
+  const int first_row = p.cu_seqlens_q[b], rows = (after ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
+  const int first_column = p.cu_seqlens_k[b], columns = after ? 0 : p.cu_seqlens_k[b + 1] - first_column;
+  return { {first_row, rows, first_column, columns}, head, (tile - first_row / kQTile - b) * kQTile};
 }
 
-// Starts the store of a box; rows past the end of the sequence are left out.
+// Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
 __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
                                           int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -257,17 +308,22 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The softmax is of scale q k^T.
+// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
+  float argument;  // of a product in the argument of tanh
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
-  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
+  __device__ __forceinline__ explicit Scaling(const Parameters& p)
+      : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
+  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
+  }
 };
 
-// The slope of the scores, but for a factor that the gradients get in the end: 1.
-constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
-__device__ __forceinline__ float steepen(float weight, float) { return weight; }
+// The slope of softcap tanh(x / softcap), but for a factor that the gradients get in the end: 1 - tanh^2.
+constexpr uint32_t kHidden = 0xdd800000;  // the tanh of what does not attend: -2^60, whose square is finite
+__device__ __forceinline__ float steepen(float weight, float tanh) { return weight - weight * tanh * tanh; }
 
 // ---- Work: a kv tile of one kv head, and columns of its gradients -----------------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
@@ -288,13 +344,16 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  Work work;  // where registers are too few for it
+  int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
 };
-static_assert(sizeof(SharedStorage) <= 230912);
+static_assert(sizeof(SharedStorage) <= 157696);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -315,12 +374,20 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
-// The index of the block's tile.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
+// To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
+// take numbers when they begin: so none waits for one that may never begin. The number is the index of the
+// block's tile.
+__device__ __forceinline__ int number(const Parameters& p) { return atomicAdd(p.counter, 1); }
 
-// The q tile in place n of [begin, end).
-__device__ __forceinline__ int walk(const Work&, int n) { return n; }
+// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
+__device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
+
+// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
+__device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
+  // The first column that the row attends to.
+  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;
+  return work.column / kKvTile - first / kKvTile;
+}
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
@@ -402,21 +469,29 @@ __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t d
   cute::warpgroup_commit_batch();
 }
 
-// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// columns lane l holds two of row l / 4, then two of the row 8 further down.
-constexpr int kPieces = kPartSums / 16;
-template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
+// The sums of a part of a q tile are taken apart by pieces: 8 columns of a row and of the row 8 further
+// down. Of a fragment of 8 columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieceFours = 4, kPieces = kPartSums / (4 * kPieceFours);
+
+// Where among the sums four number i of a piece is.
+__device__ __forceinline__ int four_at(int piece, int i) {
   constexpr int kFragments = kQueryN / 8;
   // An octet has 8 rows and the 8 rows 8 further down.
   const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  return (warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i;
+}
+
+// Takes a piece apart: `take` gets (row, column, values of 8 columns).
+template <class Take>
+__device__ __forceinline__ void unpack(const float4 (&fours)[kPieceFours], int piece, Take&& take) {
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
   const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
   float values[2][8];
   CUTE_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
-    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
-    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
+    values[0][2 * i] = fours[i].x, values[0][2 * i + 1] = fours[i].y;
+    values[1][2 * i] = fours[i].z, values[1][2 * i + 1] = fours[i].w;
   }
   take(row, fragment * 8, values[0]);
   take(row + 8, fragment * 8, values[1]);
@@ -555,21 +630,55 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
 
-// Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour.
-__device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
-  const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32) + lane * 4;
-  CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i)
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(sums + i * 128), "f"(dq[4 * i]),
-                 "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
-                 : "memory");
+// Passes on the turn that the warp has had, if it has not yet.
+__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
+  int* owed = c.shared.owed[warp];
+  if (owed == nullptr) return;
+  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
+               ::"l"(owed) : "memory");
+  c.shared.owed[warp] = nullptr;
 }
 
-// Nobody waits for a turn.
-__device__ __forceinline__ void begin_turns(const Consumer&) {}
-__device__ __forceinline__ void finish_turns(const Consumer&) {}
+// Adds a warpgroup's part of dq to the sums of its q tile, after all kv tiles further left have. They lie
+// as the accumulators do, four of a thread after those of its neighbour, so a warp's are one piece: it
+// stages them, awaits the piece's turn and TMA adds them. The turn is passed on a step later, when that
+// is done, and before this warp waits for another: a warp only ever waits for blocks with lower numbers.
+__device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
+  const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
+  auto& staging = c.shared.sums[warp];
+  if (lane == 0) pass_turn(c, warp);
+  __syncwarp();
+  CUTE_UNROLL
+  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+  cute::tma_store_fence();
+  __syncwarp();
+  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
+  int* turns = c.p.turns + piece;
+  int passed;
+  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
+  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
+  if (lane == 0) {
+    float* sums = c.p.dq_sum + int64_t(piece) * (kQueries * 32);
+    asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+                 : "memory");
+    cute::tma_store_arrive();
+    c.shared.owed[warp] = turns;
+  }
+}
+
+__device__ __forceinline__ void begin_turns(const Consumer& c) {
+  if (threadIdx.x % 32 == 0) c.shared.owed[c.consumer * 4 + threadIdx.x / 32 % 4] = nullptr;
+}
+__device__ __forceinline__ void finish_turns(const Consumer& c) {
+  if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
+}
+
+// All is added: else the last turn would not have been passed on.
+__device__ __forceinline__ void await_sums() {}
 
 // The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
 // use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
@@ -655,12 +764,54 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
+// Eight columns of a row, as they are read and written.
+struct alignas(16) Eight {
+  Element values[8];
+};
+
+// Writes dq in 16 bits, by rows: scale times the sums, of `tiles` q tiles of a head, one after the other from
+// `at` on. The first has this number. Each of kThreads threads takes kAhead pieces at a time, and `load`s all
+// of them before it writes any.
+template <int kThreads, int kAhead, class Load>
+__device__ __forceinline__ void convert(const Parameters& p, const Place& at, int number, int tiles, int thread,
+                                        Load&& load) {
+  const int rows = at.sequence.rows(p) - at.row, count = tiles * (kParts * kPieces);
+  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(number) * (kParts * kPartSums));
+  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
+  for (int first = thread; first < count; first += kAhead * kThreads) {
+    float4 fours[kAhead][kPieceFours];
+    CUTE_UNROLL
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int piece = min(first + ahead * kThreads, count - 1);
+      const float4* part_sums = sums + int64_t(piece / kPieces) * (kPartSums / 4);
+      CUTE_UNROLL
+      for (int i = 0; i < kPieceFours; ++i) fours[ahead][i] = load(part_sums + four_at(piece % kPieces, i));
+    }
+    CUTE_UNROLL
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int piece = first + ahead * kThreads, part = piece / kPieces;  // counted through all tiles
+      if (piece >= count) break;
+      unpack(fours[ahead], piece % kPieces, [&](int tile_row, int part_column, const float (&values)[8]) {
+        const int row = part / kParts * kQTile + tile_row, column = part % kParts * kColumns + part_column;
+        if (row >= rows || column >= p.dim) return;
+        Eight eight;
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
+        *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
+      });
+    }
+  }
+}
+
+// The sums of dq are left to a kernel of their own.
+__device__ __forceinline__ void store_queries(const Consumer&) {}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
                    kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
@@ -693,10 +844,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
+  store_queries(c);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_fbb3311c(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -718,7 +870,9 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   __syncthreads();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, number(p));
+  if (threadIdx.x == 0) shared.work = locate(p, number(p));
+  __syncthreads();
+  const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
@@ -729,18 +883,15 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// ---- Before and after main: one block per q tile ----------------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 32;
-
-struct alignas(16) Eight {
-  Element values[8];
-};
+constexpr int kRowThreads = 256, kRowLanes = 16;
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_fbb3311c_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
@@ -775,27 +926,14 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
+  constexpr int kTurns = kParts * kConsumers * 4;
+  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
 }
 
-// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_b59848d6_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_fbb3311c_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
-  const int rows = at.sequence.rows(p);
-  if (at.row >= rows) return;
-  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
-  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
-  CUTE_UNROLL
-  for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
-    const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
-      const int column = part * kColumns + part_column;
-      if (at.row + row >= rows || column >= p.dim) return;
-      Eight eight;
-      CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
-      *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
-    });
-  }
+  if (at.row >= at.sequence.rows(p)) return;
+  convert<kRowThreads, 1>(p, at, blockIdx.x, 1, threadIdx.x, [](const float4* four) { return *four; });
 }

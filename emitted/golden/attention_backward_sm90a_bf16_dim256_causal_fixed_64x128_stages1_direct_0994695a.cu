@@ -1,13 +1,13 @@
-// attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d
+// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_0994695a
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   bf16, head dimension 128, mask none, fixed lengths
-//   q tile 80, kv tile 128, 2 consumers, 2 stages, dq added bulk
+//   bf16, head dimension 256, mask causal, fixed lengths
+//   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added direct
 // Three kernels: preprocess, main, postprocess.
-// Digest 91cee79d4426925c8b9aa2506b4fe28a1d12787db821ae3cd3547114138f380d; `warploom show` prints this file.
+// Digest 0994695ac3d954c2ab08b153a3a0b8a0ec8bb534ff0f14ee17e9825997b6f518; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,20 +30,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
-constexpr int kWgmmaM = 64, kQTile = 80, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 2, kDsStages = 2;  // of q, and of do; of ds
+constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
+constexpr int kStages = 1, kDsStages = 2;  // of q, and of do; of ds
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // A block has all scores of its tile, and of the gradients these columns.
-constexpr int kParts = 1, kColumns = kDim / kParts;
+constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-// Parts that columns of dq transposed are shared out in; columns of one.
-constexpr int kQuerySplits = 1, kQueryN = 80;
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -86,6 +86,7 @@ struct alignas(128) Parameters {
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
+  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 1024);
@@ -104,23 +105,22 @@ static_assert(OFFSET(Parameters, heads) == 896 && OFFSET(Parameters, seq_q) == 9
 static_assert(OFFSET(Parameters, seq_k) == 904 && OFFSET(Parameters, kv_tiles) == 908);
 static_assert(OFFSET(Parameters, q_tiles) == 912 && OFFSET(Parameters, section) == 916);
 static_assert(OFFSET(Parameters, all_kv_heads) == 920 && OFFSET(Parameters, sharing) == 924);
-static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, scale) == 932);
+static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, right) == 932);
+static_assert(OFFSET(Parameters, scale) == 936);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 80] += A[64 x 16] * B[16 x 80]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[40], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -141,18 +141,16 @@ struct KeyWgmma {
   }
 };
 
-// D[64 x 80] += A[64 x 16] * B[16 x 80]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[40], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, add, 1, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -290,14 +288,13 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
-  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
 };
-static_assert(sizeof(SharedStorage) <= 231680);
+static_assert(sizeof(SharedStorage) <= 230912);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -392,35 +389,45 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
-// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
-  ds += consumer % kQuerySplits * kQueryN * 128 / 16;
-  k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
+  ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
   fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
                     dq, step > 0);
   cute::warpgroup_commit_batch();
 }
 
-// Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kPartSums / 32;
-template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
+// The sums of a part of a q tile are taken apart by pieces: 8 columns of a row and of the row 8 further
+// down. Of a fragment of 8 columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieceFours = 4, kPieces = kPartSums / (4 * kPieceFours);
+
+// Where among the sums four number i of a piece is.
+__device__ __forceinline__ int four_at(int piece, int i) {
   constexpr int kFragments = kQueryN / 8;
-  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
-  const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
-  float values[2][2][8];  // of rows, of columns further on
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
+  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  return (warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i;
+}
+
+// Takes a piece apart: `take` gets (row, column, values of 8 columns).
+template <class Take>
+__device__ __forceinline__ void unpack(const float4 (&fours)[kPieceFours], int piece, Take&& take) {
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
+  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  float values[2][8];
   CUTE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair];
-    values[0][0][i] = four.x, values[1][0][i] = four.y;
-    values[0][1][i] = four.z, values[1][1][i] = four.w;
+  for (int i = 0; i < 4; ++i) {
+    values[0][2 * i] = fours[i].x, values[0][2 * i + 1] = fours[i].y;
+    values[1][2 * i] = fours[i].z, values[1][2 * i + 1] = fours[i].w;
   }
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  take(row, fragment * 8, values[0]);
+  take(row + 8, fragment * 8, values[1]);
 }
 
 __device__ __forceinline__ float exp2(float x) {
@@ -557,24 +564,19 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
+// thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  auto& staging = c.shared.sums[warp];
-  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
-  __syncwarp();
+  float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32) + lane * 4;
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();
-  __syncwarp();
-  if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+  for (int i = 0; i < kQueries / 4; ++i)
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(sums + i * 128), "f"(dq[4 * i]),
+                 "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                  : "memory");
-    cute::tma_store_arrive();
-  }
 }
+
+// What a thread has added comes before whatever it releases later: there is nothing to wait for.
+__device__ __forceinline__ void await_sums() {}
 
 // Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
@@ -664,6 +666,48 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
+// Eight columns of a row, as they are read and written.
+struct alignas(16) Eight {
+  Element values[8];
+};
+
+// Writes dq in 16 bits, by rows: scale times the sums, of `tiles` q tiles of a head, one after the other from
+// `at` on. The first has this number. Each of kThreads threads takes kAhead pieces at a time, and `load`s all
+// of them before it writes any.
+template <int kThreads, int kAhead, class Load>
+__device__ __forceinline__ void convert(const Parameters& p, const Place& at, int number, int tiles, int thread,
+                                        Load&& load) {
+  const int rows = at.sequence.rows(p) - at.row, count = tiles * (kParts * kPieces);
+  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(number) * (kParts * kPartSums));
+  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
+  for (int first = thread; first < count; first += kAhead * kThreads) {
+    float4 fours[kAhead][kPieceFours];
+    CUTE_UNROLL
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int piece = min(first + ahead * kThreads, count - 1);
+      const float4* part_sums = sums + int64_t(piece / kPieces) * (kPartSums / 4);
+      CUTE_UNROLL
+      for (int i = 0; i < kPieceFours; ++i) fours[ahead][i] = load(part_sums + four_at(piece % kPieces, i));
+    }
+    CUTE_UNROLL
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int piece = first + ahead * kThreads, part = piece / kPieces;  // counted through all tiles
+      if (piece >= count) break;
+      unpack(fours[ahead], piece % kPieces, [&](int tile_row, int part_column, const float (&values)[8]) {
+        const int row = part / kParts * kQTile + tile_row, column = part % kParts * kColumns + part_column;
+        if (row >= rows || column >= p.dim) return;
+        Eight eight;
+        CUTE_UNROLL
+        for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
+        *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
+      });
+    }
+  }
+}
+
+// The sums of dq are left to a kernel of their own.
+__device__ __forceinline__ void store_queries(const Consumer&) {}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
   const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
@@ -702,10 +746,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
+  store_queries(c);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_0994695a(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -738,17 +783,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   }
 }
 
-// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// ---- Before and after main: one block per q tile ----------------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 16;
-
-struct alignas(16) Eight {
-  Element values[8];
-};
+constexpr int kRowThreads = 256, kRowLanes = 32;
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_0994695a_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -786,25 +827,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
-// dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_91cee79d_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_0994695a_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
-  const int rows = at.sequence.rows(p);
-  if (at.row >= rows) return;
-  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
-  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
-  CUTE_UNROLL
-  for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
-    const int part = i / kPieces;
-    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
-      const int column = part * kColumns + part_column;
-      if (at.row + row >= rows || column >= p.dim) return;
-      Eight eight;
-      CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
-      *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
-    });
-  }
+  if (at.row >= at.sequence.rows(p)) return;
+  convert<kRowThreads, 1>(p, at, blockIdx.x, 1, threadIdx.x, [](const float4* four) { return *four; });
 }
