@@ -162,6 +162,14 @@ def test_shared_memory_is_k_v_stages_of_q_and_do_ds_and_dq() -> None:
     assert direct.shared_bytes == layout.shared_bytes - sums
 
 
+def test_shared_memory_is_as_large_as_a_struct_whose_tiles_are_aligned() -> None:
+    # 1920 bytes of lse and delta, and what follows them, end past a multiple of 1024.
+    schedule = AttentionBackwardSchedule(80, 64, 3)
+    layout = attention_backward_layout(ARCH, changed(dim=64), schedule)
+    kv, q, ds, sums = 64 * 64 * 2, 80 * 64 * 2, 80 * 64 * 2, 80 * 64 * 4
+    assert layout.shared_bytes == 2 * kv + 6 * q + ds + sums + 3 * 1024
+
+
 def test_ds_has_two_stages_where_there_is_room_and_a_warpgroup_does_not_run_ahead() -> None:
     wide = attention_backward_layout(ARCH, changed(dim=256), replace(SCHEDULE, stages=1))
     overlapped = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, overlap=True))

@@ -27,6 +27,7 @@ SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_DETERMINISTIC_REGISTERS = -4, 8, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 12
 OVERLAP_MASK_REGISTERS, OVERLAP_DETERMINISTIC_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 20, 12
 BARRIERS = 1024
+ALIGNMENT = 1024  # of tiles, and so of what holds them: its size is a multiple of this
 MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
@@ -76,9 +77,10 @@ class AttentionBackwardLayout:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
         stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
-        return (
+        filled = (
             2 * self.kv_bytes + stages + self.ds_stages * self.ds_bytes + self.sums_bytes + BARRIERS
         )
+        return -(-filled // ALIGNMENT) * ALIGNMENT
 
 
 def attention_backward_layout(
