@@ -78,7 +78,8 @@ def require_usable(device: int) -> None:
 def limits(device: int) -> DeviceLimits:
     """What launches depend on of `device`. Raises DeviceError where none can be made there."""
     require_usable(device)
-    return DeviceLimits(torch.cuda.get_device_properties(device).multi_processor_count)
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceLimits(properties.multi_processor_count, properties.name)
 
 
 os.register_at_fork(after_in_child=limits.cache_clear)

@@ -8,7 +8,7 @@ pause, and without the fault, is run first and must pass.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import WorkerPool
-from warploom.runtime import attention
+from warploom.runtime import attention, attention_backward
 from warploom.runtime import kernel as kernels
 
 # 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
@@ -54,6 +54,10 @@ class Mutant:
         """The text of the kernel that pauses, and of the one that is wrong too."""
         whole = _edited(render(self.kernel), self.pauses)
         return whole, _edited(whole, self.wrong)
+
+    def verify(self, seed: int) -> None:
+        """Assert that a call of its kernel is right."""
+        arena.verify(arena.call(self.kernel, self.shape, seed=seed, **self.keywords))
 
 
 def _edited(text: str, edits: tuple[Edit, ...]) -> str:
@@ -124,7 +128,7 @@ MUTANTS = {
 }
 
 
-def compiled(mutants: dict[str, Mutant]) -> dict[str, tuple[Artifact, Artifact]]:
+def compiled(mutants: Mapping[str, Mutant]) -> dict[str, tuple[Artifact, Artifact]]:
     """Compile both texts of each, all at once."""
     sources = {name: mutant.sources() for name, mutant in mutants.items()}
     with WorkerPool(2 * len(mutants)) as pool:
@@ -142,9 +146,10 @@ def _compile(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: A
 
 def run(mutant: Mutant, artifact: Artifact, seed: int) -> None:
     """Verify a call of the mutant's kernel with `artifact` in its place."""
-    attention._plans.clear()  # they hold the kernel that was there before
+    for plans in (attention._plans, attention_backward._plans):
+        plans.clear()  # they hold the kernel that was there before
     kernels._kernels[mutant.kernel] = kernels.Kernel(mutant.kernel, artifact)
-    arena.verify(arena.call(mutant.kernel, mutant.shape, seed=seed, **mutant.keywords))
+    mutant.verify(seed)
 
 
 def outcome(mutant: Mutant, whole: Artifact, wrong: Artifact) -> str:
@@ -163,7 +168,7 @@ def outcome(mutant: Mutant, whole: Artifact, wrong: Artifact) -> str:
     return "survived"
 
 
-def outcomes(mutants: dict[str, Mutant], report: Callable[[str, str], None]) -> None:
+def outcomes(mutants: Mapping[str, Mutant], report: Callable[[str, str], None]) -> None:
     """Report what became of each mutant, by name."""
     artifacts = compiled(mutants)
     for name, mutant in mutants.items():

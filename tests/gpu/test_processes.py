@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import arena
+import attention_backward_mutants
 import attention_mutants
 import cases
 import mutant
@@ -22,7 +23,7 @@ from cases import SIMPLE
 import warploom
 from warploom.errors import KernelMissingError
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 HERE = Path(__file__).parent
 Note = Callable[[str, str], None]
 
@@ -137,12 +138,21 @@ def test_a_kernel_without_one_of_its_barriers_is_caught(name: str, note: Note) -
     assert done.returncode == 0, f"{name}: {done.stdout}"
 
 
-@pytest.fixture(scope="module")
-def attention_outcomes() -> dict[str, str]:
-    """What became of every mutant of attention: they run in one process, one after the other."""
-    done = run(sys.executable, str(HERE / "attention_mutants.py"), timeout=120)
+def outcomes(program: str) -> dict[str, str]:
+    """What became of every mutant of a program: they run in one process, one after the other."""
+    done = run(sys.executable, str(HERE / program), timeout=120)
     assert done.returncode == 0, done.stderr
     return {k: v for line in done.stdout.splitlines() for k, v in json.loads(line).items()}
+
+
+@pytest.fixture(scope="module")
+def attention_outcomes() -> dict[str, str]:
+    return outcomes("attention_mutants.py")
+
+
+@pytest.fixture(scope="module")
+def attention_backward_outcomes() -> dict[str, str]:
+    return outcomes("attention_backward_mutants.py")
 
 
 @pytest.mark.xdist_group("attention mutants")  # one process has what they share
@@ -152,6 +162,15 @@ def test_an_attention_kernel_that_is_wrong_in_one_place_is_caught(
 ) -> None:
     note(f"mutants.attention: {name}", attention_outcomes[name])
     assert attention_outcomes[name] == "caught"
+
+
+@pytest.mark.xdist_group("attention backward mutants")
+@pytest.mark.parametrize("name", attention_backward_mutants.MUTANTS)
+def test_an_attention_backward_kernel_that_is_wrong_in_one_place_is_caught(
+    name: str, attention_backward_outcomes: dict[str, str], note: Note
+) -> None:
+    note(f"mutants.attention_backward: {name}", attention_backward_outcomes[name])
+    assert attention_backward_outcomes[name] == "caught"
 
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -182,7 +201,9 @@ def sanitize(tool: str) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def sanitized() -> dict[str, tuple[str, str]]:
+def sanitized(
+    attention_built: object, attention_backward_built: object
+) -> dict[str, tuple[str, str]]:
     with ThreadPoolExecutor(len(TOOLS)) as pool:
         return dict(zip(TOOLS, pool.map(sanitize, TOOLS), strict=True))
 

@@ -1,0 +1,147 @@
+"""The backward's shared memory and registers, derived from operation and schedule.
+
+A tile of q, k, v or do lies as boxes side by side: of the head dimension, each as wide as the
+widest swizzle span that divides what a warpgroup has of it. All figures are bytes, or 32-bit
+registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.generator.architectures import Architecture
+from warploom.generator.elements import element
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward.schedule import WGMMA_M
+from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+
+# What setmaxnreg shares out, by consumers: (producer, consumer).
+REGISTERS = {1: (0, 255), 2: (24, 240)}
+# What products in flight, masks and so on take beside accumulators and 16-bit operands; without
+# overlap the compiler saves some of what is counted. Fitted: what these let in compiles without
+# spills (tests/property/test_compiled.py tries a sample).
+SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_DETERMINISTIC_REGISTERS = -4, 8, 12
+OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 12
+OVERLAP_MASK_REGISTERS, OVERLAP_DETERMINISTIC_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 20, 12
+BARRIERS = 1024
+MINIMUM_SPAN = 16  # bytes: no swizzle
+WIDEST = 128  # columns of dk and of dv that a block has accumulators for
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackwardLayout:
+    """Where everything of one block lies, and how blocks and warpgroups share out the gradients.
+
+    Accumulators of 64 rows of dk and dv have room for 128 columns. Wider heads take two blocks for
+    a kv tile: each computes all its scores, and half the `columns` of the gradients.
+
+    dq = ds k has rows of q. Where their number is no multiple of 64 its transpose is computed
+    (`swap`), with rows of the head dimension. The warpgroups share its 64-row `blocks`, and where
+    there are fewer of them than warpgroups also its columns, in `splits` parts.
+    """
+
+    parts: int  # that the columns of dq, dk and dv are shared out in, to one block each
+    columns: int  # of one part
+    span: int  # bytes of a box's row
+    boxes: int  # side by side in a tile
+    kv_bytes: int  # of k, and of v
+    q_bytes: int  # of one stage of q, and of do
+    statistics_bytes: int  # of one stage: lse and delta of the rows of q
+    ds_bytes: int  # of one stage
+    ds_stages: int  # two where there is room, so that nobody waits for one to be free
+    sums_bytes: int  # staging of dq
+    stages: int
+    swap: bool
+    blocks: int
+    splits: int
+    query_n: int  # columns of one warpgroup's share of dq
+    registers: int  # that a consumer's thread is expected to need
+    producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
+    register_budget: int  # that a consumer's thread may have
+
+    @property
+    def box_columns(self) -> int:
+        """Elements of a box's row."""
+        return self.span // 2
+
+    @property
+    def layout_type(self) -> int:
+        """The descriptor's swizzle mode."""
+        return LAYOUT_TYPES[self.span]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the main launch."""
+        stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
+        return (
+            2 * self.kv_bytes + stages + self.ds_stages * self.ds_bytes + self.sums_bytes + BARRIERS
+        )
+
+
+def attention_backward_layout(
+    arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
+) -> AttentionBackwardLayout:
+    """Lay out a schedule, legal or not."""
+    bits = element(operation.element).bits
+    row_bytes = operation.dim * bits // 8
+    parts = -(-operation.dim // WIDEST)
+    part = operation.dim // parts
+    swap = schedule.q_tile % WGMMA_M != 0
+    rows, columns = (part, schedule.q_tile) if swap else (schedule.q_tile, part)
+    blocks = max(1, rows // WGMMA_M)
+    splits = max(1, schedule.warpgroups // blocks)
+    query_n = columns // splits
+    # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
+    span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
+    producer_registers, register_budget = REGISTERS[schedule.warpgroups]
+    layout = AttentionBackwardLayout(
+        parts=parts,
+        columns=part,
+        span=span,
+        boxes=row_bytes // span,
+        kv_bytes=schedule.kv_tile * row_bytes,
+        q_bytes=schedule.q_tile * row_bytes,
+        statistics_bytes=2 * 4 * schedule.q_tile,
+        ds_bytes=schedule.q_tile * schedule.kv_tile * bits // 8,
+        ds_stages=1,
+        sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
+        stages=schedule.stages,
+        swap=swap,
+        blocks=blocks,
+        splits=splits,
+        query_n=query_n,
+        registers=_registers(operation, schedule, part, query_n),
+        producer_registers=producer_registers,
+        register_budget=register_budget,
+    )
+    twice = replace(layout, ds_stages=2)
+    return layout if schedule.overlap or twice.shared_bytes > arch.shared_bytes else twice
+
+
+def _registers(
+    operation: AttentionBackwardOperation,
+    schedule: AttentionBackwardSchedule,
+    columns: int,
+    query_n: int,
+) -> int:
+    scores, weights, gradients = schedule.q_tile // 2, schedule.q_tile // 4, columns
+    first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
+    if schedule.overlap:
+        second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
+        beside = (
+            OVERLAP_REGISTERS
+            + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
+            + (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
+            + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
+            + operation.deterministic * OVERLAP_DETERMINISTIC_REGISTERS
+            + (columns < operation.dim) * OVERLAP_PARTS_REGISTERS
+        )
+    else:
+        second = query_n // 2 + 2 * weights  # dq, while dk is multiplied
+        beside = SERIAL_REGISTERS + operation.softcap * (
+            SOFTCAP_REGISTERS + operation.deterministic * SOFTCAP_DETERMINISTIC_REGISTERS
+        )
+    return gradients + max(first, second) + beside

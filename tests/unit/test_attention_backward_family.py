@@ -1,0 +1,338 @@
+"""The attention backward's rules, layout, names and launches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warploom.errors import SpecificationError, UnknownNameError
+from warploom.generator.architectures import architecture
+from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardProblem,
+    AttentionBackwardSchedule,
+    attention_backward_layout,
+)
+from warploom.generator.families.attention_forward import DIMS, UNBOUNDED
+from warploom.generator.launches import Address, Argument, DeviceLimits, Launch
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.tensor_maps import TensorMap
+
+FAMILY = FAMILIES["attention_backward"]
+ARCH = architecture("sm_90a")
+OPERATION = AttentionBackwardOperation("bf16", 128)
+SCHEDULE = AttentionBackwardSchedule(64, 128, overlap=False)
+SMALL = AttentionBackwardSchedule(64, 64, 1, overlap=False)  # legal for every operation
+
+
+def spec(
+    operation: AttentionBackwardOperation = OPERATION,
+    schedule: AttentionBackwardSchedule = SCHEDULE,
+) -> KernelSpec:
+    return KernelSpec("sm_90a", operation, schedule)
+
+
+def changed(**fields: Any) -> AttentionBackwardOperation:
+    return replace(OPERATION, **fields)
+
+
+def _problem(*extents: int, batches: bool, **changes: Any) -> AttentionBackwardProblem:
+    batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k = extents
+    q = (seq_q * heads * dim * batches, dim, heads * dim)
+    k = (seq_k * kv_heads * dim * batches, dim, kv_heads * dim)
+    given = dict.fromkeys(("q", "o", "do", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
+    return AttentionBackwardProblem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=seq_q,
+        seq_k=seq_k,
+        dim=dim,
+        total_q=total_q,
+        total_k=total_k,
+        **{f"strides_{name}": strides for name, strides in given.items()},
+        **changes,
+    )
+
+
+def problem(**changes: Any) -> AttentionBackwardProblem:
+    """[3, 8, 300, 128] by [3, 2, 500, 128], in memory [batch, seq, heads, dim]."""
+    return _problem(3, 8, 2, 300, 500, 128, 300, 500, batches=True, **changes)
+
+
+def packed(**changes: Any) -> AttentionBackwardProblem:
+    """Three sequences of up to 300 rows and 500 columns; 700 and 1100 in all."""
+    return _problem(3, 8, 2, 300, 500, 128, 700, 1100, batches=False, **changes)
+
+
+def launches(kernel: KernelSpec, told: AttentionBackwardProblem) -> list[Launch]:
+    return FAMILY.launches(kernel, told, DeviceLimits(132))
+
+
+# ---- Rules ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ({"q_tile": 100}, "q_tile 100: is a positive multiple of 16"),
+        ({"q_tile": 0}, "q_tile 0: is a positive multiple of 16"),
+        ({"q_tile": 272}, "q_tile 272: wgmma takes multiples of 8, at most 256"),
+        ({"kv_tile": 192}, "kv_tile 192: is one of 64, 128"),
+        ({"stages": 0}, "stages 0: is 1 to 8"),
+        ({"stages": 9}, "stages 9: is 1 to 8"),
+        ({"accumulate": "later"}, "accumulate 'later': is one of bulk, direct"),
+        ({"cluster": 3}, "cluster 3: is one of 1, 2, 4, 8"),
+        ({"q_tile": 96}, "244 registers expected, 240 to have"),
+        ({"stages": 1, "overlap": True}, "stages 1 with overlap: the next q arrives before"),
+        ({"q_tile": 80, "kv_tile": 64}, "q_tile 80 with kv_tile 64: 1 warpgroups cannot share dq"),
+        ({"stages": 4}, "shared memory 248832 bytes: sm_90a gives a block 232448"),
+    ],
+)
+def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
+    schedule: dict[str, Any], reason: str
+) -> None:
+    found = FAMILY.reasons(ARCH, OPERATION, replace(SCHEDULE, **schedule))
+    assert any(one.startswith(reason) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("operation", "schedule", "reason"),
+    [
+        ({"deterministic": True}, {"accumulate": "direct"}, "accumulate direct: a deterministic"),
+        (
+            {"deterministic": True},
+            {"cluster": 4},
+            "cluster 4: blocks of a deterministic kernel take tickets one by one; take cluster 1",
+        ),
+        ({"softcap": True, "deterministic": True}, {"q_tile": 80}, "244 registers expected, 240"),
+        ({"dim": 256}, {}, "shared memory 313344 bytes"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_its_operation_is_told_why(
+    operation: dict[str, Any], schedule: dict[str, Any], reason: str
+) -> None:
+    found = FAMILY.reasons(ARCH, changed(**operation), replace(SCHEDULE, **schedule))
+    assert any(one.startswith(reason) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        ({"element": "fp32"}, "element 'fp32': is one of fp16, bf16"),
+        ({"dim": 80}, "dim 80: is one of 32, 64, 96, 128, 192, 256"),
+        ({"mask": "alibi"}, "mask 'alibi': is one of none, causal, window"),
+        ({"lengths": "ragged"}, "lengths 'ragged': is one of fixed, packed"),
+        ({"softcap": 30.0}, "softcap 30.0: is one of False, True"),
+        ({"deterministic": 1.5}, "deterministic 1.5: is one of False, True"),
+    ],
+)
+def test_an_operation_that_is_not_legal_says_why(operation: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecificationError, match=re.escape(reason)):
+        spec(changed(**operation))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("softcap", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_operation_has_a_legal_schedule(
+    dim: int, mask: str, lengths: str, softcap: bool, deterministic: bool
+) -> None:
+    fields = {"dim": dim, "mask": mask, "lengths": lengths, "softcap": softcap}
+    operation = changed(**fields, deterministic=deterministic)
+    assert FAMILY.reasons(ARCH, operation, SMALL) == []
+
+
+# ---- Layout --------------------------------------------------------------------------------------
+
+
+def test_shared_memory_is_k_v_stages_of_q_and_do_ds_and_dq() -> None:
+    layout = attention_backward_layout(ARCH, OPERATION, SCHEDULE)
+    q, kv, ds, sums = 64 * 128 * 2, 128 * 128 * 2, 64 * 128 * 2, 64 * 128 * 4
+    assert layout.shared_bytes == 2 * kv + 2 * (2 * q + 2 * 4 * 64) + 2 * ds + sums + 1024
+    direct = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, accumulate="direct"))
+    assert direct.shared_bytes == layout.shared_bytes - sums
+
+
+def test_ds_has_two_stages_where_there_is_room_and_a_warpgroup_does_not_run_ahead() -> None:
+    wide = attention_backward_layout(ARCH, changed(dim=256), replace(SCHEDULE, stages=1))
+    overlapped = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, overlap=True))
+    alone = attention_backward_layout(ARCH, OPERATION, SCHEDULE)
+    assert (alone.ds_stages, overlapped.ds_stages, wide.ds_stages) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("dim", "kv_tile", "parts", "span", "boxes"),
+    [
+        (32, 64, 1, 64, 1), (32, 128, 1, 32, 2), (64, 64, 1, 128, 1), (64, 128, 1, 64, 2),
+        (96, 64, 1, 64, 3), (96, 128, 1, 32, 6), (128, 64, 1, 128, 2), (128, 128, 1, 128, 2),
+        (192, 64, 2, 64, 6), (192, 128, 2, 32, 12), (256, 64, 2, 128, 4), (256, 128, 2, 128, 4),
+    ],
+)  # fmt: skip
+def test_boxes_end_where_a_part_and_a_warpgroups_share_of_dq_do(
+    dim: int, kv_tile: int, parts: int, span: int, boxes: int
+) -> None:
+    schedule = replace(SMALL, kv_tile=kv_tile)  # type: ignore[arg-type]
+    layout = attention_backward_layout(ARCH, changed(dim=dim), schedule)
+    assert (layout.parts, layout.span, layout.boxes) == (parts, span, boxes)
+    assert layout.box_columns * layout.boxes == dim
+    assert layout.query_n % layout.box_columns == layout.columns % layout.box_columns == 0
+
+
+@pytest.mark.parametrize(
+    ("dim", "q_tile", "kv_tile", "swap", "blocks", "splits", "query_n"),
+    [
+        (128, 64, 128, False, 1, 2, 64), (128, 80, 128, True, 2, 1, 80),
+        (64, 96, 128, True, 1, 2, 48), (32, 128, 128, False, 2, 1, 32),
+        (256, 64, 64, False, 1, 1, 128), (192, 64, 128, False, 1, 2, 48),
+    ],
+)  # fmt: skip
+def test_warpgroups_share_the_product_dq(
+    dim: int, q_tile: int, kv_tile: int, swap: bool, blocks: int, splits: int, query_n: int
+) -> None:
+    schedule = AttentionBackwardSchedule(q_tile, kv_tile)  # type: ignore[arg-type]
+    layout = attention_backward_layout(ARCH, changed(dim=dim), schedule)
+    assert (layout.swap, layout.blocks, layout.splits) == (swap, blocks, splits)
+    assert layout.query_n == query_n
+
+
+# ---- Names ---------------------------------------------------------------------------------------
+
+
+def test_a_name_has_every_field_and_parses_back() -> None:
+    operation = AttentionBackwardOperation("fp16", 32, "window", True, "packed", True)
+    kernel = spec(operation, AttentionBackwardSchedule(64, 64, 3))
+    assert kernel.name.startswith(
+        "attention_backward_sm90a_fp16_dim32_window_softcap_packed_deterministic_64x64_stages3_overlap_bulk_"
+    )
+    assert parse_name(kernel.name) == kernel
+    clustered = spec(schedule=replace(SCHEDULE, cluster=4))
+    assert "_64x128_stages2_cluster4_bulk_" in clustered.name
+    assert "cluster" not in spec().name
+    assert parse_name(clustered.name) == clustered
+    with pytest.raises(UnknownNameError, match="its digest is"):
+        parse_name(spec().name[:-8] + "00000000")
+
+
+# ---- Launches ------------------------------------------------------------------------------------
+
+
+def test_there_are_three_launches_and_each_may_start_early() -> None:
+    before, main, after = launches(spec(), problem())
+    name = spec().name
+    assert [x.entry for x in (before, main, after)] == [
+        f"{name}_preprocess", name, f"{name}_postprocess"
+    ]  # fmt: skip
+    assert before.grid == after.grid == 5 * 8 * 3  # q tiles, query heads, batches
+    assert (main.grid, main.block) == (4 * 2 * 3, 384)  # kv tiles, kv heads, batches
+    assert before.early and main.early and after.early
+
+
+def test_a_wide_head_takes_two_blocks_for_a_kv_tile() -> None:
+    _, main, _ = launches(spec(changed(dim=256), SMALL), problem())
+    assert main.grid == 2 * 8 * 2 * 3
+
+
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+def test_a_cluster_has_a_kv_tile_of_a_kv_head(cluster: int) -> None:
+    schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+    before, main, after = launches(spec(schedule=schedule), problem())
+    assert (main.grid, main.cluster) == (4 * 2 * 3 * cluster, cluster)
+    assert before.cluster == after.cluster == 1
+    assert before.grid == after.grid == 5 * 8 * 3
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+def test_only_a_cluster_writes_dk_and_dv_without_tma(lengths: str) -> None:
+    told = packed() if lengths == "packed" else problem()
+    for cluster in (1, 2):
+        schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+        values = launches(spec(changed(lengths=lengths), schedule), told)[1].parameters
+        for name in ("dk", "dv"):
+            assert (f"{name}_map" in values) is (cluster == 1)
+            assert (f"{name}_rows" in values) is (cluster > 1)
+        if cluster > 1:
+            assert values["dk_rows"] == Address("dk")
+            assert values["dv_seq"] == told.strides_dv[2]
+
+
+def test_packed_tiles_are_enough_for_any_lengths_and_for_what_follows_them() -> None:
+    kernel = spec(changed(lengths="packed"))
+    values = launches(kernel, packed())[1].parameters
+    for count, tile, total in (("q_tiles", 64, 700), ("kv_tiles", 128, 1100)):
+        tiles = values[count]
+        assert isinstance(tiles, int)
+        for lengths in ((300, 300, 100), (1, 299, 300), (129, 257, 256), (0, 0, 0), (1, 0, 62)):
+            end = sum(lengths)
+            first = end // tile + len(lengths)  # of the tiles that follow the last sequence
+            assert first - (-(total - end) // tile) <= tiles
+
+
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("softcap", [False, True])
+@pytest.mark.parametrize(("deterministic", "cluster"), [(False, 1), (True, 1), (False, 4)])
+def test_a_launch_has_exactly_the_values_of_the_parameter_block(
+    deterministic: bool, cluster: int, softcap: bool, mask: str, lengths: str
+) -> None:
+    fields = {"mask": mask, "softcap": softcap, "lengths": lengths}
+    schedule = replace(SCHEDULE, cluster=cluster)  # type: ignore[arg-type]
+    kernel = spec(changed(**fields, deterministic=deterministic), schedule)
+    told = packed(left=70, right=5, bottom_right=True) if lengths == "packed" else problem(right=5)
+    block = FAMILY.parameters(kernel)
+    workspaces = {workspace.tensor for workspace in FAMILY.workspaces(kernel, told)}
+    for launch in launches(kernel, told):
+        values = launch.parameters
+        assert set(values) == {field.name for field in block.fields}
+        assert values["scale"] == Argument("scale")
+        assert values["dlse"] == Address("dlse")
+        assert values.get("right", 5) == 5
+        assert values.get("left") == (
+            {"fixed": UNBOUNDED, "packed": 70}[lengths] if mask == "window" else None
+        )
+        assert workspaces <= {v.tensor for v in values.values() if isinstance(v, Address)}
+        resolved = {
+            name: bytes(128) if isinstance(v, TensorMap) else v if isinstance(v, int) else 1
+            for name, v in values.items()
+        }
+        assert len(block.pack(resolved)) == block.size
+
+
+def test_workspaces_are_of_whole_tiles_and_nobody_zeroes_them_before() -> None:
+    tiles = 5 * 8 * 3
+    plain = FAMILY.workspaces(spec(), problem())
+    assert [(w.tensor, w.bytes, w.zeroed) for w in plain] == [
+        ("statistics", tiles * 64 * 2 * 4, False),
+        ("dq_sum", tiles * 64 * 128 * 4, False),
+    ]
+    ordered = FAMILY.workspaces(spec(changed(deterministic=True)), problem())
+    assert [(w.tensor, w.bytes, w.zeroed) for w in ordered[2:]] == [
+        ("turns", tiles * 2 * 4 * 4, False),  # by warps
+        ("counter", 4, False),
+    ]
+
+
+# ---- Text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
+    words = ("tanh.approx", "cu_seqlens", "p.left", "p.right", "atomicAdd", "ld.acquire")
+    plain = render(spec(changed(dim=dim), SMALL))
+    assert [word for word in words if word in plain] == []
+    fields = {"dim": dim, "mask": "window", "softcap": True, "lengths": "packed"}
+    full = render(spec(changed(**fields, deterministic=True), SMALL))
+    assert [word for word in words if word not in full] == []
+    distributed = ("mapa", "barrier.cluster", "dk_rows")
+    clustered = render(spec(changed(dim=dim), replace(SMALL, cluster=2)))
+    assert [word for word in distributed if word in plain] == []
+    assert [
+        word for word in (*distributed, "dk_map") if (word in clustered) is (word == "dk_map")
+    ] == []
