@@ -106,8 +106,8 @@ def _maps(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Valu
     )  # fmt: skip
     maps: dict[str, Value] = {
         "q_map": tensor_map("q", rows, heads, problem.strides_q, schedule.q_tile),
-        "k_map": tensor_map("k", columns, kv_heads, problem.strides_k, schedule.kv_tile),
-        "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, schedule.kv_tile),
+        "k_map": tensor_map("k", columns, kv_heads, problem.strides_k, layout.kv_rows),
+        "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, layout.kv_rows),
         "do_map": tensor_map("do", rows, heads, problem.strides_do, schedule.q_tile),
     }
     if schedule.cluster == 1:
@@ -185,7 +185,7 @@ def launches(
             "",
             tiles.kv_tiles * tiles.all_kv_heads * layout.parts * schedule.cluster,
             schedule.threads,
-            schedule.cluster,
+            schedule.cluster_size,
             layout.shared_bytes,
         ),
         launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),

@@ -36,7 +36,9 @@ class AttentionBackwardLayout:
     """Where everything of one block lies, and how blocks and warpgroups share out the gradients.
 
     Accumulators of 64 rows of dk and dv have room for 128 columns. Wider heads take two blocks for
-    a kv tile: each computes all its scores, and half the `columns` of the gradients.
+    a kv tile. Where they share columns, each computes all its scores, and half the `columns` of the
+    gradients. Where they share rows, each has 64 rows of k and v: its warpgroups share the scores
+    by rows of q, and dk and dv by columns; of dq each block adds half the columns.
 
     dq = ds k has rows of q. Where their number is no multiple of 64 its transpose is computed
     (`swap`), with rows of the head dimension. The warpgroups share its 64-row `blocks`, and where
@@ -45,12 +47,16 @@ class AttentionBackwardLayout:
 
     parts: int  # that the columns of dq, dk and dv are shared out in, to one block each
     columns: int  # of one part
+    kv_rows: int  # rows of k and v that a block has
+    q_rows: int  # rows of q whose scores a warpgroup computes
     span: int  # bytes of a box's row
     boxes: int  # side by side in a tile
     kv_bytes: int  # of k, and of v
+    peer_bytes: int  # of the peer's k, in the columns of dq that the block adds
     q_bytes: int  # of one stage of q, and of do
     statistics_bytes: int  # of one stage: lse and delta of the rows of q
-    ds_bytes: int  # of one stage
+    p_bytes: int  # of both stages, where dv is multiplied from shared memory
+    ds_bytes: int  # of one stage, of the whole kv tile
     ds_stages: int  # two where there is room, so that nobody waits for one to be free
     sums_bytes: int  # staging of dq
     stages: int
@@ -76,9 +82,8 @@ class AttentionBackwardLayout:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
         stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
-        return (
-            2 * self.kv_bytes + stages + self.ds_stages * self.ds_bytes + self.sums_bytes + BARRIERS
-        )
+        scores = self.p_bytes + self.ds_stages * self.ds_bytes
+        return 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes + BARRIERS
 
 
 def attention_backward_layout(
@@ -97,15 +102,23 @@ def attention_backward_layout(
     # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
     span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
     producer_registers, register_budget = REGISTERS[schedule.warpgroups]
+    shares_rows = schedule.share == "rows"
+    kv_rows = WGMMA_M if shares_rows else schedule.kv_tile
+    q_rows = schedule.q_tile // schedule.warpgroups if shares_rows else schedule.q_tile
+    ds_bytes = schedule.q_tile * schedule.kv_tile * bits // 8
     layout = AttentionBackwardLayout(
         parts=parts,
         columns=part,
+        kv_rows=kv_rows,
+        q_rows=q_rows,
         span=span,
         boxes=row_bytes // span,
-        kv_bytes=schedule.kv_tile * row_bytes,
+        kv_bytes=kv_rows * row_bytes,
+        peer_bytes=kv_rows * row_bytes // parts if shares_rows else 0,
         q_bytes=schedule.q_tile * row_bytes,
         statistics_bytes=2 * 4 * schedule.q_tile,
-        ds_bytes=schedule.q_tile * schedule.kv_tile * bits // 8,
+        p_bytes=ds_bytes if shares_rows else 0,  # two stages, of half the kv tile
+        ds_bytes=ds_bytes,
         ds_stages=1,
         sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
         stages=schedule.stages,
@@ -113,21 +126,23 @@ def attention_backward_layout(
         blocks=blocks,
         splits=splits,
         query_n=query_n,
-        registers=_registers(operation, schedule, part, query_n),
+        registers=_registers(operation, schedule, q_rows, part, query_n),
         producer_registers=producer_registers,
         register_budget=register_budget,
     )
     twice = replace(layout, ds_stages=2)
-    return layout if schedule.overlap or twice.shared_bytes > arch.shared_bytes else twice
+    once = schedule.overlap or shares_rows or twice.shared_bytes > arch.shared_bytes
+    return layout if once else twice
 
 
 def _registers(
     operation: AttentionBackwardOperation,
     schedule: AttentionBackwardSchedule,
+    q_rows: int,
     columns: int,
     query_n: int,
 ) -> int:
-    scores, weights, gradients = schedule.q_tile // 2, schedule.q_tile // 4, columns
+    scores, weights, gradients = q_rows // 2, q_rows // 4, columns
     first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
     if schedule.overlap:
         second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied

@@ -13,7 +13,7 @@ from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 from warploom.generator.specification import KernelSpec
 
 _BOXES = {
-    "q": "a q tile", "k": "a kv tile", "v": "a kv tile", "do": "a q tile"
+    "q": "a q tile", "k": "rows of a block", "v": "rows of a block", "do": "a q tile"
 }  # fmt: skip
 _GRADIENT_BOXES = {"dk": "64 rows", "dv": "64 rows"}
 _TOTALS = (

@@ -8,6 +8,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_backward.layout import (
+    WIDEST,
     attention_backward_layout,
 )
 from warploom.generator.families.attention_backward.schedule import (
@@ -61,6 +62,7 @@ def schedule_reasons(
             if schedule.cluster == 1 or not operation.deterministic
             else f"cluster {schedule.cluster}: blocks of a deterministic kernel take tickets one "
             "by one; take cluster 1",
+            *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
             None
             if schedule.stages > 1 or not schedule.overlap
             else "stages 1 with overlap: the next q arrives before this one is let go; take 2 "
@@ -73,6 +75,25 @@ def schedule_reasons(
             rules.fits_shared(layout.shared_bytes, arch),
         ]
     )
+
+
+def _shared_rows(
+    operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
+) -> list[str | None]:
+    """What two blocks ask for that share the rows of a kv tile."""
+    return [
+        None
+        if operation.dim > WIDEST
+        else f"share rows: a block has room for all gradients of a head of {operation.dim}; take "
+        "columns",
+        None
+        if schedule.kv_tile == 2 * WGMMA_M
+        else f"share rows with kv_tile {schedule.kv_tile}: two blocks have 64 rows each; take 128",
+        None
+        if schedule.cluster == 1
+        else f"share rows with cluster {schedule.cluster}: the two blocks are a cluster already; "
+        "take cluster 1",
+    ]
 
 
 def suits(schedule: Schedule, sharing: int) -> bool:

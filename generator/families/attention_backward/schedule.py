@@ -54,13 +54,17 @@ class AttentionBackwardSchedule:
     """How it is computed.
 
     q_tile      rows of q and do in one step
-    kv_tile     rows of k and v of one block: 64 for each consumer warpgroup, beside one producer
+    kv_tile     rows of k and v of one block, or of two that share rows; each has a consumer
+                warpgroup for every 64 of them, beside one producer
     stages      tiles of q, and of do, in flight
     overlap     a warpgroup's own products run under its arithmetic: the next scores, dp, dv
     accumulate  how a step's dq is added to the sums in global memory: bulk, by TMA from shared
                 memory; direct, from registers
     cluster     blocks that share out the query heads of a kv head, and sum dk and dv through
                 distributed shared memory
+    share       how two blocks share a kv tile of a head of more than 128: columns, each has all its
+                scores, and half the columns of the gradients; rows, each has 64 rows of k and v,
+                and they exchange ds for dq, of which each adds half the columns
     """
 
     q_tile: int
@@ -69,6 +73,7 @@ class AttentionBackwardSchedule:
     overlap: bool = True
     accumulate: Literal["bulk", "direct"] = "bulk"
     cluster: Literal[1, 2, 4, 8] = 1
+    share: Literal["columns", "rows"] = "columns"
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -77,6 +82,7 @@ class AttentionBackwardSchedule:
             f"{self.q_tile}x{self.kv_tile}",
             f"stages{self.stages}",
             *((f"cluster{self.cluster}",) if self.cluster > 1 else ()),
+            *(("rows",) if self.share == "rows" else ()),
             *(("overlap",) if self.overlap else ()),
             self.accumulate,
         )
@@ -90,6 +96,11 @@ class AttentionBackwardSchedule:
     def warpgroups(self) -> int:
         """Consumer warpgroups."""
         return self.kv_tile // WGMMA_M
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster of the main kernel."""
+        return 2 if self.share == "rows" else self.cluster
 
     @property
     def threads(self) -> int:

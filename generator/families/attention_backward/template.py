@@ -21,7 +21,8 @@ def context(spec: KernelSpec) -> dict[str, Any]:
     operation = cast("AttentionBackwardOperation", spec.operation)
     schedule = cast("AttentionBackwardSchedule", spec.schedule)
     layout = attention_backward_layout(spec.architecture, operation, schedule)
-    kind = element(operation.element)
+    kind, shares_rows = element(operation.element), schedule.share == "rows"
+    ordered = "ticket_pair" if shares_rows else "ticket"
     return {
         "operation": operation,
         "schedule": schedule,
@@ -31,9 +32,15 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
         "row_threads": ROW_THREADS,
         "row_lanes": 1 << (operation.dim // 8 - 1).bit_length(),
-        "scores_wgmma": wgmma(kind, kind, schedule.q_tile, name="ScoresWgmma"),
+        "scores_wgmma": wgmma(kind, kind, layout.q_rows, name="ScoresWgmma"),
         "key_wgmma": wgmma(
-            kind, kind, layout.columns, name="KeyWgmma", a_in_registers=True, b_k_major=False
+            kind,
+            kind,
+            layout.columns,
+            name="KeyWgmma",
+            a_in_registers=not shares_rows,
+            a_k_major=not shares_rows,
+            b_k_major=False,
         ),
         "query_wgmma": wgmma(
             kind,
@@ -50,6 +57,8 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "order_part": "fixed" if operation.deterministic else "any",
         "accumulate_part": "ordered" if operation.deterministic else schedule.accumulate,
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
-        "steps_part": "overlapped" if schedule.overlap else "serial",
+        "number_part": ordered if operation.deterministic else "grid",
+        "steps_part": ("pair_" if shares_rows else "")
+        + ("overlapped" if schedule.overlap else "serial"),
         "query_part": "swapped" if layout.swap else "straight",
     }

@@ -1,6 +1,3 @@
 // Which of two blocks adds to a q tile's dq first is left to chance.
-// The index of the block's tile.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
-
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }

@@ -18,7 +18,7 @@ struct Steps {
     fence(scores);
     multiply_scores(dp, c.v + c.own, c.staged_do(at));
     weigh(c, weights, scores, step, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
@@ -27,10 +27,10 @@ struct Steps {
     fence(dv);
     release(c.shared.do_empty[at.stage]);
     pack(weights, dp);
-    write(c, weights, step);
-    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
+    write(c, c.own_ds(step), weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
     meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
     // around products in flight makes the compiler wait for them.
     Position ahead = at;
@@ -45,7 +45,7 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  __device__ __forceinline__ void end() {
+  __device__ __forceinline__ void end(const Consumer&, int) {
     cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
   }

@@ -18,13 +18,13 @@ struct Steps {
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
+    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);
-    write(c, ds, step);
+    write(c, c.own_ds(step), ds);
     meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
-    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
@@ -36,5 +36,5 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end() {}
+  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
