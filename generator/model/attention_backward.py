@@ -2,8 +2,8 @@
 
 A block keeps one tile of k and v and goes through the tiles of q that see it, of every head that
 shares its keys; the blocks of a cluster share these heads out, and sum the gradients. A step
-multiplies five times; where the head dimension is above 128, two blocks share the gradients, and
-each computes all scores: seven products in all. Shared memory feeds the products, holds ds and
+multiplies five times; where the head dimension is above 128 and two blocks share columns of the
+gradients, each computes all scores: seven products in all. Shared memory feeds the products, holds ds and
 stages dq, and is what a step waits for most; the tensor core and L2 work beside it. What is
 computed of the scores, and dq added from registers, is partly added to that. The preprocess and
 postprocess kernels move bytes, and do nothing else that takes time.
@@ -111,7 +111,7 @@ def seconds(
     step = _step(constants, operation, schedule, layout)
     once = constants["block"] + _sums(constants, schedule, layout)
     mean, longest = (steps * step + once for steps in (blocks.mean, blocks.longest))
-    multiprocessors -= multiprocessors % schedule.cluster  # those that whole clusters are on
+    multiprocessors -= multiprocessors % schedule.cluster_size  # those that whole clusters are on
     rounds = blocks.count / multiprocessors
     if operation.mask == "none" and operation.lengths == "fixed":
         work = -(-blocks.count // multiprocessors) * mean
@@ -153,14 +153,16 @@ def _step(
 ) -> float:
     """Seconds of one step of all warpgroups of a block."""
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
-    # Two products of the whole head dimension, three of the block's part of it; the tensor core
-    # does 2048 multiplications of 16 bits a cycle.
-    tensor = q * kv * (2 * dim + 3 * layout.columns) / 2048 / constants["tensor_clock"]
+    # Scores and dp of the whole head dimension, dk, dv and dq of the block's part of it; or of its
+    # rows of k and v all but dq. The tensor core does 2048 multiplications of 16 bits a cycle.
+    gradients = layout.columns if schedule.share == "columns" else dim
+    products = layout.kv_rows * (2 * dim + 2 * gradients) + kv * layout.columns
+    tensor = q * products / 2048 / constants["tensor_clock"]
     shared = _shared_bytes(operation, schedule, layout) / 128 / constants["shared_clock"]
     sums = q * layout.columns * 4
     l2 = (2 * 2 * q * dim + sums) / constants["l2_bandwidth"]
     cap = 1 + constants["softcap"] if operation.softcap else 1.0
-    scores = cap * q * kv * (1 / 16 / constants["exponential_clock"] + constants["arithmetic"])
+    scores = cap * q * layout.kv_rows * (1 / 16 / constants["exponential_clock"] + constants["arithmetic"])
     exposed = constants["overlapped" if schedule.overlap else "serial"]
     if schedule.warpgroups == 1:
         exposed += constants["free"]
@@ -183,13 +185,17 @@ def _shared_bytes(
 
     Each warpgroup multiplies 64 rows: of scores and dp both operands lie in shared memory, of dv
     and dk one, of dq both again. Beside that q and do arrive, ds is written, and, where dq is added
-    in bulk, its fp32 sums are written and read.
+    in bulk, its fp32 sums are written and read. Blocks that share rows have p in shared memory,
+    too, and send each other ds.
     """
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
-    scores = 2 * (WGMMA_M + q) * dim * 2
-    gradients = 2 * q * layout.columns * 2
+    scores = 2 * (WGMMA_M + layout.q_rows) * dim * 2
+    weights = 0 if schedule.share == "columns" else WGMMA_M  # columns of p, and of ds
+    gradients = 2 * q * (layout.columns + weights) * 2
     queries = (WGMMA_M + layout.query_n) * kv * 2
     products = schedule.warpgroups * (scores + gradients + queries)
     arriving = 2 * q * dim * 2
     staged = 2 * layout.sums_bytes
-    return products + arriving + layout.ds_bytes + staged
+    written = q * layout.kv_rows * 2 + layout.p_bytes // 2
+    exchanged = layout.p_bytes  # of ds: as much leaves as comes
+    return products + arriving + written + exchanged + staged

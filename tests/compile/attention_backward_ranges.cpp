@@ -43,13 +43,14 @@ template <int kRows> static int verify_box(Corner corner, int row, int first, in
 // The pairs of one q tile and the kv tile of `work`, masked as the consumers do.
 static int take(const Parameters& p, const Work& work, int m, Seen& seen) {
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
-    const int column = work.column + consumer * kWgmmaM;
-    const bool masked = partial(p, work.sequence, m * kQTile, column);
+    const int column = work.column + (kKvRows == kKvTile ? consumer : work.part) * kWgmmaM;
+    const int row = m * kQTile + (kQRows == kQTile ? 0 : consumer * kQRows);
+    const bool masked = partial(p, work.sequence, row, column);
     for (threadIdx.x = consumer * 128; threadIdx.x < (consumer + 1) * 128; ++threadIdx.x) {
       float scores[kScores] = {};
-      if (masked) mask(scores, p, work.sequence, m * kQTile, column);
+      if (masked) mask(scores, p, work.sequence, row, column);
       for (int j = 0; j < kScores; ++j) {
-        const int r = m * kQTile + j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2;
+        const int r = row + j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2;
         const int c = column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + j / 2 % 2 * 8;
         if (scores[j] != 0 || r >= seen.rows) continue;
         REQUIRE(c < seen.columns, "row %d attends to column %d of %d", r, c, seen.columns);
@@ -139,7 +140,7 @@ static int problem() {
 #ifdef ORDERED
     const int index = block;  // the ticket
 #else
-    const int index = number(p);
+    const int index = number(p, shared);
 #endif
     const Work work = locate(p, index);
     REQUIRE(work.column >= 0 && work.part >= 0 && work.part < kParts, "column %d, part %d", work.column, work.part);
@@ -156,7 +157,8 @@ static int problem() {
 #else
       const int first_row = 0, first_column = 0;
 #endif
-      if (verify_box<kKvTile>(work.sequence.columns_at<kKvTile>(work.column), work.column, first_column, one.columns)) return 1;
+      for (int column = work.column; column < work.column + kKvTile; column += kKvRows)
+        if (verify_box<kKvRows>(work.sequence.columns_at<kKvRows>(column), column, first_column, one.columns)) return 1;
       for (int column = work.column; column < work.column + kKvTile; column += kWgmmaM)
         if (verify_box<kWgmmaM>(work.sequence.columns_at<kWgmmaM>(column), column, first_column, one.columns)) return 1;
       for (int n = work.begin; n < work.end; ++n) {
@@ -164,7 +166,8 @@ static int problem() {
         REQUIRE(m >= work.begin && m < work.end, "q tile %d of [%d, %d)", m, work.begin, work.end);
         REQUIRE(storage[number].which == which && storage[number].row == m * kQTile, "q tile %d is not number %d", m, number);
         if (verify_box<kQTile>(work.sequence.rows_at<kQTile>(m * kQTile), m * kQTile, first_row, one.rows)) return 1;
-        if (work.part == 0 && take(p, work, m, one)) return 1;
+        // Blocks that share columns compute the same scores.
+        if ((kKvRows < kKvTile || work.part == 0) && take(p, work, m, one)) return 1;
         // One block after the other, each finds that its turn has come: none waits for a later one.
         const int before = added[number * kParts + work.part]++;
 #ifdef ORDERED

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,7 @@ namespace cute { struct TmaDescriptor {}; }
 namespace cutlass { struct bfloat16_t {}; }
 using Element = cutlass::bfloat16_t;
 struct { int x; } blockIdx, threadIdx;
+struct SharedStorage {} shared;
 inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
 inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 """
@@ -66,7 +68,7 @@ def host_text(spec: KernelSpec) -> str:
             *(["#define PACKED"] if packed else []),
             *(["#define ORDERED"] if ordered else []),
             *re.findall(
-                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|Scores|Parts|Cluster)"
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|KvRows|Scores|Parts|Cluster)"
                 r"|bool kBounds|uint32_t kHidden).*?$",
                 text,
                 re.MULTILINE,
@@ -81,13 +83,27 @@ def host_text(spec: KernelSpec) -> str:
             piece(r"^(struct Work \{.*?^\};)"),
             piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$"),
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
-            piece(r"^(__device__ __forceinline__ int number\(.*?)^// ---- Producer"),
+            *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
+            piece(r"^(// (?:Which of two blocks|To the dq of).*?)^// ---- Producer"),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             f'#line 1 "{HARNESS}"',
             HARNESS.read_text(),
         )
     )
+
+
+def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
+    """Build what the kernel's text says of ranges, and run it over random problems."""
+    source, program = folder / "ranges.cpp", folder / "ranges"
+    source.write_text(host_text(kernel))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
@@ -122,15 +138,21 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
         overlap=q_tile > 64,
         cluster=cluster,  # type: ignore[arg-type]
     )
-    source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"
-    source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize(("dim", "q_tile"), [(192, 64), (256, 48)])
+def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
+    dim: int, q_tile: int, mask: str, lengths: str, deterministic: bool, tmp_path: Path
+) -> None:
+    fields: Any = (dim, mask, False, lengths, deterministic)
+    operation = AttentionBackwardOperation("bf16", *fields)
+    schedule = AttentionBackwardSchedule(q_tile, 128, share="rows")
+    verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")

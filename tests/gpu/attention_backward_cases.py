@@ -113,6 +113,55 @@ CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the
         ),
     )
 ]
+PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped, by one box and by several
+    spec(
+        dim,
+        {"kv_tile": 128, "share": "rows", **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        softcap=softcap,
+    )
+    for (dim, fields), (mask, lengths, softcap) in product(
+        (
+            (192, {"q_tile": 64, "overlap": False}),
+            (192, {"q_tile": 64, "stages": 2}),
+            (192, {"q_tile": 128, "stages": 1, "overlap": False, "accumulate": "direct"}),
+            (256, {"q_tile": 64, "stages": 1, "overlap": False}),
+            (256, {"q_tile": 48, "overlap": False}),
+            (256, {"q_tile": 48}),
+            (256, {"q_tile": 32, "stages": 3}),
+            (256, {"q_tile": 96, "stages": 1, "overlap": False, "accumulate": "direct"}),
+            (256, {"q_tile": 64, "overlap": False, "accumulate": "direct", "single_do": True}),
+            (256, {"q_tile": 64, "accumulate": "direct", "single_do": True}),
+        ),
+        (
+            ("none", "fixed", False),
+            ("causal", "fixed", True),
+            ("window", "fixed", False),
+            ("causal", "packed", False),
+            ("window", "packed", True),
+        ),
+    )
+]
+DETERMINISTIC_PAIRS = [
+    spec(
+        dim,
+        {"kv_tile": 128, "share": "rows", **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        deterministic=True,
+    )
+    for (dim, fields), (mask, lengths) in product(
+        (
+            (192, {"q_tile": 64, "overlap": False}),
+            (256, {"q_tile": 64, "stages": 1, "overlap": False}),
+            (256, {"q_tile": 48}),
+        ),
+        (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
+    )
+]
 SIMPLE = {  # for tests of something else than the kernel itself
     "none": chosen(64, seq=512),
     "causal": chosen(64, mask="causal", seq=512),
@@ -124,12 +173,31 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "cluster": spec(
         128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4}, mask="causal"
     ),
+    "pair": spec(
+        256,
+        {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False, "share": "rows"},
+        mask="causal",
+    ),
+    "pair, overlapped": spec(
+        256,
+        {
+            **{"q_tile": 64, "kv_tile": 128, "accumulate": "direct"},
+            **{"share": "rows", "single_do": True},
+        },
+        mask="causal",
+    ),
+    "pair, deterministic": spec(
+        256, {"q_tile": 48, "kv_tile": 128, "share": "rows"}, mask="causal", deterministic=True
+    ),
 }
 SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
 
 ALL = list(
     dict.fromkeys(
-        (*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *SIMPLE.values(), *SHORT)
+        (
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS),
+            *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
+        )
     )
 )
 FORWARD = [  # what `warploom.attention` runs in tests that begin there

@@ -35,11 +35,11 @@ class Mutant(attention_mutants.Mutant):
             assert all(map(torch.equal, made.run(), first))
 
 
-AWAIT_DO = "    c.shared.do_full[at.stage].wait(at.phase);\n"
-DP = "    multiply_scores(dp, c.v + c.own, c.staged_do(at));\n"
+AWAIT_DO = "    c.shared.do_full[of_do.stage].wait(of_do.phase);\n"
+DP = "    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));\n"
 LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
-WRITE = "    write(c, ds, step);\n"
-DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());\n"
+WRITE = "    write(c, c.own_ds(step), ds);\n"
+DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
 RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
 MEET = "    meet();\n"
 ASK_TURN = "  do {  // all lanes ask"
@@ -48,6 +48,11 @@ BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel al
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
 SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
 LAY_DV = "  lay(of_dv, dv, warp);\n"
+AWAIT_PEER = "  c.shared.peer_full.wait(step.parity);\n"
+EXCHANGE = "    exchange(c, step);\n"
+MULTIPLY_PEER = "    multiply_peer_query(c, dq, step);\n"
+LATE_PEER = "    if (c.part == 1)\n" + PAUSE + MULTIPLY_PEER
+RELEASE_PEER = "    release_ds(c);\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -80,6 +85,18 @@ MUTANTS = {
         shape=LONG,
         pauses=((LAY_DV, "  if (rank() == 1)\n" + PAUSE + LAY_DV),),
         kernel=SIMPLE["cluster"],
+    ),
+    "dq is multiplied before the peer's ds has arrived": Mutant(
+        wrong=((AWAIT_PEER, ""),),
+        shape=LONG,
+        pauses=((EXCHANGE, "    if (c.part == 1)\n" + PAUSE + EXCHANGE),),
+        kernel=SIMPLE["pair"],
+    ),
+    "the peer may overwrite its ds before dq is multiplied with it": Mutant(
+        wrong=((RELEASE_PEER, ""), (LATE_PEER, RELEASE_PEER + LATE_PEER)),
+        shape=LONG,
+        pauses=((MULTIPLY_PEER, LATE_PEER),),
+        kernel=SIMPLE["pair"],
     ),
     "kv tiles do not wait for their turn": Mutant(
         wrong=((AWAIT_TURN, "  } while (false);\n"),),

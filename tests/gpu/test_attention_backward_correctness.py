@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("attention_backward_built
 MOST = {name: shape for name, shape in SHAPES.items() if shape.heads < 16}  # the rest take long
 over_most_shapes = pytest.mark.parametrize("shape", MOST.values(), ids=MOST)
 FEW = [Shape(2, 4, 2, 257, 193), SHAPES["few rows"], SHAPES["few columns"]]
+USUAL = [name for name in SIMPLE if "packed" not in name and name != "none"]
 MANY_TILES = Shape(1, 6, 2, 131, 2053)  # of keys: the order of the sums of dq matters
 
 
@@ -69,7 +70,7 @@ def test_a_deterministic_kernel_is_right_too(kernel: KernelSpec, shape: Shape) -
     verify_masks(kernel, shape)
 
 
-@pytest.mark.parametrize("name", ["none", "causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", [*USUAL, "none"])
 def test_more_tiles_than_multiprocessors_are_all_worked_off(name: str) -> None:
     shape = SHAPES["more tiles than multiprocessors"]
     arena.verify(arena.make(SIMPLE[name], shape, **MASKS[operation(SIMPLE[name]).mask][0]))
@@ -127,7 +128,7 @@ def test_an_extent_of_0_gives_gradients_of_0_without_a_launch(
     assert warploom.counters.launches == launches
 
 
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", USUAL)
 @pytest.mark.parametrize("seq_k", [1, 64, 200])
 def test_rows_that_attend_to_nothing_have_gradients_of_0_and_give_none(
     name: str, seq_k: int
@@ -141,7 +142,7 @@ def test_rows_that_attend_to_nothing_have_gradients_of_0_and_give_none(
     assert torch.equal(dv, first[2])
 
 
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", USUAL)
 def test_columns_that_no_row_attends_to_have_gradients_of_0(name: str) -> None:
     made = arena.make(SIMPLE[name], Shape(2, 4, 2, 100, 700), causal="top_left")
     _, dk, dv = arena.verify(made)
@@ -166,7 +167,7 @@ def test_a_scale_is_the_one_that_is_given(scale: float) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 8), (8, 4), (8, 2), (8, 1), (7, 7)])
-@pytest.mark.parametrize("name", ["causal", "long", "wide", "deterministic", "cluster"])
+@pytest.mark.parametrize("name", USUAL)
 def test_keys_have_the_gradients_of_all_query_heads_of_their_group(
     name: str, heads: int, kv_heads: int
 ) -> None:
@@ -197,6 +198,61 @@ def test_a_cluster_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpe
     for turned in (False, True):
         keywords = MASKS[operation(kernel).mask][0]
         arena.verify(arena.make(kernel, shape, dim=dim, turned=turned, **keywords))
+
+
+# A last kv tile of which one block of a pair has no row, and one of which both have some.
+PAIR_SHAPES = [Shape(2, 4, 2, 193, 129), Shape(1, 3, 1, 257, 192), Shape(1, 2, 2, 65, 65), FEW[2]]
+
+
+@pytest.mark.parametrize("kernel", cases.PAIRS, ids=short)
+def test_a_pair_shares_the_rows_of_any_kv_tile(kernel: KernelSpec) -> None:
+    if operation(kernel).lengths == "packed":
+        for keywords in MASKS[operation(kernel).mask]:
+            for lengths in LENGTHS.values():
+                arena.verify(arena.packed(kernel, *lengths, past=5, **keywords))
+    else:
+        for shape in PAIR_SHAPES:
+            verify_masks(kernel, shape)
+
+
+@pytest.mark.parametrize(
+    "kernel", [one for one in cases.PAIRS if operation(one).lengths == "fixed"], ids=short
+)
+def test_a_pair_is_right_at_every_length(kernel: KernelSpec) -> None:
+    keywords = MASKS[operation(kernel).mask][0]
+    for shape in MOST.values():
+        arena.verify(arena.make(kernel, shape, **keywords))
+
+
+@pytest.mark.parametrize(
+    "kernel", [one for one in cases.PAIRS if operation(one).lengths == "fixed"], ids=short
+)
+def test_a_pair_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpec) -> None:
+    keywords = MASKS[operation(kernel).mask][0]
+    for turned in (False, True):
+        dim = operation(kernel).dim - 24
+        arena.verify(arena.make(kernel, FEW[0], dim=dim, turned=turned, **keywords))
+
+
+@pytest.mark.parametrize("kernel", cases.DETERMINISTIC_PAIRS, ids=short)
+def test_a_deterministic_pair_is_right_too(kernel: KernelSpec) -> None:
+    for keywords in MASKS[operation(kernel).mask]:
+        if operation(kernel).lengths == "packed":
+            for lengths in LENGTHS.values():
+                arena.verify(arena.packed(kernel, *lengths, past=5, **keywords))
+        else:
+            for shape in (*FEW, MANY_TILES):
+                arena.verify(arena.make(kernel, shape, **keywords))
+
+
+@pytest.mark.parametrize("name", ["pair", "pair, overlapped", "pair, deterministic"])
+def test_pairs_come_to_the_same_gradients_again_and_again(name: str) -> None:
+    made = arena.make(SIMPLE[name], Shape(2, 8, 4, 1031, 1031), causal=True)
+    wanted = arena.clones(arena.verify(made))
+    for _ in range(200):  # a block that is ahead of its peer, or behind, by chance
+        found = made.run()
+        assert torch.equal(found[1], wanted[1]) and torch.equal(found[2], wanted[2])
+        assert "deterministic" not in name or torch.equal(found[0], wanted[0])
 
 
 def test_a_wider_mask_or_dim_computes_what_a_narrower_call_asks_for() -> None:
@@ -294,6 +350,7 @@ def test_the_bound_would_notice_a_lost_tile_or_two_swapped_fragments() -> None:
 
 DETERMINISTIC = [
     *(kernel for kernel in cases.DETERMINISTIC if operation(kernel).dim in (64, 128, 256)),
+    *cases.DETERMINISTIC_PAIRS,
     SIMPLE["deterministic, packed"],
 ]
 

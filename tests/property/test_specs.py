@@ -214,13 +214,21 @@ def assert_attention_backward_fits(spec: KernelSpec) -> None:
     layout = attention_backward_layout(architecture(spec.arch), operation, schedule)
     q, kv = schedule.q_tile * operation.dim * 2, schedule.kv_tile * operation.dim * 2
     ds, columns = schedule.q_tile * schedule.kv_tile * 2, min(128, operation.dim)
+    shares_rows = schedule.share == "rows"
+    if shares_rows:
+        assert operation.dim > 128 and schedule.kv_tile == 128 and schedule.cluster == 1
+        kv, ds = kv * 5 // 8, 2 * ds  # half of k and of v, a quarter of k more; two stages of p
+    assert not schedule.single_do or schedule.stages > 1
     columns = {192: 96, 256: 128}.get(operation.dim, columns)
     sums = schedule.q_tile * columns * 4 if schedule.accumulate == "bulk" else 0
     barriers = 8 * (4 + 4 * schedule.stages) + 8 * 8 + 64
-    needed = 2 * kv + 2 * schedule.stages * (q + 4 * schedule.q_tile) + ds + sums + barriers
+    tiles = schedule.stages + (1 if schedule.single_do else schedule.stages)
+    statistics = 2 * 4 * schedule.q_tile * schedule.stages
+    needed = 2 * kv + tiles * q + statistics + ds + sums + barriers
     assert needed <= layout.shared_bytes <= 232_448
     # dk, dv, p and dp of a thread, of what setmaxnreg gives it.
-    assert columns + schedule.q_tile <= {1: 227, 2: 232}[schedule.warpgroups]
+    rows = schedule.q_tile // (2 if shares_rows else 1)
+    assert columns + rows <= {1: 227, 2: 232}[schedule.warpgroups]
     assert layout.blocks * layout.splits == schedule.warpgroups
     assert 32 <= layout.span <= 128
     assert operation.deterministic <= (schedule.accumulate == "bulk" and schedule.cluster == 1)
@@ -248,6 +256,8 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
     "kv_tile": [-64, 0, 32, 192],
     "accumulate": ["", "later", "bulk; }"],
     "cluster": [0, 3, 16, -1],
+    "share": ["", "heads", "rows; }"],
+    "single_do": [2, "yes"],
     "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {

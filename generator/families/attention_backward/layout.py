@@ -59,7 +59,8 @@ class AttentionBackwardLayout:
     ds_bytes: int  # of one stage, of the whole kv tile
     ds_stages: int  # two where there is room, so that nobody waits for one to be free
     sums_bytes: int  # staging of dq
-    stages: int
+    stages: int  # of q
+    do_stages: int
     swap: bool
     blocks: int
     splits: int
@@ -81,7 +82,7 @@ class AttentionBackwardLayout:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
-        stages = self.stages * (2 * self.q_bytes + self.statistics_bytes)
+        stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes
         scores = self.p_bytes + self.ds_stages * self.ds_bytes
         return 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes + BARRIERS
 
@@ -122,6 +123,7 @@ def attention_backward_layout(
         ds_stages=1,
         sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
         stages=schedule.stages,
+        do_stages=1 if schedule.single_do else schedule.stages,
         swap=swap,
         blocks=blocks,
         splits=splits,
@@ -146,14 +148,14 @@ def _registers(
     first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
     if schedule.overlap:
         second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
-        beside = (
-            OVERLAP_REGISTERS
-            + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
-            + (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
-            + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
-            + operation.deterministic * OVERLAP_DETERMINISTIC_REGISTERS
-            + (columns < operation.dim) * OVERLAP_PARTS_REGISTERS
-        )
+        beside = OVERLAP_REGISTERS + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
+        if schedule.share == "columns":  # with rows there is room to spare
+            beside += (
+                (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
+                + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
+                + operation.deterministic * OVERLAP_DETERMINISTIC_REGISTERS
+                + (columns < operation.dim) * OVERLAP_PARTS_REGISTERS
+            )
     else:
         second = query_n // 2 + 2 * weights  # dq, while dk is multiplied
         beside = SERIAL_REGISTERS + operation.softcap * (

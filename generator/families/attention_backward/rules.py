@@ -63,6 +63,10 @@ def schedule_reasons(
             else f"cluster {schedule.cluster}: blocks of a deterministic kernel take tickets one "
             "by one; take cluster 1",
             *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
+            rules.one_of("single_do", schedule.single_do, (False, True)),
+            None
+            if schedule.stages > 1 or not schedule.single_do
+            else "stages 1 with single_do: q has one stage as well; take false, or 2 stages",
             None
             if schedule.stages > 1 or not schedule.overlap
             else "stages 1 with overlap: the next q arrives before this one is let go; take 2 "

@@ -65,6 +65,7 @@ class AttentionBackwardSchedule:
     share       how two blocks share a kv tile of a head of more than 128: columns, each has all its
                 scores, and half the columns of the gradients; rows, each has 64 rows of k and v,
                 and they exchange ds for dq, of which each adds half the columns
+    single_do   of do only one stage, which is let go earlier in a step than that of q
     """
 
     q_tile: int
@@ -74,6 +75,7 @@ class AttentionBackwardSchedule:
     accumulate: Literal["bulk", "direct"] = "bulk"
     cluster: Literal[1, 2, 4, 8] = 1
     share: Literal["columns", "rows"] = "columns"
+    single_do: bool = False
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -81,6 +83,7 @@ class AttentionBackwardSchedule:
         return (
             f"{self.q_tile}x{self.kv_tile}",
             f"stages{self.stages}",
+            *(("single_do",) if self.single_do else ()),
             *((f"cluster{self.cluster}",) if self.cluster > 1 else ()),
             *(("rows",) if self.share == "rows" else ()),
             *(("overlap",) if self.overlap else ()),

@@ -1,6 +1,6 @@
 // To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
 // take numbers when they begin: so none waits for one that may never begin.
-//
+
 // The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
 __device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
 

@@ -14,10 +14,22 @@ __device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients],
   cute::warpgroup_commit_batch();
 }
 
+// The block's own box of ds.
+__device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
+  return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
+}
+
 // Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
 // as well: they have come to meet() since, with p.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   c.shared.peer_empty.wait(step.parity ^ 1);
+}
+
+// p's stage, which others may still read in the step after, but not in the one after that: all have come to
+// meet() with that one's p.
+__device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
+__device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
+  return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
 }
 
 // Sends the peer the block's box of ds, when all have written it, and expects the peer's.
@@ -30,6 +42,16 @@ __device__ __forceinline__ void exchange(const Consumer& c, Step step) {
                ::"r"(cute::cast_smem_ptr_to_uint(c.own_ds(step))),
                "r"(cute::cast_smem_ptr_to_uint(&c.shared.peer_full)), "n"(kDsBoxBytes), "r"(1 - c.part)
                : "memory");
+}
+
+// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+__device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
+  multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+}
+__device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&dq)[kQueries], Step step) {
+  const uint64_t peer_k = matrix(c.shared.peer_k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  c.shared.peer_full.wait(step.parity);
+  multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
 }
 
 // Tells the peer that dq has been multiplied with the box that it sent.

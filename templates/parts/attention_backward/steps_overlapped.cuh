@@ -11,21 +11,22 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool more) {
+    const Position of_do = beside(at, step.parity);
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
-    c.shared.do_full[at.stage].wait(at.phase);
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
     weigh(c, weights, scores, step, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
     await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
     cute::warpgroup_wait<0>();
     fence(dv);
-    release(c.shared.do_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     pack(weights, dp);
     write(c, c.own_ds(step), weights);
     multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));

@@ -1,27 +1,25 @@
-// The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q and do may
-// be the only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of
-// dq while the peer's ds is on its way, and dk while dq leaves.
+// The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
+// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
+// while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
-    const uint64_t peer_ds = c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16;
-    const uint64_t own_ds = c.staged_ds(step) + c.box * kDsBoxBytes / 16;
-    const uint64_t p = matrix(c.shared.p[step.parity], kDsBoxBytes, 8 * 128, 1);
-    const uint64_t peer_k = matrix(c.shared.peer_k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
     c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k, c.staged_q(at) + c.row * kSpan / 16);
-    c.shared.do_full[at.stage].wait(at.phase);
-    multiply_scores(dp, c.v, c.staged_do(at) + c.row * kSpan / 16);
+    multiply_scores(scores, c.k, c.staged_q(at) + half);
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
-    write(c, c.shared.p[step.parity], weights);
+    write(c, own_p(c, step), weights);
     meet();
-    multiply_gradient(dv, p, c.staged_do(at) + c.columns<kQTile>(c.consumer));
+    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
@@ -30,14 +28,13 @@ struct Steps {
     write(c, c.own_ds(step), weights);
     meet();
     exchange(c, step);
-    multiply_query(dq, own_ds, c.k + c.columns<kKvRows>(c.part), c.consumer);
-    c.shared.peer_full.wait(step.parity);
-    multiply_query<true>(dq, peer_ds, peer_k, c.consumer);
-    multiply_gradient(dk, own_ds, c.staged_q(at) + c.columns<kQTile>(c.consumer));
+    multiply_own_query(c, dq, step);
+    multiply_peer_query(c, dq, step);
+    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
@@ -45,5 +42,6 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
   __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
 };

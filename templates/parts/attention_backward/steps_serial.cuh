@@ -6,19 +6,20 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {
+    const Position of_do = beside(at, step.parity);
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.do_full[at.stage].wait(at.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>(c.part));
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);
     write(c, c.own_ds(step), ds);
@@ -28,7 +29,7 @@ struct Steps {
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
