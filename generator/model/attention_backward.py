@@ -3,8 +3,8 @@
 A block keeps one tile of k and v and goes through the tiles of q that see it, of every head that
 shares its keys; the blocks of a cluster share these heads out, and sum the gradients. A step
 multiplies five times; where the head dimension is above 128 and two blocks share columns of the
-gradients, each computes all scores: seven products in all. Shared memory feeds the products, holds ds and
-stages dq, and is what a step waits for most; the tensor core and L2 work beside it. What is
+gradients, each computes all scores: seven products in all. Shared memory feeds the products, holds
+ds and stages dq, and is what a step waits for most; the tensor core and L2 work beside it. What is
 computed of the scores, and dq added from registers, is partly added to that. The preprocess and
 postprocess kernels move bytes, and do nothing else that takes time.
 """
@@ -162,7 +162,8 @@ def _step(
     sums = q * layout.columns * 4
     l2 = (2 * 2 * q * dim + sums) / constants["l2_bandwidth"]
     cap = 1 + constants["softcap"] if operation.softcap else 1.0
-    scores = cap * q * layout.kv_rows * (1 / 16 / constants["exponential_clock"] + constants["arithmetic"])
+    arithmetic = 1 / 16 / constants["exponential_clock"] + constants["arithmetic"]
+    scores = cap * q * layout.kv_rows * arithmetic
     exposed = constants["overlapped" if schedule.overlap else "serial"]
     if schedule.warpgroups == 1:
         exposed += constants["free"]

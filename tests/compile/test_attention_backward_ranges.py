@@ -230,7 +230,7 @@ def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
     fields = (64, kv_tile, 1, False, "direct", cluster)
     text = render(KernelSpec("sm_90a", operation, AttentionBackwardSchedule(*fields)))  # type: ignore[arg-type]
     constants = re.findall(
-        r"^constexpr int k(?:Dim|Consumers|WgmmaM|Parts|Scores|Cluster|Warps|OwnFragments"
+        r"^constexpr int k(?:Dim|Consumers|WgmmaM|KvRows|Parts|Scores|Cluster|Warps|OwnFragments"
         r"|FragmentBytes)\b.*?$",
         text,
         re.MULTILINE,

@@ -113,7 +113,7 @@ CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the
         ),
     )
 ]
-PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped, by one box and by several
+PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped
     spec(
         dim,
         {"kv_tile": 128, "share": "rows", **fields},
@@ -180,10 +180,7 @@ SIMPLE = {  # for tests of something else than the kernel itself
     ),
     "pair, overlapped": spec(
         256,
-        {
-            **{"q_tile": 64, "kv_tile": 128, "accumulate": "direct"},
-            **{"share": "rows", "single_do": True},
-        },
+        {"q_tile": 64, "kv_tile": 128, "accumulate": "direct", "share": "rows", "single_do": True},
         mask="causal",
     ),
     "pair, deterministic": spec(

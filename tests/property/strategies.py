@@ -109,9 +109,7 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
     share = draw(literal(AttentionBackwardSchedule, "share")) if wide else "columns"
     schedule = AttentionBackwardSchedule(
         q_tile=draw(st.sampled_from((32, 48, 64, 64, 64, 80, 96, 112, 128))),
-        kv_tile=128
-        if share == "rows"
-        else draw(literal(AttentionBackwardSchedule, "kv_tile")),
+        kv_tile=128 if share == "rows" else draw(literal(AttentionBackwardSchedule, "kv_tile")),
         stages=draw(st.integers(1, 3)),
         overlap=draw(st.booleans()),
         accumulate="bulk" if operation.deterministic else draw(st.sampled_from(("bulk", "direct"))),

@@ -90,6 +90,12 @@ def launches(kernel: KernelSpec, told: AttentionBackwardProblem) -> list[Launch]
         ({"cluster": 3}, "cluster 3: is one of 1, 2, 4, 8"),
         ({"q_tile": 96}, "244 registers expected, 240 to have"),
         ({"stages": 1, "overlap": True}, "stages 1 with overlap: the next q arrives before"),
+        ({"stages": 1, "single_do": True}, "stages 1 with single_do: q has one stage as well"),
+        ({"share": "heads"}, "share 'heads': is one of columns, rows"),
+        (
+            {"share": "rows"},
+            "share rows: a block has room for all gradients of a head of 128; take",
+        ),
         ({"q_tile": 80, "kv_tile": 64}, "q_tile 80 with kv_tile 64: 1 warpgroups cannot share dq"),
         ({"stages": 4}, "shared memory 248832 bytes: sm_90a gives a block 232448"),
     ],
@@ -112,6 +118,16 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
         ),
         ({"softcap": True, "deterministic": True}, {"q_tile": 80}, "244 registers expected, 240"),
         ({"dim": 256}, {}, "shared memory 313344 bytes"),
+        (
+            {"dim": 256},
+            {"share": "rows", "kv_tile": 64},
+            "share rows with kv_tile 64: two blocks have 64 rows each; take 128",
+        ),
+        (
+            {"dim": 256},
+            {"share": "rows", "cluster": 2},
+            "share rows with cluster 2: the two blocks are a cluster already; take cluster 1",
+        ),
     ],
 )
 def test_a_schedule_that_does_not_fit_its_operation_is_told_why(
@@ -159,6 +175,22 @@ def test_shared_memory_is_k_v_stages_of_q_and_do_ds_and_dq() -> None:
     assert layout.shared_bytes == 2 * kv + 2 * (2 * q + 2 * 4 * 64) + 2 * ds + sums + 1024
     direct = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, accumulate="direct"))
     assert direct.shared_bytes == layout.shared_bytes - sums
+
+
+def test_blocks_that_share_rows_hold_half_of_k_and_v_p_twice_and_some_of_the_peers_k() -> None:
+    wide = changed(dim=256)
+    schedule = replace(SCHEDULE, share="rows", stages=1)  # type: ignore[arg-type]
+    layout = attention_backward_layout(ARCH, wide, schedule)
+    q, kv, ds, sums = 64 * 256 * 2, 64 * 256 * 2, 64 * 128 * 2, 64 * 128 * 4
+    kept = 2 * kv + kv // 2 + 2 * ds + sums + 1024
+    assert layout.shared_bytes == kept + 2 * q + 2 * 4 * 64
+    assert (layout.kv_rows, layout.q_rows, layout.ds_stages) == (64, 32, 1)
+    direct = replace(schedule, stages=2, accumulate="direct")
+    twice, single = (
+        attention_backward_layout(ARCH, wide, replace(direct, single_do=single)).shared_bytes
+        for single in (False, True)
+    )
+    assert twice - single == q and single <= 232_448 < twice
 
 
 def test_ds_has_two_stages_where_there_is_room_and_a_warpgroup_does_not_run_ahead() -> None:
@@ -217,6 +249,10 @@ def test_a_name_has_every_field_and_parses_back() -> None:
     assert "_64x128_stages2_cluster4_bulk_" in clustered.name
     assert "cluster" not in spec().name
     assert parse_name(clustered.name) == clustered
+    pair = AttentionBackwardSchedule(64, 128, accumulate="direct", share="rows", single_do=True)
+    wide = spec(changed(dim=256), pair)
+    assert "_64x128_stages2_single_do_rows_overlap_direct_" in wide.name
+    assert parse_name(wide.name) == wide
     with pytest.raises(UnknownNameError, match="its digest is"):
         parse_name(spec().name[:-8] + "00000000")
 
@@ -247,6 +283,19 @@ def test_a_cluster_has_a_kv_tile_of_a_kv_head(cluster: int) -> None:
     assert (main.grid, main.cluster) == (4 * 2 * 3 * cluster, cluster)
     assert before.cluster == after.cluster == 1
     assert before.grid == after.grid == 5 * 8 * 3
+
+
+def test_two_blocks_that_share_rows_are_a_cluster_and_load_64_rows() -> None:
+    pair = AttentionBackwardSchedule(64, 128, 1, False, share="rows")
+    alone = replace(pair, q_tile=32, share="columns")
+    _, main, _ = launches(spec(changed(dim=256), pair), problem())
+    _, other, _ = launches(spec(changed(dim=256), alone), problem())
+    assert main.grid == other.grid == 2 * 4 * 2 * 3
+    assert (main.cluster, other.cluster) == (2, 1)
+    for launch, rows in ((main, 64), (other, 128)):
+        for name in ("k_map", "v_map"):
+            box = launch.parameters[name]
+            assert isinstance(box, TensorMap) and box.box[1] == rows
 
 
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
@@ -336,3 +385,10 @@ def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
     assert [
         word for word in (*distributed, "dk_map") if (word in clustered) is (word == "dk_map")
     ] == []
+    distributed = ("mapa", "cp.async.bulk.shared::cluster.shared::cta", "peer_k")
+    if dim > 128:
+        pair = AttentionBackwardSchedule(64, 128, 1, False, share="rows")
+        shared = render(spec(changed(dim=dim), pair))
+        assert [word for word in distributed if word in plain or word not in shared] == []
+        assert "st.async" not in shared  # a ticket
+        assert "st.async" in render(spec(changed(dim=dim, deterministic=True), pair))

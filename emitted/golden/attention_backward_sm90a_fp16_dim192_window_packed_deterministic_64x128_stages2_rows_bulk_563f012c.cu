@@ -1,14 +1,13 @@
-// attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_b1ca0a8f
+// attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_563f012c
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
-//   s = softcap tanh(scale q k^T / softcap)
+//   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   where ds is also multiplied by the slope of tanh, 1 - tanh^2
-//   bf16, head dimension 96, mask window, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, in order
+//   fp16, head dimension 192, mask window, packed lengths
+//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, in order, rows shared
 // Three kernels: preprocess, main, postprocess.
-// Digest b1ca0a8f9566fadf499f261dd30b4480294a8ad22f57276393d1fcf8734633db; `warploom show` prints this file.
+// Digest 563f012c11476a5a2468df9d274efeb2efc6563cb745ced042623b1c77507eba; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,19 +29,22 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::bfloat16_t;
-constexpr int kDim = 96, kSpan = 32;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::half_t;
+constexpr int kDim = 192, kSpan = 32;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 2, kDsStages = 2;  // of q, and of do; of ds
+// Tiles in flight: of q, of do, of ds.
+constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = true, kBoundsRight = true;
-// A block has all scores of its tile, and of the gradients these columns.
-constexpr int kParts = 1, kColumns = kDim / kParts;
-constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+constexpr int kKvRows = 64, kQRows = 32;
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+constexpr int kParts = 2, kColumns = kDim / kParts;
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
@@ -52,13 +54,13 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by a kv tile
+  cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
@@ -95,7 +97,6 @@ struct alignas(128) Parameters {
   int32_t right;  // row r sees no column after r + right
   int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
-  float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 1024);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
@@ -117,39 +118,39 @@ static_assert(OFFSET(Parameters, q_tiles) == 944 && OFFSET(Parameters, section) 
 static_assert(OFFSET(Parameters, all_kv_heads) == 952 && OFFSET(Parameters, sharing) == 956);
 static_assert(OFFSET(Parameters, dim) == 960 && OFFSET(Parameters, left) == 964);
 static_assert(OFFSET(Parameters, right) == 968 && OFFSET(Parameters, bottom_right) == 972);
-static_assert(OFFSET(Parameters, scale) == 976 && OFFSET(Parameters, softcap) == 980);
+static_assert(OFFSET(Parameters, scale) == 976);
 __device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
           "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
@@ -160,7 +161,7 @@ struct QueryWgmma {
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
         : "l"(a), "l"(b), "r"(int(add)));
@@ -306,52 +307,57 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
-  float argument;  // of a product in the argument of tanh
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p)
-      : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
-  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of softcap tanh(x / softcap), but for a factor that the gradients get in the end: 1 - tanh^2.
-constexpr uint32_t kHidden = 0xdd800000;  // the tanh of what does not attend: -2^60, whose square is finite
-__device__ __forceinline__ float steepen(float weight, float tanh) { return weight - weight * tanh * tanh; }
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a kv tile of one kv head, and columns of its gradients -----------------------------------
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
   int head, column;  // of k; the tile's first
-  int part;          // the gradients' columns are [part * kColumns, (part + 1) * kColumns)
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
-constexpr int kKvBytes = Tile<kKvTile>::kBytes, kQBytes = Tile<kQTile>::kBytes;
+constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
 constexpr int kStatisticsBytes = 2 * kQTile * 4;
-constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns, one warpgroup's, a box
+constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
   alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
-  alignas(1024) uint8_t d_o[kStages][kQBytes];
-  alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
+  alignas(1024) uint8_t d_o[kDoStages][kQBytes];
+  alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
-  EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
+  FullBarrier peer_full;    // the peer's box of ds has arrived
+  EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
   Work work;  // where registers are too few for it
   int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
+  FullBarrier ticket_full;  // the ticket that the pair's first block has taken is here
+  int ticket;
 };
-static_assert(sizeof(SharedStorage) <= 157696);
+static_assert(sizeof(SharedStorage) <= 219136);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -372,10 +378,26 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
+// The index of the block's work: a pair takes one ticket when it begins. Its first block does, and tells the
+// other; one thread of each asks.
+__device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared) {
+  if (blockIdx.x % kParts > 0) {
+    shared.ticket_full.arrive_and_expect_tx(sizeof(shared.ticket));
+    shared.ticket_full.wait(0);
+    return *const_cast<volatile int*>(&shared.ticket) * kParts + 1;
+  }
+  const int ticket = atomicAdd(p.counter, 1);
+  asm volatile("{\n.reg .b32 place, full;\nmapa.shared::cluster.u32 place, %0, 1;\n"
+               "mapa.shared::cluster.u32 full, %1, 1;\n"
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %2, [full];\n}"
+               ::"r"(cute::cast_smem_ptr_to_uint(&shared.ticket)),
+               "r"(cute::cast_smem_ptr_to_uint(&shared.ticket_full)), "r"(ticket)
+               : "memory");
+  return ticket * kParts;
+}
+
 // To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
-// take numbers when they begin: so none waits for one that may never begin. The number is the index of the
-// block's tile.
-__device__ __forceinline__ int number(const Parameters& p) { return atomicAdd(p.counter, 1); }
+// take numbers when they begin: so none waits for one that may never begin.
 
 // The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
 __device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
@@ -388,12 +410,26 @@ __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int r
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
+// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
+                                            Corner columns) {
+  shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
+  Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
+  const Corner peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
+  CUTE_NO_UNROLL
+  for (int box = 0; box < kBoxes / kParts; ++box)
+    load_box(p.k_map, shared.v_full, kEvictFirst, shared.peer_k + box * Tile<kKvRows>::kBoxBytes,
+             work.part * kColumns + box * kBoxColumns, peer, work.head);
+}
+
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const Corner columns = work.sequence.columns_at<kKvTile>(work.column);
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -401,21 +437,20 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
+      const Position of_do = beside(position, parity);
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
                                      kStatisticsBytes);
-      if (i == rank() && n == work.begin) {
-        shared.v_full.arrive_and_expect_tx(kKvBytes);
-        Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-      }
-      shared.do_empty[position.stage].wait(position.phase);
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
+      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
@@ -439,31 +474,22 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
-    ScoresWgmma::fma(rows + Tile<kKvTile>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
-  cute::warpgroup_commit_batch();
-}
-
-// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
-                                                  uint64_t rows) {
-  fence(gradient);
-  cute::warpgroup_arrive();
-  CUTE_UNROLL
-  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+    ScoresWgmma::fma(rows + Tile<kKvRows>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
-  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
-  fence(dq);
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
-  for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
+  for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, step > 0);
+                    dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -495,7 +521,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -505,11 +531,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
   row += sequence.diagonal(p);
   return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
@@ -521,7 +547,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
     const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQTile;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
@@ -531,7 +557,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
 }
 
 // The statistics of the two rows of q that a thread has of the 8 of fragment i.
-__device__ __forceinline__ float2 statistics(const float (&of_rows)[kQTile], int i) {
+__device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
@@ -547,18 +573,22 @@ struct Consumer {
   SharedStorage& shared;
   const Work& work;
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
-  int consumer, own, column;  // its number; its rows of k and v, in a descriptor; the first's column
-  int part;                   // of the work
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const {
+  // From all columns of the head dimension to those of a part, in a descriptor.
+  template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
+    return shared.ds[step.parity % kDsStages][box];
+  }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 };
 
@@ -566,10 +596,11 @@ struct Consumer {
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
-  if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
+  const int row = step.row + c.row;
+  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0], i);
+    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -586,28 +617,27 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
+    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
 }
 
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
-}
-
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
-// row of 128 bytes.
-__device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
   const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
-  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
+  constexpr int kPairs = kQRows / 16;  // of fragments
   CUTE_UNROLL
-  for (int i = 0; i < kQTile / 16; ++i)
+  for (int i = 0; i < kPairs; ++i)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
-                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
+                 ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
+                 "r"(weights[i][3])
+                 : "memory");
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
                  : "memory");
   cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
 }
@@ -615,9 +645,81 @@ __device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Lets go of the only stage of ds, which dq has been multiplied with.
+// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
+// written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
+// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+//
+// Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
+    KeyWgmma::fma(weights + step * KeyWgmma::kK * 128 / 16, rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+  cute::warpgroup_commit_batch();
+}
+
+// The block's own box of ds.
+__device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
+  return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
+}
+
+// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// as well: they have come to meet() since, with p.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
+  c.shared.peer_empty.wait(step.parity ^ 1);
+}
+
+// p's stage, which others may still read in the step after, but not in the one after that: all have come to
+// meet() with that one's p.
+__device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
+__device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
+  return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
+}
+
+// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
+__device__ __forceinline__ void exchange(const Consumer& c, Step step) {
+  if (threadIdx.x != 128) return;  // the consumers' first
+  c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
+  asm volatile("{\n.reg .b32 box, full;\nmapa.shared::cluster.u32 box, %0, %3;\n"
+               "mapa.shared::cluster.u32 full, %1, %3;\n"
+               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [box], [%0], %2, [full];\n}"
+               ::"r"(cute::cast_smem_ptr_to_uint(c.own_ds(step))),
+               "r"(cute::cast_smem_ptr_to_uint(&c.shared.peer_full)), "n"(kDsBoxBytes), "r"(1 - c.part)
+               : "memory");
+}
+
+// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+__device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
+  multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+}
+__device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&dq)[kQueries], Step step) {
+  const uint64_t peer_k = matrix(c.shared.peer_k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
+  c.shared.peer_full.wait(step.parity);
+  multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
+}
+
+// Tells the peer that dq has been multiplied with the box that it sent.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
+}
+
+// The part of dk's and dv's columns that the warpgroup has.
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
+
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.peer_full.init(1);
+  shared.peer_empty.init(4 * kConsumers);
+  shared.ticket_full.init(1);
+}
+
+// Barriers are there for all who arrive at them, the peer too.
+__device__ __forceinline__ void sync_share() {
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
 }
 
 // Passes on the turn that the warp has had, if it has not yet.
@@ -667,37 +769,43 @@ __device__ __forceinline__ void finish_turns(const Consumer& c) {
   if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
 }
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
+// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
+// while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
   __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float scores[kScores], dp[kScores], dq[kQueries];
-    Weights weights, ds;
+    Weights weights;  // p^T, then ds^T
     c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.do_full[at.stage].wait(at.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    multiply_scores(scores, c.k, c.staged_q(at) + half);
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
-    cute::warpgroup_wait<0>();
+    write(c, own_p(c, step), weights);
+    meet();
+    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
-    pack(ds, dp);
+    pack(weights, dp);
     await_ds(c, step);
-    write(c, ds, step);
+    write(c, c.own_ds(step), weights);
     meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
-    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
+    exchange(c, step);
+    multiply_own_query(c, dq, step);
+    multiply_peer_query(c, dq, step);
+    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
@@ -705,7 +813,8 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end() {}
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -716,7 +825,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
   for (int i = 0; i < kColumns / 16; ++i) {
     const float* x = gradient + i * 8;
     const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes +
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
                              (offset ^ ((offset >> 3) & (kSpan - 16)));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
                  "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
@@ -725,41 +834,44 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
   }
 }
 
-// Starts the stores of the block's columns of a gradient, of the warpgroup's 64 rows.
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work,
-                                      int column) {
-  const Corner corner = work.sequence.columns_at<kWgmmaM>(column);
+// Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
+  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvTile>::kBoxBytes, work.part * kColumns + box * kBoxColumns, corner, work.head);
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+              c.work.head);
   cute::tma_store_arrive();
 }
 
-// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = c.consumer * kWgmmaM * kSpan;
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
+  if (leads) store(c.p.dv_map, c.shared.v + own, c);
   stage(c.shared.k + own, dk, c.p.scale);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
-  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c);
   // Shared memory must outlive the stores that read it, of dq too.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 3);
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
-                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
@@ -785,14 +897,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         tile += kCluster * p.q_tiles;
       }
     }
-    steps.end();
+    steps.end(c, count);
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_b1ca0a8f(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_563f012c(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -804,17 +916,19 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
       shared.q_full[i].init(1);
-      shared.do_full[i].init(1);
       shared.q_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kDoStages; ++i) {
+      shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    shared.ds_empty.init(4 * kConsumers);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
+  sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, number(p));
+  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
@@ -829,7 +943,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 16;
+constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -837,7 +951,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_b1ca0a8f_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_563f012c_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
@@ -880,7 +994,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_b1ca0a8f_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_563f012c_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

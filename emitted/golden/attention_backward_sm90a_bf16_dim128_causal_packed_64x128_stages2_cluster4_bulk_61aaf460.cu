@@ -1,13 +1,13 @@
-// attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02
+// attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   fp16, head dimension 192, mask none, fixed lengths
-//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk
+//   bf16, head dimension 128, mask causal, packed lengths
+//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, clusters of 4
 // Three kernels: preprocess, main, postprocess.
-// Digest ef379e025d690838c0d69fea9b2305a4e4c2eb7320abbbd4dae79175e5fc2268; `warploom show` prints this file.
+// Digest 61aaf460aeb9035bc2a7683501e05a26470fc6930eafcf1937028ce988a02cad; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,21 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::half_t;
-constexpr int kDim = 192, kSpan = 64;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 1;  // warpgroups with 64 rows of k and v each, beside a producer
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 2, kDsStages = 1;  // of q, and of do; of ds
+// Tiles in flight: of q, of do, of ds.
+constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
+constexpr int kCluster = 4;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
-// A block has all scores of its tile, and of the gradients these columns.
-constexpr int kParts = 2, kColumns = kDim / kParts;
-constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+constexpr int kKvRows = 128, kQRows = 64;
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+constexpr int kParts = 1, kColumns = kDim / kParts;
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 1, kQueryN = 96;
+constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -51,23 +54,25 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
-  float* lse;  // [batch, heads, seq_q]
+  cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
+  cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
+  float* lse;  // [heads, total_q]
+  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
+  int32_t* cu_seqlens_k;  // first column of each, and the end
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
+  Element* dk_rows;  // dk, by the strides below
+  Element* dv_rows;  // dv, by the strides below
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -77,36 +82,50 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int32_t heads;  // query heads of one batch
-  int32_t seq_q;  // rows
-  int32_t seq_k;  // columns
+  int64_t dk_batch;  // stride of dk, in elements
+  int64_t dk_head;  // stride of dk, in elements
+  int64_t dk_seq;  // stride of dk, in elements
+  int64_t dv_batch;  // stride of dv, in elements
+  int64_t dv_head;  // stride of dv, in elements
+  int64_t dv_seq;  // stride of dv, in elements
+  int32_t batch;  // sequences
+  int32_t total_q;  // rows, those after the last sequence too
+  int32_t total_k;  // columns, those after the last sequence too
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
   int32_t section;  // kv heads whose tiles are worked off together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
+  int32_t right;  // row r sees no column after r + right
+  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 1024);
+static_assert(sizeof(Parameters) == 768);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, dlse) == 776);
-static_assert(OFFSET(Parameters, statistics) == 784 && OFFSET(Parameters, dq_sum) == 792);
-static_assert(OFFSET(Parameters, o_rows) == 800 && OFFSET(Parameters, do_rows) == 808);
-static_assert(OFFSET(Parameters, dq_rows) == 816 && OFFSET(Parameters, o_batch) == 824);
-static_assert(OFFSET(Parameters, o_head) == 832 && OFFSET(Parameters, o_seq) == 840);
-static_assert(OFFSET(Parameters, do_batch) == 848 && OFFSET(Parameters, do_head) == 856);
-static_assert(OFFSET(Parameters, do_seq) == 864 && OFFSET(Parameters, dq_batch) == 872);
-static_assert(OFFSET(Parameters, dq_head) == 880 && OFFSET(Parameters, dq_seq) == 888);
-static_assert(OFFSET(Parameters, heads) == 896 && OFFSET(Parameters, seq_q) == 900);
-static_assert(OFFSET(Parameters, seq_k) == 904 && OFFSET(Parameters, kv_tiles) == 908);
-static_assert(OFFSET(Parameters, q_tiles) == 912 && OFFSET(Parameters, section) == 916);
-static_assert(OFFSET(Parameters, all_kv_heads) == 920 && OFFSET(Parameters, sharing) == 924);
-static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, scale) == 932);
+static_assert(OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, cu_seqlens_q) == 520);
+static_assert(OFFSET(Parameters, cu_seqlens_k) == 528 && OFFSET(Parameters, dlse) == 536);
+static_assert(OFFSET(Parameters, statistics) == 544 && OFFSET(Parameters, dq_sum) == 552);
+static_assert(OFFSET(Parameters, o_rows) == 560 && OFFSET(Parameters, do_rows) == 568);
+static_assert(OFFSET(Parameters, dq_rows) == 576 && OFFSET(Parameters, dk_rows) == 584);
+static_assert(OFFSET(Parameters, dv_rows) == 592 && OFFSET(Parameters, o_batch) == 600);
+static_assert(OFFSET(Parameters, o_head) == 608 && OFFSET(Parameters, o_seq) == 616);
+static_assert(OFFSET(Parameters, do_batch) == 624 && OFFSET(Parameters, do_head) == 632);
+static_assert(OFFSET(Parameters, do_seq) == 640 && OFFSET(Parameters, dq_batch) == 648);
+static_assert(OFFSET(Parameters, dq_head) == 656 && OFFSET(Parameters, dq_seq) == 664);
+static_assert(OFFSET(Parameters, dk_batch) == 672 && OFFSET(Parameters, dk_head) == 680);
+static_assert(OFFSET(Parameters, dk_seq) == 688 && OFFSET(Parameters, dv_batch) == 696);
+static_assert(OFFSET(Parameters, dv_head) == 704 && OFFSET(Parameters, dv_seq) == 712);
+static_assert(OFFSET(Parameters, batch) == 720 && OFFSET(Parameters, total_q) == 724);
+static_assert(OFFSET(Parameters, total_k) == 728 && OFFSET(Parameters, kv_tiles) == 732);
+static_assert(OFFSET(Parameters, q_tiles) == 736 && OFFSET(Parameters, section) == 740);
+static_assert(OFFSET(Parameters, all_kv_heads) == 744 && OFFSET(Parameters, sharing) == 748);
+static_assert(OFFSET(Parameters, dim) == 752 && OFFSET(Parameters, right) == 756);
+static_assert(OFFSET(Parameters, bottom_right) == 760 && OFFSET(Parameters, scale) == 764);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -116,41 +135,39 @@ struct ScoresWgmma {
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -167,33 +184,50 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
+
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
+// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
+// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
+// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
+// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
+// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
+// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
+constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
                                          uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.batch);
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.first, kBack);
 }
 
-// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int batch;
+  int first_row, row_count, first_column, column_count;
 
-  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
-  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
-  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
+  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
+  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
+  __device__ __forceinline__ int diagonal(const Parameters& p) const {
+    return bottom_right(p) ? column_count - row_count : 0;
+  }
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
+    const int count = max(0, min(kRows, end - row));
+    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
+  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
+    return box<kRows>(row, first_row, row_count);
+  }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
+    return box<kRows>(column, first_column, column_count);
+  }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
-                                            int row) const {
-    return batch * batch_stride + head * head_stride + row * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
+    return int64_t(head) * p.total_q + first_row + row;
   }
 };
 
@@ -202,27 +236,47 @@ struct Place {
   int head, row;
 };
 
+// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
+// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
+template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
+  int sequence = 0;
+  for (int end = count; end - sequence > 1;) {
+    const int middle = (sequence + end) / 2;
+    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
+  }
+  return sequence;
+}
+
+// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
+// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
+//
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
-  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
-  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
+  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
+  const bool after = b == p.batch;
+  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
+  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
+  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
+           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
-  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
-  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
+  const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
+  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
+  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
+  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
 }
 
-// Starts the store of a box; rows past the end of the sequence are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+// Where a row of k or v begins in a tensor of these strides.
+__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t, int64_t head_stride,
+                                             int64_t column_stride, int head, int column) {
+  return head * head_stride + (sequence.first_column + column) * column_stride;
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -257,6 +311,11 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
 // The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
@@ -269,33 +328,34 @@ struct Scaling {
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 __device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a kv tile of one kv head, and columns of its gradients -----------------------------------
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
   int head, column;  // of k; the tile's first
-  int part;          // the gradients' columns are [part * kColumns, (part + 1) * kColumns)
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
-constexpr int kKvBytes = Tile<kKvTile>::kBytes, kQBytes = Tile<kQTile>::kBytes;
+constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
 constexpr int kStatisticsBytes = 2 * kQTile * 4;
-constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns, one warpgroup's, a box
+constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
   alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
-  alignas(1024) uint8_t d_o[kStages][kQBytes];
-  alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
+  alignas(1024) uint8_t d_o[kDoStages][kQBytes];
+  alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
-  EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  Work work;  // where registers are too few for it
 };
-static_assert(sizeof(SharedStorage) <= 182272);
+static_assert(sizeof(SharedStorage) <= 198656);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -316,20 +376,30 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+
 // Which of two blocks adds to a q tile's dq first is left to chance.
-// The index of the block's tile.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
+// Starts the load of v.
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
+                                            Corner columns) {
+  shared.v_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
+}
+
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const Corner columns = work.sequence.columns_at<kKvTile>(work.column);
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -337,21 +407,20 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
+      const Position of_do = beside(position, parity);
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
                                      kStatisticsBytes);
-      if (i == rank() && n == work.begin) {
-        shared.v_full.arrive_and_expect_tx(kKvBytes);
-        Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-      }
-      shared.do_empty[position.stage].wait(position.phase);
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
+      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
@@ -375,31 +444,22 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
-    ScoresWgmma::fma(rows + Tile<kKvTile>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
-  cute::warpgroup_commit_batch();
-}
-
-// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
-                                                  uint64_t rows) {
-  fence(gradient);
-  cute::warpgroup_arrive();
-  CUTE_UNROLL
-  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+    ScoresWgmma::fma(rows + Tile<kKvRows>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
-  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
-  fence(dq);
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
-  for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
+  for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, step > 0);
+                    dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -431,7 +491,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -441,11 +501,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
   row += sequence.diagonal(p);
   return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
@@ -457,7 +517,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
     const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQTile;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
@@ -467,7 +527,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
 }
 
 // The statistics of the two rows of q that a thread has of the 8 of fragment i.
-__device__ __forceinline__ float2 statistics(const float (&of_rows)[kQTile], int i) {
+__device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
@@ -483,18 +543,22 @@ struct Consumer {
   SharedStorage& shared;
   const Work& work;
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
-  int consumer, own, column;  // its number; its rows of k and v, in a descriptor; the first's column
-  int part;                   // of the work
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const {
+  // From all columns of the head dimension to those of a part, in a descriptor.
+  template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
+    return shared.ds[step.parity % kDsStages][box];
+  }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 };
 
@@ -502,10 +566,11 @@ struct Consumer {
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
-  if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
+  const int row = step.row + c.row;
+  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0], i);
+    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -522,10 +587,46 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
+    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
+}
+
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
+  constexpr int kPairs = kQRows / 16;  // of fragments
+  CUTE_UNROLL
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
+                 "r"(weights[i][3])
+                 : "memory");
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
+}
+
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
+__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
+
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
+//
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
+    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+  cute::warpgroup_commit_batch();
 }
 
 // Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
@@ -534,27 +635,18 @@ __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
-// row of 128 bytes.
-__device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
-  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
-  CUTE_UNROLL
-  for (int i = 0; i < kQTile / 16; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
-                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
-                 : "memory");
-  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
-}
-
-// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
-__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
-
 // Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
+
+// The part of dk's and dv's columns that the warpgroup has.
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
+
+__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
@@ -580,111 +672,150 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
-// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
-// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
-  float scores[kScores];  // of the next step
-
-  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
-    c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(at));
-  }
+  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool more) {
-    float dp[kScores], dq[kQueries];
-    Weights weights;  // p^T, then ds^T
-    c.shared.do_full[at.stage].wait(at.phase);
-    cute::warpgroup_wait<0>();  // the scores are there
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    float scores[kScores], dp[kScores], dq[kQueries];
+    Weights weights, ds;
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
     weigh(c, weights, scores, step, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
-    cute::warpgroup_wait<0>();
-    fence(dv);
-    release(c.shared.do_empty[at.stage]);
-    pack(weights, dp);
-    write(c, weights, step);
-    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    pack(ds, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), ds);
     meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
-    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
-    // around products in flight makes the compiler wait for them.
-    Position ahead = at;
-    ahead.advance();
-    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
-    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
-    fence(dk);
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
     fence(dq);
-    release(c.shared.q_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     release_ds(c);
     accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end() {
-    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
-    fence(scores);
-  }
+  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
-// time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
-__device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
+// down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
+// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
+//
+// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
+constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
+constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
+constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
+constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
+static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
+static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
+static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
+
+// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Lays down the warp's fragments of a gradient.
+__device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
+  float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
   CUTE_UNROLL
-  for (int i = 0; i < kColumns / 16; ++i) {
-    const float* x = gradient + i * 8;
-    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes +
-                             (offset ^ ((offset >> 3) & (kSpan - 16)));
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
-                 "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
-                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
-                 : "memory");
+  for (int i = 0; i < kWarpFragments; ++i)
+    own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
+}
+
+// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
+// before and ahead of the next.
+__device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
+  float4 four;
+  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+               "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address), "r"(rank));
+  return four;
+}
+
+// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
+// a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
+__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
+                                           int64_t row_stride, float scale, int warp) {
+  const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
+  float4 sums[kWarpSums];
+  CUTE_UNROLL
+  for (int i = 0; i < kWarpSums; ++i) {
+    const int own = min(i * kWarps + warp, kOwnFragments - 1);
+    sums[i] = load_remote(address + own * kFragmentBytes, 0);
+    CUTE_UNROLL
+    for (int block = 1; block < kCluster; ++block) {
+      const float4 more = load_remote(address + own * kFragmentBytes, block);
+      sums[i] = {sums[i].x + more.x, sums[i].y + more.y, sums[i].z + more.z, sums[i].w + more.w};
+    }
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kWarpSums; ++i) {
+    const int own = i * kWarps + warp;
+    const int row = (first + own) / kWarpFragments * 16 + int(threadIdx.x) % 32 / 4;
+    const int column = c.part * kColumns + (first + own) % kWarpFragments * 8 + int(threadIdx.x) % 4 * 2;
+    if (own >= kOwnFragments || column >= c.p.dim) continue;
+    Element* place = tile + row * row_stride + column;
+    if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
+    if (row + 8 < rows)
+      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
   }
 }
 
-// Starts the stores of the block's columns of a gradient, of the warpgroup's 64 rows.
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work,
-                                      int column) {
-  const Corner corner = work.sequence.columns_at<kWgmmaM>(column);
-  for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvTile>::kBoxBytes, work.part * kColumns + box * kBoxColumns, corner, work.head);
-  cute::tma_store_arrive();
-}
-
-// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = c.consumer * kWgmmaM * kSpan;
-  stage(c.shared.v + own, dv, 1);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  meet();  // nobody reads k any more, either
-  const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
-  stage(c.shared.k + own, dk, c.p.scale);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
-  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
-  // Shared memory must outlive the stores that read it, of dq too.
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
+  const Parameters& p = c.p;
+  const Work& work = c.work;
+  const int warp = c.consumer * 4 + threadIdx.x / 32 % 4;
+  Element* const dk_tile =
+      p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
+  Element* const dv_tile =
+      p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
+  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
+  meet();  // all have multiplied with k, v, q and do
+  lay(of_dv, dv, warp);
+  if (kTogether) lay(of_dk, dk, warp);
+  sync_cluster();  // the blocks' fragments are there
+  store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
+  if (!kTogether) {
+    sync_cluster();  // every reader is done with them
+    lay(of_dk, dk, warp);
+    sync_cluster();
+  }
+  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
+  sync_cluster();  // shared memory must outlive the blocks that read it
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2);
-  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 2);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
-                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
@@ -710,47 +841,53 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         tile += kCluster * p.q_tiles;
       }
     }
-    steps.end();
+    steps.end(c, count);
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
       shared.q_full[i].init(1);
-      shared.do_full[i].init(1);
       shared.q_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kDoStages; ++i) {
+      shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    shared.ds_empty.init(4 * kConsumers);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
+  sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, number(p));
+  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
+  __syncthreads();
+  const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
+    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 32;
+constexpr int kRowThreads = 256, kRowLanes = 16;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -758,7 +895,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -798,7 +935,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_ef379e02_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,13 +1,13 @@
-// attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_d7ff32d2
+// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d71badea
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   fp16, head dimension 64, mask causal, fixed lengths
-//   q tile 96, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct
+//   bf16, head dimension 256, mask causal, fixed lengths
+//   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added direct, columns shared
 // Three kernels: preprocess, main, postprocess.
-// Digest d7ff32d255a4018c472cb5e302eb28476e815741e6d259feeddc93d932a90298; `warploom show` prints this file.
+// Digest d71badea9493236d6edad5b11090f3ecad609af851b9f55cb1f8ab898abe3aec; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,21 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::half_t;
-constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
-constexpr int kWgmmaM = 64, kQTile = 96, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 2, kDsStages = 1;  // of q, and of do; of ds
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
+constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
+// Tiles in flight: of q, of do, of ds.
+constexpr int kStages = 1, kDoStages = 1, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
-// A block has all scores of its tile, and of the gradients these columns.
-constexpr int kParts = 1, kColumns = kDim / kParts;
-constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-// Parts that columns of dq transposed are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 48;
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+constexpr int kKvRows = 128, kQRows = 64;
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
+constexpr int kParts = 2, kColumns = kDim / kParts;
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -51,13 +54,13 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
@@ -111,46 +114,46 @@ __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -257,6 +260,11 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
 // The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
@@ -269,32 +277,32 @@ struct Scaling {
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 __device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a kv tile of one kv head, and columns of its gradients -----------------------------------
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
   int head, column;  // of k; the tile's first
-  int part;          // the gradients' columns are [part * kColumns, (part + 1) * kColumns)
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
-constexpr int kKvBytes = Tile<kKvTile>::kBytes, kQBytes = Tile<kQTile>::kBytes;
+constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
 constexpr int kStatisticsBytes = 2 * kQTile * 4;
-constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns, one warpgroup's, a box
+constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
   alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
-  alignas(1024) uint8_t d_o[kStages][kQBytes];
-  alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
+  alignas(1024) uint8_t d_o[kDoStages][kQBytes];
+  alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
-  EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
 };
-static_assert(sizeof(SharedStorage) <= 109056);
+static_assert(sizeof(SharedStorage) <= 230912);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -315,20 +323,30 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+
 // Which of two blocks adds to a q tile's dq first is left to chance.
-// The index of the block's tile.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
+// Starts the load of v.
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
+                                            Corner columns) {
+  shared.v_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
+}
+
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const Corner columns = work.sequence.columns_at<kKvTile>(work.column);
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -336,21 +354,20 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
+      const Position of_do = beside(position, parity);
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
                                      kStatisticsBytes);
-      if (i == rank() && n == work.begin) {
-        shared.v_full.arrive_and_expect_tx(kKvBytes);
-        Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-      }
-      shared.do_empty[position.stage].wait(position.phase);
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
+      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
@@ -374,50 +391,43 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
-    ScoresWgmma::fma(rows + Tile<kKvTile>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
+    ScoresWgmma::fma(rows + Tile<kKvRows>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
   cute::warpgroup_commit_batch();
 }
 
-// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
-                                                  uint64_t rows) {
-  fence(gradient);
-  cute::warpgroup_arrive();
-  CUTE_UNROLL
-  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
-  cute::warpgroup_commit_batch();
-}
-
-// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
-  ds += consumer % kQuerySplits * kQueryN * 128 / 16;
-  k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
-  fence(dq);
+  ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
-  for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
-                    dq, step > 0);
+  for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
+                    dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kPartSums / 32;
+// columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
-  const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
-  float values[2][2][8];  // of rows, of columns further on
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
+  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  float values[2][8];
   CUTE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair];
-    values[0][0][i] = four.x, values[1][0][i] = four.y;
-    values[0][1][i] = four.z, values[1][1][i] = four.w;
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
+    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
+    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
   }
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  take(row, fragment * 8, values[0]);
+  take(row + 8, fragment * 8, values[1]);
 }
 
 __device__ __forceinline__ float exp2(float x) {
@@ -428,7 +438,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -438,11 +448,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
   row += sequence.diagonal(p);
   return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
@@ -454,7 +464,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
     const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQTile;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
@@ -464,7 +474,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
 }
 
 // The statistics of the two rows of q that a thread has of the 8 of fragment i.
-__device__ __forceinline__ float2 statistics(const float (&of_rows)[kQTile], int i) {
+__device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
@@ -480,18 +490,22 @@ struct Consumer {
   SharedStorage& shared;
   const Work& work;
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
-  int consumer, own, column;  // its number; its rows of k and v, in a descriptor; the first's column
-  int part;                   // of the work
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const {
+  // From all columns of the head dimension to those of a part, in a descriptor.
+  template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
+    return shared.ds[step.parity % kDsStages][box];
+  }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 };
 
@@ -499,10 +513,11 @@ struct Consumer {
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
-  if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
+  const int row = step.row + c.row;
+  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0], i);
+    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -519,10 +534,46 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
+    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
+}
+
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
+  constexpr int kPairs = kQRows / 16;  // of fragments
+  CUTE_UNROLL
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
+                 "r"(weights[i][3])
+                 : "memory");
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
+}
+
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
+__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
+
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
+//
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
+    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+  cute::warpgroup_commit_batch();
 }
 
 // Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
@@ -531,27 +582,18 @@ __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
-// row of 128 bytes.
-__device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
-  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
-  CUTE_UNROLL
-  for (int i = 0; i < kQTile / 16; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
-                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
-                 : "memory");
-  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
-}
-
-// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
-__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
-
 // Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
+
+// The part of dk's and dv's columns that the warpgroup has.
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
+
+__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
@@ -569,57 +611,46 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
-// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
-// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
 struct Steps {
-  float scores[kScores];  // of the next step
-
-  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
-    c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(at));
-  }
+  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool more) {
-    float dp[kScores], dq[kQueries];
-    Weights weights;  // p^T, then ds^T
-    c.shared.do_full[at.stage].wait(at.phase);
-    cute::warpgroup_wait<0>();  // the scores are there
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    float scores[kScores], dp[kScores], dq[kQueries];
+    Weights weights, ds;
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
     weigh(c, weights, scores, step, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
-    cute::warpgroup_wait<0>();
-    fence(dv);
-    release(c.shared.do_empty[at.stage]);
-    pack(weights, dp);
-    write(c, weights, step);
-    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>());
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    pack(ds, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), ds);
     meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
-    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
-    // around products in flight makes the compiler wait for them.
-    Position ahead = at;
-    ahead.advance();
-    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
-    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
-    fence(dk);
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
     fence(dq);
-    release(c.shared.q_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     release_ds(c);
     accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end() {
-    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
-    fence(scores);
-  }
+  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -630,7 +661,7 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
   for (int i = 0; i < kColumns / 16; ++i) {
     const float* x = gradient + i * 8;
     const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvTile>::kBoxBytes +
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
                              (offset ^ ((offset >> 3) & (kSpan - 16)));
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
                  "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
@@ -639,41 +670,44 @@ __device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGr
   }
 }
 
-// Starts the stores of the block's columns of a gradient, of the warpgroup's 64 rows.
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Work& work,
-                                      int column) {
-  const Corner corner = work.sequence.columns_at<kWgmmaM>(column);
+// Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
+  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
   for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvTile>::kBoxBytes, work.part * kColumns + box * kBoxColumns, corner, work.head);
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+              c.work.head);
   cute::tma_store_arrive();
 }
 
-// The gradients leave through the memory of v, which each warpgroup reads alone, and k, which all do.
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = c.consumer * kWgmmaM * kSpan;
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, 1);
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(c.p.dv_map, c.shared.v + own, c.work, c.column);
+  if (leads) store(c.p.dv_map, c.shared.v + own, c);
   stage(c.shared.k + own, dk, c.p.scale);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
-  if (leads) store(c.p.dk_map, c.shared.k + own, c.work, c.column);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c);
   // Shared memory must outlive the stores that read it, of dq too.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
-                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
@@ -699,14 +733,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         tile += kCluster * p.q_tiles;
       }
     }
-    steps.end();
+    steps.end(c, count);
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_d7ff32d2(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d71badea(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -718,17 +752,19 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
       shared.q_full[i].init(1);
-      shared.do_full[i].init(1);
       shared.q_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kDoStages; ++i) {
+      shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    shared.ds_empty.init(4 * kConsumers);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
+  sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, number(p));
+  const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
@@ -741,7 +777,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 8;
+constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -749,7 +785,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_d7ff32d2_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d71badea_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -789,7 +825,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_d7ff32d2_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages1_direct_d71badea_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,4 +1,4 @@
-// attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_de5d34f3
+// attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1d882498
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
@@ -7,7 +7,7 @@
 //   bf16, head dimension 128, mask causal, packed lengths
 //   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added bulk, clusters of 2
 // Three kernels: preprocess, main, postprocess.
-// Digest de5d34f3bde7117836707a15288b99ca2bede87b7cf35ee5dcfc3c95d9b56127; `warploom show` prints this file.
+// Digest 1d882498f4173319978bea8e2390839eaa5d343265ba51a0f83d8c52f337ea63; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -32,16 +32,19 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of k and v each, beside a producer
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
-constexpr int kStages = 1, kDsStages = 2;  // of q, and of do; of ds
+// Tiles in flight: of q, of do, of ds.
+constexpr int kStages = 1, kDoStages = 1, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 2;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
-// A block has all scores of its tile, and of the gradients these columns.
+// Rows of k and v that a block has; of q, whose scores a warpgroup computes.
+constexpr int kKvRows = 128, kQRows = 64;
+// Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
-constexpr int kScores = kQTile / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
+constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
@@ -51,13 +54,13 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
-using Weights = uint32_t[kQTile / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
+using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by a kv tile
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by a kv tile
+  cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
   float* lse;  // [heads, total_q]
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
@@ -308,6 +311,11 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
+// The stage of do that a step uses, whose number is odd or not, beside this one of q.
+__device__ __forceinline__ Position beside(Position at, uint32_t parity) {
+  return kDoStages == kStages ? at : Position{0, parity};
+}
+
 // The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
@@ -320,30 +328,30 @@ struct Scaling {
 constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
 __device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
-// ---- Work: a kv tile of one kv head, and columns of its gradients -----------------------------------
+// ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
 struct Work {
   Sequence sequence;
   int head, column;  // of k; the tile's first
-  int part;          // the gradients' columns are [part * kColumns, (part + 1) * kColumns)
+  int part;          // the columns of dq are [part * kColumns, (part + 1) * kColumns)
   int begin, end, first_tile;
 };
 
-constexpr int kKvBytes = Tile<kKvTile>::kBytes, kQBytes = Tile<kQTile>::kBytes;
+constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
 constexpr int kStatisticsBytes = 2 * kQTile * 4;
-constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns, one warpgroup's, a box
+constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
   alignas(1024) uint8_t k[kKvBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t v[kKvBytes];
   alignas(1024) uint8_t q[kStages][kQBytes];
-  alignas(1024) uint8_t d_o[kStages][kQBytes];
-  alignas(1024) uint8_t ds[kDsStages][kConsumers][kDsBoxBytes];
+  alignas(1024) uint8_t d_o[kDoStages][kQBytes];
+  alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
-  FullBarrier k_full, v_full, q_full[kStages], do_full[kStages];  // TMA's bytes have arrived
-  EmptyBarrier q_empty[kStages], do_empty[kStages];               // every reader is done with them
+  FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
+  EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
 };
@@ -368,20 +376,30 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+
 // Which of two blocks adds to a q tile's dq first is left to chance.
-// The index of the block's tile.
-__device__ __forceinline__ int number(const Parameters&) { return blockIdx.x / kCluster; }
 
 // The q tile in place n of [begin, end).
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
+// Starts the load of v.
+__device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
+                                            Corner columns) {
+  shared.v_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
+}
+
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
   if (work.begin >= work.end) return;
-  const Corner columns = work.sequence.columns_at<kKvTile>(work.column);
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const Corner columns = work.sequence.columns_at<kKvRows>(column);
   shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvTile>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -389,21 +407,20 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[position.stage];
+      const Position of_do = beside(position, parity);
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
                                      reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
                                      kStatisticsBytes);
-      if (i == rank() && n == work.begin) {
-        shared.v_full.arrive_and_expect_tx(kKvBytes);
-        Tile<kKvTile>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-      }
-      shared.do_empty[position.stage].wait(position.phase);
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[position.stage], rows, head);
+      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
+      parity ^= 1;
     }
   }
 }
@@ -427,31 +444,22 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
-    ScoresWgmma::fma(rows + Tile<kKvTile>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
-  cute::warpgroup_commit_batch();
-}
-
-// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
-                                                  uint64_t rows) {
-  fence(gradient);
-  cute::warpgroup_arrive();
-  CUTE_UNROLL
-  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+    ScoresWgmma::fma(rows + Tile<kKvRows>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
+// Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
+template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
   ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
-  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvTile>::kBoxBytes / 16;
-  fence(dq);
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
-  for (int step = 0; step < kKvTile / QueryWgmma::kK; ++step)
+  for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
     QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
-                    dq, step > 0);
+                    dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
@@ -493,11 +501,11 @@ __device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kSc
   for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-// Whether rows [row, row + kQTile) and columns [column, column + 64) hold pairs that do not attend.
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
   row += sequence.diagonal(p);
   return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
-         (kBoundsLeft && column < row + kQTile - 1 - left(p));
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
 }
 
 // Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
@@ -509,7 +517,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r, column += 8) {
     const int begin = kBoundsRight ? column - right(p) - row : 0;
-    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQTile;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
     CUTE_UNROLL
     for (int i = 0; i < kScores / 2; ++i) {
       const int place = i / 2 * 8 + i % 2;
@@ -519,7 +527,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
 }
 
 // The statistics of the two rows of q that a thread has of the 8 of fragment i.
-__device__ __forceinline__ float2 statistics(const float (&of_rows)[kQTile], int i) {
+__device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
@@ -535,18 +543,22 @@ struct Consumer {
   SharedStorage& shared;
   const Work& work;
   uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
-  int consumer, own, column;  // its number; its rows of k and v, in a descriptor; the first's column
-  int part;                   // of the work
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
 
-  // From the columns of all parts to the block's own, in a descriptor.
-  template <int kRows> __device__ __forceinline__ int columns() const {
+  // From all columns of the head dimension to those of a part, in a descriptor.
+  template <int kRows> __device__ __forceinline__ static int columns(int part) {
     return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
+    return shared.ds[step.parity % kDsStages][box];
+  }
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
-    return ds + step.parity % kDsStages * (kConsumers * kDsBoxBytes / 16);
+    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 };
 
@@ -554,10 +566,11 @@ struct Consumer {
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
-  if (partial(c.p, c.work.sequence, step.row, c.column)) mask(scores, c.p, c.work.sequence, step.row, c.column);
+  const int row = step.row + c.row;
+  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0], i);
+    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -574,10 +587,46 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1], i);
+    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
+}
+
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
+  constexpr int kPairs = kQRows / 16;  // of fragments
+  CUTE_UNROLL
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
+                 "r"(weights[i][3])
+                 : "memory");
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
+}
+
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
+__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
+
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
+//
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
+  fence(gradient);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
+    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+  cute::warpgroup_commit_batch();
 }
 
 // Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
@@ -586,27 +635,18 @@ __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
   if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// Writes ds^T transposed for all to read: rows of q, the warpgroup's 64 rows of k side by side in a swizzled
-// row of 128 bytes.
-__device__ __forceinline__ void write(const Consumer& c, const Weights& ds, Step step) {
-  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
-  const uint8_t* box = c.shared.ds[step.parity % kDsStages][c.consumer];
-  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + row * 128 + (piece ^ lane % 8) * 16;
-  CUTE_UNROLL
-  for (int i = 0; i < kQTile / 16; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
-                 ::"r"(address + i * 16 * 128), "r"(ds[i][0]), "r"(ds[i][1]), "r"(ds[i][2]), "r"(ds[i][3])
-                 : "memory");
-  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
-}
-
-// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
-__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
-
 // Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
   if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
+
+// The part of dk's and dv's columns that the warpgroup has.
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
+
+__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
@@ -640,29 +680,30 @@ struct Steps {
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {
+    const Position of_do = beside(at, step.parity);
     float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.do_full[at.stage].wait(at.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(at));
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(at) + c.columns<kQTile>());
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);
-    write(c, ds, step);
+    write(c, c.own_ds(step), ds);
     meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvTile>(), c.consumer);
-    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>());
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
-    release(c.shared.do_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
@@ -670,7 +711,7 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end() {}
+  __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
 // The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
@@ -681,7 +722,7 @@ struct Steps {
 constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
 constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
 constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
-constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + 2 * kStages * kQBytes;  // else dk follows dv
+constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
 static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
 static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
 static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
@@ -766,14 +807,15 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
-  const int own = consumer * kWgmmaM * kSpan, column = work.column + consumer * kWgmmaM;
-  const uint64_t k = matrix(shared.k, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t v = matrix(shared.v, Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
-  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, own / 16, column,
-                   kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0),  // tells the compiler that it is uniform
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
@@ -799,14 +841,14 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         tile += kCluster * p.q_tiles;
       }
     }
-    steps.end();
+    steps.end(c, count);
     finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_de5d34f3(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1d882498(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -818,17 +860,19 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
     shared.v_full.init(1);
     for (int i = 0; i < kStages; ++i) {
       shared.q_full[i].init(1);
-      shared.do_full[i].init(1);
       shared.q_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kDoStages; ++i) {
+      shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
-    shared.ds_empty.init(4 * kConsumers);
+    init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
-  __syncthreads();
+  sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, number(p));
+  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
   __syncthreads();
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
@@ -851,7 +895,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_de5d34f3_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1d882498_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -891,7 +935,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_de5d34f3_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1d882498_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
