@@ -200,61 +200,6 @@ def test_a_cluster_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpe
         arena.verify(arena.make(kernel, shape, dim=dim, turned=turned, **keywords))
 
 
-# A last kv tile of which one block of a pair has no row, and one of which both have some.
-PAIR_SHAPES = [Shape(2, 4, 2, 193, 129), Shape(1, 3, 1, 257, 192), Shape(1, 2, 2, 65, 65), FEW[2]]
-
-
-@pytest.mark.parametrize("kernel", cases.PAIRS, ids=short)
-def test_a_pair_shares_the_rows_of_any_kv_tile(kernel: KernelSpec) -> None:
-    if operation(kernel).lengths == "packed":
-        for keywords in MASKS[operation(kernel).mask]:
-            for lengths in LENGTHS.values():
-                arena.verify(arena.packed(kernel, *lengths, past=5, **keywords))
-    else:
-        for shape in PAIR_SHAPES:
-            verify_masks(kernel, shape)
-
-
-@pytest.mark.parametrize(
-    "kernel", [one for one in cases.PAIRS if operation(one).lengths == "fixed"], ids=short
-)
-def test_a_pair_is_right_at_every_length(kernel: KernelSpec) -> None:
-    keywords = MASKS[operation(kernel).mask][0]
-    for shape in MOST.values():
-        arena.verify(arena.make(kernel, shape, **keywords))
-
-
-@pytest.mark.parametrize(
-    "kernel", [one for one in cases.PAIRS if operation(one).lengths == "fixed"], ids=short
-)
-def test_a_pair_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpec) -> None:
-    keywords = MASKS[operation(kernel).mask][0]
-    for turned in (False, True):
-        dim = operation(kernel).dim - 24
-        arena.verify(arena.make(kernel, FEW[0], dim=dim, turned=turned, **keywords))
-
-
-@pytest.mark.parametrize("kernel", cases.DETERMINISTIC_PAIRS, ids=short)
-def test_a_deterministic_pair_is_right_too(kernel: KernelSpec) -> None:
-    for keywords in MASKS[operation(kernel).mask]:
-        if operation(kernel).lengths == "packed":
-            for lengths in LENGTHS.values():
-                arena.verify(arena.packed(kernel, *lengths, past=5, **keywords))
-        else:
-            for shape in (*FEW, MANY_TILES):
-                arena.verify(arena.make(kernel, shape, **keywords))
-
-
-@pytest.mark.parametrize("name", ["pair", "pair, overlapped", "pair, deterministic"])
-def test_pairs_come_to_the_same_gradients_again_and_again(name: str) -> None:
-    made = arena.make(SIMPLE[name], Shape(2, 8, 4, 1031, 1031), causal=True)
-    wanted = arena.clones(arena.verify(made))
-    for _ in range(200):  # a block that is ahead of its peer, or behind, by chance
-        found = made.run()
-        assert torch.equal(found[1], wanted[1]) and torch.equal(found[2], wanted[2])
-        assert "deterministic" not in name or torch.equal(found[0], wanted[0])
-
-
 def test_a_wider_mask_or_dim_computes_what_a_narrower_call_asks_for() -> None:
     for kernel in (SIMPLE["causal"], SIMPLE["long"], SIMPLE["deterministic"]):
         arena.verify(arena.make(kernel, FEW[0], dim=40))
