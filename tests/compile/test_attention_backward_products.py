@@ -1,0 +1,161 @@
+"""What the products of a pair's block read is what TMA and the consumers put into shared memory.
+
+The emitted descriptors, writes and products run on the CPU, with TMA's swizzle, stmatrix and wgmma
+as the PTX ISA describes them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+
+HARNESS = Path(__file__).with_name("attention_backward_products.cpp")
+STUBS = """
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+using std::max; using std::min;
+#define __device__
+#define __forceinline__ inline
+#define CUTE_UNROLL
+#define CUTE_NO_UNROLL
+struct { int x; } blockIdx, threadIdx;
+struct float4 { float x, y, z, w; };
+using Element = int16_t;
+alignas(1024) static uint8_t memory[232448];
+struct FullBarrier { void wait(uint32_t) {} };
+using EmptyBarrier = FullBarrier;
+namespace cute {
+struct TmaDescriptor {};
+inline uint32_t cast_smem_ptr_to_uint(const void* at) { return static_cast<const uint8_t*>(at) - memory; }
+struct GmmaDescriptor {
+  struct { unsigned start_address_, leading_byte_offset_, stride_byte_offset_, layout_type_; } bitfield{};
+  operator uint64_t() const {
+    return bitfield.start_address_ | uint64_t(bitfield.leading_byte_offset_) << 16 |
+           uint64_t(bitfield.stride_byte_offset_) << 32 | uint64_t(bitfield.layout_type_) << 62;
+  }
+};
+inline void warpgroup_arrive() {}
+inline void warpgroup_commit_batch() {}
+inline void tma_store_arrive() {}
+}  // namespace cute
+namespace cutlass { namespace arch { inline void fence_view_async_shared() {} } }
+void stmatrix(int transposed, std::vector<uint32_t> operands);
+template <int n, bool a_k_major, bool b_k_major> static void multiply(uint64_t a, uint64_t b, float* d, bool add);
+struct Parameters { cute::TmaDescriptor dk_map, dv_map; };
+struct Corner {};
+struct Sequence { template <int kRows> Corner columns_at(int) const { return {}; } };
+struct Scaling { explicit Scaling(const Parameters&) {} };
+template <int kRows> struct Tile {
+  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
+  static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+};
+template <int kCount> void fence(float (&)[kCount]) {}
+inline uint32_t pair(float low, float high) { return uint16_t(int(low)) | uint32_t(uint16_t(int(high))) << 16; }
+inline int __shfl_sync(unsigned, int x, int) { return x; }
+void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, Corner corner, int head);
+"""  # noqa: E501
+FUNCTIONS = (
+    "matrix", "beside", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",
+    "own_p", "staged_p", "multiply_own_query", "multiply_peer_query", "gradient_part", "stage",
+    "store",
+)  # fmt: skip
+
+
+def emulated(text: str, name: str) -> str:
+    """Return a struct like the emitted instruction `name`, of the same shape and majors."""
+    found = re.search(rf"^struct {name} \{{.*?m64n(\d+)k16.*?, 1, 1((?:, \d)*);", text, re.M | re.S)
+    assert found
+    a, b = found[2].replace(",", "").split()  # 1: the operand is not K-major
+    majors = ", ".join({"0": "true", "1": "false"}[x] for x in (a, b))
+    count = int(found[1]) // 2
+    return (
+        f"struct {name} {{ static constexpr int kK = 16;\n"
+        f"static void fma(uint64_t a, uint64_t b, float (&d)[{count}], bool add) "
+        f"{{ multiply<{found[1]}, {majors}>(a, b, d, add); }} }};"
+    )
+
+
+def host_text(spec: KernelSpec) -> str:
+    """Cut out of the emitted text what makes descriptors, writes and multiplies."""
+    text = render(spec)
+
+    def piece(pattern: str) -> str:
+        (found,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+        assert isinstance(found, str)
+        return found
+
+    def function(name: str) -> str:
+        return piece(
+            rf"^((?:template <[^\n]*>\n?)?__device__ __forceinline__ [^\n]*\b{name}\("
+            r"(?:[^\n]*\}\n|.*?^\}\n))"
+        )
+
+    constants = re.findall(
+        r"^constexpr int k(?:Dim|BoxColumns|Consumers|WgmmaM|Stages|KvRows|Parts|Scores|QuerySplits"
+        r"|Queries|KvBytes|StatisticsBytes|DsBoxBytes)\b[^\n]*$",
+        text,
+        re.MULTILINE,
+    )
+    before = [line for line in constants if "Tile<" not in line]
+    stubs, tile, after = STUBS.partition("template <int kRows> struct Tile {")
+    functions = "\n".join(function(name) for name in FUNCTIONS)
+    functions = re.sub(  # the operands of an stmatrix, and whether it is transposed
+        r'asm volatile\("stmatrix[^"]*\.x\d(\.trans)?\.[^"]*"\s*::(.*?)(?::\s*"memory"\s*)\);',
+        lambda found: "stmatrix({}, {{{}}});".format(
+            int(found[1] is not None), re.sub(r'"r"', "uint32_t", found[2])
+        ),
+        functions,
+        flags=re.DOTALL,
+    )
+    assert "asm" not in functions and functions.count("stmatrix(") >= 2
+    shared = piece(r"^(struct SharedStorage \{.*?^\};)")
+    made = piece(r"^__device__ __forceinline__ void consume\([^\n]*\n(.*?)^  begin_turns\(c\);")
+    own = piece(r"^  const int own = (kKvRows == kKvTile \? c\.[^;]*);")
+    cut = functions.index("__device__ __forceinline__ void multiply_scores")
+    parts = (
+        stubs, *before, tile + after, *(line for line in constants if "Tile<" in line),
+        f"constexpr bool kSwapped = {'true' if 'dq^T = k^T ds^T' in text else 'false'};",
+        "struct Position { int stage; uint32_t phase; };",
+        piece(r"^(using Weights [^\n]*)$"),
+        piece(r"^(struct Work \{.*?^\};)"), shared,
+        *(emulated(text, name) for name in ("ScoresWgmma", "KeyWgmma", "QueryWgmma")),
+        functions[:cut], piece(r"^(struct Step \{.*?^\};)"), piece(r"^(struct Consumer \{.*?^\};)"),
+        functions[cut:],
+        "static Consumer made(const Parameters& p, SharedStorage& shared, const Work& work, "
+        f"int consumer) {{\n{made}  return c;\n}}",
+        f"#define STORE_OWN ({own})",
+    )  # fmt: skip
+    return "\n".join((*parts, f'#line 1 "{HARNESS}"', HARNESS.read_text()))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize(
+    ("dim", "q_tile", "stages"),
+    [(192, 64, 2), (192, 128, 1), (256, 32, 3), (256, 48, 2), (256, 64, 1), (256, 96, 1)],
+)
+def test_products_of_a_pair_read_what_was_written(
+    dim: int, q_tile: int, stages: int, tmp_path: Path
+) -> None:
+    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+    schedule = AttentionBackwardSchedule(q_tile, 128, stages, False, "direct", share="rows")
+    source, program = tmp_path / "products.cpp", tmp_path / "products"
+    source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
