@@ -183,14 +183,15 @@ def test_blocks_that_share_rows_hold_half_of_k_and_v_p_twice_and_some_of_the_pee
     layout = attention_backward_layout(ARCH, wide, schedule)
     q, kv, ds, sums = 64 * 256 * 2, 64 * 256 * 2, 64 * 128 * 2, 64 * 128 * 4
     kept = 2 * kv + kv // 2 + 2 * ds + sums + 1024
-    assert layout.shared_bytes == kept + 2 * q + 2 * 4 * 64
+    assert layout.shared_bytes == kept + 2 * q + 1024  # of lse and delta half, by whole tiles
     assert (layout.kv_rows, layout.q_rows, layout.ds_stages) == (64, 32, 1)
     direct = replace(schedule, stages=2, accumulate="direct")
     twice, single = (
         attention_backward_layout(ARCH, wide, replace(direct, single_do=single)).shared_bytes
         for single in (False, True)
     )
-    assert twice - single == q and single <= 232_448 < twice
+    assert twice - single == q
+    assert single <= 232_448 < twice
 
 
 def test_ds_has_two_stages_where_there_is_room_and_a_warpgroup_does_not_run_ahead() -> None:

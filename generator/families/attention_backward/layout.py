@@ -27,6 +27,7 @@ SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_DETERMINISTIC_REGISTERS = -4, 8, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 12
 OVERLAP_MASK_REGISTERS, OVERLAP_DETERMINISTIC_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 20, 12
 BARRIERS = 1024
+ALIGNMENT = 1024  # of swizzled tiles
 MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
@@ -84,7 +85,8 @@ class AttentionBackwardLayout:
         """Dynamic shared memory of the main launch."""
         stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes
         scores = self.p_bytes + self.ds_stages * self.ds_bytes
-        return 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes + BARRIERS
+        every = 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes + BARRIERS
+        return -(-every // ALIGNMENT) * ALIGNMENT  # as long as the struct that the kernel declares
 
 
 def attention_backward_layout(
