@@ -355,7 +355,7 @@ struct SharedStorage {
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
 };
-static_assert(sizeof(SharedStorage) <= 165376);
+static_assert(sizeof(SharedStorage) <= 165888);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
