@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import attention_backward_arena as arena
@@ -10,13 +9,16 @@ import attention_mutants
 import torch
 from attention_backward_cases import SIMPLE
 from attention_cases import Shape
-from attention_mutants import PAUSE, outcomes
+from attention_mutants import PAUSE
 
 from warploom.generator.specification import KernelSpec
 
 LONG = Shape(2, 6, 2, 1031, 1031)
 # Fewer q tiles than multiprocessors: the next kernel's blocks start beside those of the preprocess.
 ONE_WAVE = Shape(1, 61, 61, 127, 349)
+# One step: who does not wait for the peer there would be two ahead of it in the next but one, which
+# the peer's barriers cannot tell from none, and both would wait for ever.
+ONE_STEP = Shape(1, 61, 61, 63, 349)
 RUNS = 10
 
 
@@ -53,6 +55,9 @@ EXCHANGE = "    exchange(c, step);\n"
 MULTIPLY_PEER = "    multiply_peer_query(c, dq, step);\n"
 LATE_PEER = "    if (c.part == 1)\n" + PAUSE + MULTIPLY_PEER
 RELEASE_PEER = "    release_ds(c);\n"
+# Only one of the two lets go early. If both did, one would be two steps ahead (see ONE_STEP).
+RELEASE_LATE = "    if (c.part == 0) release_ds(c);\n"
+RELEASE_EARLY = "    if (c.part == 1) release_ds(c);\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -88,12 +93,12 @@ MUTANTS = {
     ),
     "dq is multiplied before the peer's ds has arrived": Mutant(
         wrong=((AWAIT_PEER, ""),),
-        shape=LONG,
+        shape=ONE_STEP,
         pauses=((EXCHANGE, "    if (c.part == 1)\n" + PAUSE + EXCHANGE),),
         kernel=SIMPLE["pair"],
     ),
     "the peer may overwrite its ds before dq is multiplied with it": Mutant(
-        wrong=((RELEASE_PEER, ""), (LATE_PEER, RELEASE_PEER + LATE_PEER)),
+        wrong=((RELEASE_PEER, RELEASE_LATE), (LATE_PEER, RELEASE_EARLY + LATE_PEER)),
         shape=LONG,
         pauses=((MULTIPLY_PEER, LATE_PEER),),
         kernel=SIMPLE["pair"],
@@ -109,4 +114,4 @@ MUTANTS = {
 
 
 if __name__ == "__main__":
-    outcomes(MUTANTS, lambda name, found: print(json.dumps({name: found}), flush=True))
+    attention_mutants.main(MUTANTS)

@@ -8,6 +8,7 @@ pause, and without the fault, is run first and must pass.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,28 +153,39 @@ def run(mutant: Mutant, artifact: Artifact, seed: int) -> None:
     mutant.verify(seed)
 
 
-def outcome(mutant: Mutant, whole: Artifact, wrong: Artifact) -> str:
-    """Return `caught`, `survived`, or why it cannot be told. The two get different data.
+def judge(mutant: Mutant, whole: Artifact, wrong: Artifact, report: Callable[[str], None]) -> None:
+    """Report `caught`, `survived`, or why it cannot be told; `hung` first, in case there is no end.
 
-    What the first left in shared memory would be right for the second otherwise.
+    The two get different data: what the first left in shared memory would be right for the second.
     """
     try:
         run(mutant, whole, seed=1)
     except AssertionError as error:
-        return f"the kernel is wrong without the fault, too: {error}"
+        report(f"the kernel is wrong without the fault, too: {error}")
+        return
+    report("hung")
     try:
         run(mutant, wrong, seed=2)
     except AssertionError:
-        return "caught"
-    return "survived"
+        report("caught")
+    else:
+        report("survived")
 
 
-def outcomes(mutants: Mapping[str, Mutant], report: Callable[[str, str], None]) -> None:
-    """Report what became of each mutant, by name."""
-    artifacts = compiled(mutants)
-    for name, mutant in mutants.items():
-        report(name, outcome(mutant, *artifacts[name]))
+def main(mutants: Mapping[str, Mutant]) -> None:
+    """Print what became of the mutants named in the arguments, or of all: a line of JSON for each.
+
+    The last line about a mutant is the one that counts.
+    """
+    chosen = {name: mutants[name] for name in sys.argv[1:] or mutants}
+    artifacts = compiled(chosen)
+    for name, mutant in chosen.items():
+        judge(
+            mutant,
+            *artifacts[name],
+            lambda found, name=name: print(json.dumps({name: found}), flush=True),
+        )
 
 
 if __name__ == "__main__":
-    outcomes(MUTANTS, lambda name, found: print(json.dumps({name: found}), flush=True))
+    main(MUTANTS)

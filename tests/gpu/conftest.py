@@ -126,6 +126,16 @@ def attention_backward_built(private_store: Path) -> dict[str, Artifact]:
     return _built(private_store, [*attention_backward_cases.ALL, *attention_backward_cases.FORWARD])
 
 
+@pytest.fixture(scope="session")
+def processes_built(private_store: Path) -> dict[str, Artifact]:
+    """The few kernels that processes of their own run, built before the first of them."""
+    import mutant
+    import sanitized
+
+    mutants = (one.kernel for one in mutant.MUTANTS.values())
+    return _built(private_store, list({*sanitized.ALL, *mutants, cases.SIMPLE["tma"]}))
+
+
 def _built(folder: Path, specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
     with FileLock(folder / "tables.lock"):  # the first process builds them, the others read
         results = build_many(specs, kernels.store())

@@ -1,10 +1,12 @@
-"""A few tiny kernels, checked on the CPU: what compute-sanitizer watches.
+"""A few tiny kernels of a family, checked on the CPU: what compute-sanitizer watches.
 
 Everything that is not a Warploom kernel happens on the CPU, so that little else is instrumented.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -27,6 +29,11 @@ KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], c
 KERNELS += [cases.SWAPPED[1], cases.BATCHED[0]]
 ATTENTIONS = ("none", "causal", "packed", "dynamic")
 BACKWARDS = ("none", "causal", "packed", "deterministic")
+ALL = [
+    *KERNELS,
+    *(attention_cases.SIMPLE[name] for name in ATTENTIONS),
+    *(attention_backward_cases.SIMPLE[name] for name in BACKWARDS),
+]
 
 
 def verify(kernel: KernelSpec) -> None:
@@ -106,12 +113,19 @@ def _there(value: object) -> object:
     return value.cuda() if isinstance(value, torch.Tensor) else value
 
 
+FAMILIES: dict[str, Callable[[], None]] = {
+    "gemm": lambda: _each(verify, KERNELS),
+    "attention_forward": lambda: _each(verify_attention, ATTENTIONS),
+    "attention_backward": lambda: _each(verify_backward, BACKWARDS),
+}
+
+
+def _each(check: Callable[[Any], None], of: Sequence[Any]) -> None:
+    for one in of:
+        check(one)
+    print(f"verified {len(of)} kernels")
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for each in KERNELS:
-        verify(each)
-    for name in ATTENTIONS:
-        verify_attention(name)
-    for name in BACKWARDS:
-        verify_backward(name)
-    print(f"verified {len(KERNELS) + len(ATTENTIONS) + len(BACKWARDS)} kernels")
+    FAMILIES[sys.argv[1]]()

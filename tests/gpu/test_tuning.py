@@ -62,7 +62,7 @@ def test_a_batch_is_verified_and_timed_in_a_process_of_its_own() -> None:
 def test_kernels_that_hang_fault_or_compute_nothing_are_told_apart() -> None:
     faults = {SPECS[0].name: "nothing", SPECS[1].name: "fault", SPECS[3].name: "hang"}
     command = [sys.executable, "-P", str(HERE / "faulty_worker.py"), json.dumps(faults)]
-    gpu = GpuProcess(visible(1)[0], command, trying=8.0)
+    gpu = GpuProcess(visible(1)[0], command, trying=20.0)
     found = gpu.measure(BATCH)
     outcomes = [found[spec].outcome for spec in SPECS]
     assert outcomes == ["wrong", "illegal", "correct", "timeout", "correct"], found

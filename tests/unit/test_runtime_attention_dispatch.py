@@ -95,7 +95,7 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: Family) -
 def test_every_class_of_the_table_is_the_first_for_some_call(name: Family) -> None:
     found = {
         id(_class(wanted, sizes(dim, length, length, packed=packed, sharing=sharing)))
-        for dim, packed, sharing in product(DIMS, (False, True), (1, 4))
+        for dim, packed, sharing in product(DIMS, (False, True), (1, 4, 8))
         for wanted, length in product(operations(dim, packed), [*LENGTHS, 600, 10_000])
         if wanted.family == name
     }
@@ -108,8 +108,7 @@ def test_heads_that_share_may_take_a_cluster() -> None:
         sharing: choose(wanted, sizes(128, 4096, 4096, sharing=sharing), None).spec.schedule.cluster  # type: ignore[attr-defined]
         for sharing in (1, 2, 8)
     }
-    assert clusters[1] == 1
-    assert clusters[2] == clusters[8] > 1
+    assert clusters == {1: 1, 2: 2, 8: 4}  # few blocks idle, many share out much
     no_heads = Extents(2, 0, 0, 5, 5, 128, 5, 5, packed=False)
     assert choose(wanted, no_heads, None).spec.schedule.cluster == 1  # type: ignore[attr-defined]
 
@@ -121,7 +120,7 @@ def test_a_cluster_is_not_for_heads_that_share_nothing() -> None:
     assert fitting(wanted, clustered, 1) is None and fitting(wanted, clustered, 0) is None
     found = fitting(wanted, clustered, 2)
     assert found and found.schedule == clustered
-    for sharing, clusters in ((1, {1}), (4, {1, 4})):
+    for sharing, clusters in ((1, {1}), (4, {1, 2, 4})):
         specs = _portfolio(wanted, sharing)
         assert {spec.schedule.cluster for spec in specs} == clusters  # type: ignore[attr-defined]
 

@@ -8,6 +8,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_backward.layout import (
+    SPILLED_SOFTCAPS,
     WIDEST,
     attention_backward_layout,
 )
@@ -75,6 +76,12 @@ def schedule_reasons(
             if layout.span >= 32
             else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "
             f"{layout.query_n} columns of dq are no multiple of 16",
+            None
+            if schedule.overlap
+            or not operation.softcap
+            or (operation.dim, schedule.q_tile) not in SPILLED_SOFTCAPS
+            else f"q_tile {schedule.q_tile} with dim {operation.dim}, softcap and no overlap: it "
+            "spills registers; take another q_tile",
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]
