@@ -62,6 +62,7 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
   float* lse;  // [heads, total_q]
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
@@ -101,28 +102,29 @@ struct alignas(128) Parameters {
   int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 768);
+static_assert(sizeof(Parameters) == 896);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, cu_seqlens_q) == 520);
-static_assert(OFFSET(Parameters, cu_seqlens_k) == 528 && OFFSET(Parameters, dlse) == 536);
-static_assert(OFFSET(Parameters, statistics) == 544 && OFFSET(Parameters, dq_sum) == 552);
-static_assert(OFFSET(Parameters, o_rows) == 560 && OFFSET(Parameters, do_rows) == 568);
-static_assert(OFFSET(Parameters, dq_rows) == 576 && OFFSET(Parameters, dk_rows) == 584);
-static_assert(OFFSET(Parameters, dv_rows) == 592 && OFFSET(Parameters, o_batch) == 600);
-static_assert(OFFSET(Parameters, o_head) == 608 && OFFSET(Parameters, o_seq) == 616);
-static_assert(OFFSET(Parameters, do_batch) == 624 && OFFSET(Parameters, do_head) == 632);
-static_assert(OFFSET(Parameters, do_seq) == 640 && OFFSET(Parameters, dq_batch) == 648);
-static_assert(OFFSET(Parameters, dq_head) == 656 && OFFSET(Parameters, dq_seq) == 664);
-static_assert(OFFSET(Parameters, dk_batch) == 672 && OFFSET(Parameters, dk_head) == 680);
-static_assert(OFFSET(Parameters, dk_seq) == 688 && OFFSET(Parameters, dv_batch) == 696);
-static_assert(OFFSET(Parameters, dv_head) == 704 && OFFSET(Parameters, dv_seq) == 712);
-static_assert(OFFSET(Parameters, batch) == 720 && OFFSET(Parameters, total_q) == 724);
-static_assert(OFFSET(Parameters, total_k) == 728 && OFFSET(Parameters, kv_tiles) == 732);
-static_assert(OFFSET(Parameters, q_tiles) == 736 && OFFSET(Parameters, section) == 740);
-static_assert(OFFSET(Parameters, all_kv_heads) == 744 && OFFSET(Parameters, sharing) == 748);
-static_assert(OFFSET(Parameters, dim) == 752 && OFFSET(Parameters, right) == 756);
-static_assert(OFFSET(Parameters, bottom_right) == 760 && OFFSET(Parameters, scale) == 764);
+static_assert(OFFSET(Parameters, statistics_map) == 512 && OFFSET(Parameters, lse) == 640);
+static_assert(OFFSET(Parameters, cu_seqlens_q) == 648 && OFFSET(Parameters, cu_seqlens_k) == 656);
+static_assert(OFFSET(Parameters, dlse) == 664 && OFFSET(Parameters, statistics) == 672);
+static_assert(OFFSET(Parameters, dq_sum) == 680 && OFFSET(Parameters, o_rows) == 688);
+static_assert(OFFSET(Parameters, do_rows) == 696 && OFFSET(Parameters, dq_rows) == 704);
+static_assert(OFFSET(Parameters, dk_rows) == 712 && OFFSET(Parameters, dv_rows) == 720);
+static_assert(OFFSET(Parameters, o_batch) == 728 && OFFSET(Parameters, o_head) == 736);
+static_assert(OFFSET(Parameters, o_seq) == 744 && OFFSET(Parameters, do_batch) == 752);
+static_assert(OFFSET(Parameters, do_head) == 760 && OFFSET(Parameters, do_seq) == 768);
+static_assert(OFFSET(Parameters, dq_batch) == 776 && OFFSET(Parameters, dq_head) == 784);
+static_assert(OFFSET(Parameters, dq_seq) == 792 && OFFSET(Parameters, dk_batch) == 800);
+static_assert(OFFSET(Parameters, dk_head) == 808 && OFFSET(Parameters, dk_seq) == 816);
+static_assert(OFFSET(Parameters, dv_batch) == 824 && OFFSET(Parameters, dv_head) == 832);
+static_assert(OFFSET(Parameters, dv_seq) == 840 && OFFSET(Parameters, batch) == 848);
+static_assert(OFFSET(Parameters, total_q) == 852 && OFFSET(Parameters, total_k) == 856);
+static_assert(OFFSET(Parameters, kv_tiles) == 860 && OFFSET(Parameters, q_tiles) == 864);
+static_assert(OFFSET(Parameters, section) == 868 && OFFSET(Parameters, all_kv_heads) == 872);
+static_assert(OFFSET(Parameters, sharing) == 876 && OFFSET(Parameters, dim) == 880);
+static_assert(OFFSET(Parameters, right) == 884 && OFFSET(Parameters, bottom_right) == 888);
+static_assert(OFFSET(Parameters, scale) == 892);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -412,9 +414,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
-      cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
-                                     kStatisticsBytes);
+      cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
+                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -854,7 +855,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);

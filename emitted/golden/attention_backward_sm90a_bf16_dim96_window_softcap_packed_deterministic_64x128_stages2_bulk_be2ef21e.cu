@@ -65,6 +65,7 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
+  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
   float* lse;  // [heads, total_q]
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
@@ -100,27 +101,28 @@ struct alignas(128) Parameters {
   float scale;  // of the products
   float softcap;  // that no score gets beyond
 };
-static_assert(sizeof(Parameters) == 1024);
+static_assert(sizeof(Parameters) == 1152);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
 static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, cu_seqlens_q) == 776);
-static_assert(OFFSET(Parameters, cu_seqlens_k) == 784 && OFFSET(Parameters, dlse) == 792);
-static_assert(OFFSET(Parameters, statistics) == 800 && OFFSET(Parameters, dq_sum) == 808);
-static_assert(OFFSET(Parameters, o_rows) == 816 && OFFSET(Parameters, do_rows) == 824);
-static_assert(OFFSET(Parameters, dq_rows) == 832 && OFFSET(Parameters, turns) == 840);
-static_assert(OFFSET(Parameters, counter) == 848 && OFFSET(Parameters, o_batch) == 856);
-static_assert(OFFSET(Parameters, o_head) == 864 && OFFSET(Parameters, o_seq) == 872);
-static_assert(OFFSET(Parameters, do_batch) == 880 && OFFSET(Parameters, do_head) == 888);
-static_assert(OFFSET(Parameters, do_seq) == 896 && OFFSET(Parameters, dq_batch) == 904);
-static_assert(OFFSET(Parameters, dq_head) == 912 && OFFSET(Parameters, dq_seq) == 920);
-static_assert(OFFSET(Parameters, batch) == 928 && OFFSET(Parameters, total_q) == 932);
-static_assert(OFFSET(Parameters, total_k) == 936 && OFFSET(Parameters, kv_tiles) == 940);
-static_assert(OFFSET(Parameters, q_tiles) == 944 && OFFSET(Parameters, section) == 948);
-static_assert(OFFSET(Parameters, all_kv_heads) == 952 && OFFSET(Parameters, sharing) == 956);
-static_assert(OFFSET(Parameters, dim) == 960 && OFFSET(Parameters, left) == 964);
-static_assert(OFFSET(Parameters, right) == 968 && OFFSET(Parameters, bottom_right) == 972);
-static_assert(OFFSET(Parameters, scale) == 976 && OFFSET(Parameters, softcap) == 980);
+static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
+static_assert(OFFSET(Parameters, cu_seqlens_q) == 904 && OFFSET(Parameters, cu_seqlens_k) == 912);
+static_assert(OFFSET(Parameters, dlse) == 920 && OFFSET(Parameters, statistics) == 928);
+static_assert(OFFSET(Parameters, dq_sum) == 936 && OFFSET(Parameters, o_rows) == 944);
+static_assert(OFFSET(Parameters, do_rows) == 952 && OFFSET(Parameters, dq_rows) == 960);
+static_assert(OFFSET(Parameters, turns) == 968 && OFFSET(Parameters, counter) == 976);
+static_assert(OFFSET(Parameters, o_batch) == 984 && OFFSET(Parameters, o_head) == 992);
+static_assert(OFFSET(Parameters, o_seq) == 1000 && OFFSET(Parameters, do_batch) == 1008);
+static_assert(OFFSET(Parameters, do_head) == 1016 && OFFSET(Parameters, do_seq) == 1024);
+static_assert(OFFSET(Parameters, dq_batch) == 1032 && OFFSET(Parameters, dq_head) == 1040);
+static_assert(OFFSET(Parameters, dq_seq) == 1048 && OFFSET(Parameters, batch) == 1056);
+static_assert(OFFSET(Parameters, total_q) == 1060 && OFFSET(Parameters, total_k) == 1064);
+static_assert(OFFSET(Parameters, kv_tiles) == 1068 && OFFSET(Parameters, q_tiles) == 1072);
+static_assert(OFFSET(Parameters, section) == 1076 && OFFSET(Parameters, all_kv_heads) == 1080);
+static_assert(OFFSET(Parameters, sharing) == 1084 && OFFSET(Parameters, dim) == 1088);
+static_assert(OFFSET(Parameters, left) == 1092 && OFFSET(Parameters, right) == 1096);
+static_assert(OFFSET(Parameters, bottom_right) == 1100 && OFFSET(Parameters, scale) == 1104);
+static_assert(OFFSET(Parameters, softcap) == 1108);
 __device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -424,9 +426,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
-      cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
-                                     kStatisticsBytes);
+      cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
+                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -842,7 +843,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);

@@ -62,6 +62,7 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
@@ -97,26 +98,27 @@ struct alignas(128) Parameters {
   int32_t dim;  // of the tensors, at most kDim
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 768);
+static_assert(sizeof(Parameters) == 896);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, lse) == 512 && OFFSET(Parameters, dlse) == 520);
-static_assert(OFFSET(Parameters, statistics) == 528 && OFFSET(Parameters, dq_sum) == 536);
-static_assert(OFFSET(Parameters, o_rows) == 544 && OFFSET(Parameters, do_rows) == 552);
-static_assert(OFFSET(Parameters, dq_rows) == 560 && OFFSET(Parameters, dk_rows) == 568);
-static_assert(OFFSET(Parameters, dv_rows) == 576 && OFFSET(Parameters, o_batch) == 584);
-static_assert(OFFSET(Parameters, o_head) == 592 && OFFSET(Parameters, o_seq) == 600);
-static_assert(OFFSET(Parameters, do_batch) == 608 && OFFSET(Parameters, do_head) == 616);
-static_assert(OFFSET(Parameters, do_seq) == 624 && OFFSET(Parameters, dq_batch) == 632);
-static_assert(OFFSET(Parameters, dq_head) == 640 && OFFSET(Parameters, dq_seq) == 648);
-static_assert(OFFSET(Parameters, dk_batch) == 656 && OFFSET(Parameters, dk_head) == 664);
-static_assert(OFFSET(Parameters, dk_seq) == 672 && OFFSET(Parameters, dv_batch) == 680);
-static_assert(OFFSET(Parameters, dv_head) == 688 && OFFSET(Parameters, dv_seq) == 696);
-static_assert(OFFSET(Parameters, heads) == 704 && OFFSET(Parameters, seq_q) == 708);
-static_assert(OFFSET(Parameters, seq_k) == 712 && OFFSET(Parameters, kv_tiles) == 716);
-static_assert(OFFSET(Parameters, q_tiles) == 720 && OFFSET(Parameters, section) == 724);
-static_assert(OFFSET(Parameters, all_kv_heads) == 728 && OFFSET(Parameters, sharing) == 732);
-static_assert(OFFSET(Parameters, dim) == 736 && OFFSET(Parameters, scale) == 740);
+static_assert(OFFSET(Parameters, statistics_map) == 512 && OFFSET(Parameters, lse) == 640);
+static_assert(OFFSET(Parameters, dlse) == 648 && OFFSET(Parameters, statistics) == 656);
+static_assert(OFFSET(Parameters, dq_sum) == 664 && OFFSET(Parameters, o_rows) == 672);
+static_assert(OFFSET(Parameters, do_rows) == 680 && OFFSET(Parameters, dq_rows) == 688);
+static_assert(OFFSET(Parameters, dk_rows) == 696 && OFFSET(Parameters, dv_rows) == 704);
+static_assert(OFFSET(Parameters, o_batch) == 712 && OFFSET(Parameters, o_head) == 720);
+static_assert(OFFSET(Parameters, o_seq) == 728 && OFFSET(Parameters, do_batch) == 736);
+static_assert(OFFSET(Parameters, do_head) == 744 && OFFSET(Parameters, do_seq) == 752);
+static_assert(OFFSET(Parameters, dq_batch) == 760 && OFFSET(Parameters, dq_head) == 768);
+static_assert(OFFSET(Parameters, dq_seq) == 776 && OFFSET(Parameters, dk_batch) == 784);
+static_assert(OFFSET(Parameters, dk_head) == 792 && OFFSET(Parameters, dk_seq) == 800);
+static_assert(OFFSET(Parameters, dv_batch) == 808 && OFFSET(Parameters, dv_head) == 816);
+static_assert(OFFSET(Parameters, dv_seq) == 824 && OFFSET(Parameters, heads) == 832);
+static_assert(OFFSET(Parameters, seq_q) == 836 && OFFSET(Parameters, seq_k) == 840);
+static_assert(OFFSET(Parameters, kv_tiles) == 844 && OFFSET(Parameters, q_tiles) == 848);
+static_assert(OFFSET(Parameters, section) == 852 && OFFSET(Parameters, all_kv_heads) == 856);
+static_assert(OFFSET(Parameters, sharing) == 860 && OFFSET(Parameters, dim) == 864);
+static_assert(OFFSET(Parameters, scale) == 868);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
@@ -367,9 +369,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
-      cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
-                                     kStatisticsBytes);
+      cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
+                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -809,7 +810,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);

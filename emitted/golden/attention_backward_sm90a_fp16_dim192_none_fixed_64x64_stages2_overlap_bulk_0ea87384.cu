@@ -64,6 +64,7 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
@@ -91,23 +92,24 @@ struct alignas(128) Parameters {
   int32_t dim;  // of the tensors, at most kDim
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 1024);
+static_assert(sizeof(Parameters) == 1152);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
 static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, dlse) == 776);
-static_assert(OFFSET(Parameters, statistics) == 784 && OFFSET(Parameters, dq_sum) == 792);
-static_assert(OFFSET(Parameters, o_rows) == 800 && OFFSET(Parameters, do_rows) == 808);
-static_assert(OFFSET(Parameters, dq_rows) == 816 && OFFSET(Parameters, o_batch) == 824);
-static_assert(OFFSET(Parameters, o_head) == 832 && OFFSET(Parameters, o_seq) == 840);
-static_assert(OFFSET(Parameters, do_batch) == 848 && OFFSET(Parameters, do_head) == 856);
-static_assert(OFFSET(Parameters, do_seq) == 864 && OFFSET(Parameters, dq_batch) == 872);
-static_assert(OFFSET(Parameters, dq_head) == 880 && OFFSET(Parameters, dq_seq) == 888);
-static_assert(OFFSET(Parameters, heads) == 896 && OFFSET(Parameters, seq_q) == 900);
-static_assert(OFFSET(Parameters, seq_k) == 904 && OFFSET(Parameters, kv_tiles) == 908);
-static_assert(OFFSET(Parameters, q_tiles) == 912 && OFFSET(Parameters, section) == 916);
-static_assert(OFFSET(Parameters, all_kv_heads) == 920 && OFFSET(Parameters, sharing) == 924);
-static_assert(OFFSET(Parameters, dim) == 928 && OFFSET(Parameters, scale) == 932);
+static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
+static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
+static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
+static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
+static_assert(OFFSET(Parameters, o_batch) == 952 && OFFSET(Parameters, o_head) == 960);
+static_assert(OFFSET(Parameters, o_seq) == 968 && OFFSET(Parameters, do_batch) == 976);
+static_assert(OFFSET(Parameters, do_head) == 984 && OFFSET(Parameters, do_seq) == 992);
+static_assert(OFFSET(Parameters, dq_batch) == 1000 && OFFSET(Parameters, dq_head) == 1008);
+static_assert(OFFSET(Parameters, dq_seq) == 1016 && OFFSET(Parameters, heads) == 1024);
+static_assert(OFFSET(Parameters, seq_q) == 1028 && OFFSET(Parameters, seq_k) == 1032);
+static_assert(OFFSET(Parameters, kv_tiles) == 1036 && OFFSET(Parameters, q_tiles) == 1040);
+static_assert(OFFSET(Parameters, section) == 1044 && OFFSET(Parameters, all_kv_heads) == 1048);
+static_assert(OFFSET(Parameters, sharing) == 1052 && OFFSET(Parameters, dim) == 1056);
+static_assert(OFFSET(Parameters, scale) == 1060);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
@@ -360,9 +362,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
-      cute::SM90_BULK_COPY_G2S::copy(p.statistics + int64_t(work.first_tile + i * p.q_tiles + m) * (2 * kQTile),
-                                     reinterpret_cast<uint64_t*>(&q_full), shared.statistics[position.stage],
-                                     kStatisticsBytes);
+      cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
+                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -767,7 +768,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.dk_map, &p.dv_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);

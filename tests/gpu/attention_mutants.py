@@ -7,6 +7,7 @@ pause, and without the fault, is run first and must pass.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -27,6 +28,9 @@ from warploom.runtime import kernel as kernels
 
 # 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
 PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
+HANGS_SECONDS = (
+    25  # what takes so long does; a right run takes milliseconds, after seconds of set-up
+)
 # Two stages are few, and blocks are persistent.
 PLAIN = cases.spec(128, 176, dim=128, pingpong=False, stages=2)
 CAUSAL = cases.spec(128, 64, dim=64, mask="causal")
@@ -154,10 +158,12 @@ def run(mutant: Mutant, artifact: Artifact, seed: int) -> None:
 
 
 def judge(mutant: Mutant, whole: Artifact, wrong: Artifact, report: Callable[[str], None]) -> None:
-    """Report `caught`, `survived`, or why it cannot be told; `hung` first, in case there is no end.
+    """Report `caught`, `survived`, or why it cannot be told.
 
+    A kernel that hangs ends the process, so `hung` is what is reported before the wrong one runs.
     The two get different data: what the first left in shared memory would be right for the second.
     """
+    faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True)
     try:
         run(mutant, whole, seed=1)
     except AssertionError as error:
@@ -170,6 +176,7 @@ def judge(mutant: Mutant, whole: Artifact, wrong: Artifact, report: Callable[[st
         report("caught")
     else:
         report("survived")
+    faulthandler.cancel_dump_traceback_later()
 
 
 def main(mutants: Mapping[str, Mutant]) -> None:

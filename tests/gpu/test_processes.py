@@ -144,18 +144,13 @@ def test_a_kernel_without_one_of_its_barriers_is_caught(name: str, note: Note) -
 def outcomes(program: str, names: Iterable[str]) -> dict[str, str]:
     """What became of every mutant of a program: they run in one process, one after the other.
 
-    One that hangs is noticed, too; the others begin again after it.
+    One that hangs ends it, which is as good as a wrong result: the others go on in another.
     """
     found: dict[str, str] = {}
     while rest := [name for name in names if name not in found]:
-        try:
-            done = run(sys.executable, str(HERE / program), *rest, timeout=60)
-            assert done.returncode == 0, done.stderr
-            printed = done.stdout
-        except subprocess.TimeoutExpired as expired:
-            printed = (expired.stdout or b"").decode()
-        told = {k: v for line in printed.splitlines() for k, v in json.loads(line).items()}
-        assert told, f"{rest[0]}: its kernel hangs without the fault, or does not compile"
+        done = run(sys.executable, str(HERE / program), *rest, timeout=120)
+        told = {k: v for line in done.stdout.splitlines() for k, v in json.loads(line).items()}
+        assert told, f"{rest[0]} hangs without its fault, or fails: {done.stderr[-4000:]}"
         found |= told
     return found
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from warploom.generator.elements import element
-from warploom.generator.families.attention_backward.layout import attention_backward_layout
+from warploom.generator.families.attention_backward.layout import (
+    MINIMUM_SPAN,
+    attention_backward_layout,
+)
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -113,6 +116,16 @@ def _maps(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Valu
     if schedule.cluster == 1:
         maps["dk_map"] = tensor_map("dk", columns, kv_heads, problem.strides_dk, WGMMA_M)
         maps["dv_map"] = tensor_map("dv", columns, kv_heads, problem.strides_dv, WGMMA_M)
+    # A bulk copy without a map would do, but compute-sanitizer takes it for the thread's own write,
+    # and its racecheck knows no barrier that completes by bytes: what threads read is a hazard.
+    maps["statistics_map"] = TensorMap(
+        tensor="statistics",
+        element=element("fp32"),
+        extents=(schedule.q_tile, 2 * _tiles(spec, problem).all_q_tiles),
+        pitches=(4 * schedule.q_tile,),
+        box=(schedule.q_tile, 2),
+        span=MINIMUM_SPAN,
+    )
     return maps
 
 

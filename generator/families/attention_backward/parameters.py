@@ -65,6 +65,12 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
             Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
             for name, box in (_BOXES | (_GRADIENT_BOXES if alone else {})).items()
         ),
+        Field(
+            "statistics_map",
+            Kind.TENSOR_MAP,
+            "cute::TmaDescriptor",
+            "[row, lse or delta of q tiles], by a q tile",
+        ),
         *((*PACKED, *_TOTALS) if packed else FIXED),
         *_EVERY,
         *(field for name in ("o", "do", "dq") for field in _rows(name)),
