@@ -196,8 +196,8 @@ def _differentiated(
 
 
 def _sdpa(backend: SDPBackend, problem: Problem, one: Pass, deterministic: bool) -> Backward:
-    if deterministic:  # FlashAttention-2's invalidates the capture
-        raise ValueError("torch has no deterministic one that a CUDA graph takes")
+    if deterministic and backend is not SDPBackend.FLASH_ATTENTION:
+        raise ValueError("torch has no deterministic one")
     leaves = one.leaves
     given = Operands(leaves[0], leaves[1], leaves[2], one.given.out, one.given.lengths)
     return _differentiated(sdpa(backend, problem, given), leaves, one.dout, deterministic)

@@ -184,13 +184,13 @@ def _shared_bytes(
 ) -> int:
     """Bytes of shared memory that a step reads and writes.
 
-    Each warpgroup multiplies 64 rows: of scores and dp both operands lie in shared memory, of dv
-    and dk one, of dq both again. Beside that q and do arrive, ds is written, and, where dq is added
-    in bulk, its fp32 sums are written and read. Blocks that share rows have p in shared memory,
-    too, and send each other ds.
+    Each warpgroup multiplies 64 rows: of scores and dp both operands lie in shared memory, but for
+    what is held of v, of dv and dk one, of dq both again. Beside that q and do arrive, ds is
+    written, and, where dq is added in bulk, its fp32 sums are written and read. Blocks that share
+    rows have p in shared memory, too, and send each other ds.
     """
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
-    scores = 2 * (WGMMA_M + layout.q_rows) * dim * 2
+    scores = (2 * (WGMMA_M + layout.q_rows) * dim - WGMMA_M * 16 * layout.held_steps) * 2
     weights = 0 if schedule.share == "columns" else WGMMA_M  # columns of p, and of ds
     gradients = 2 * q * (layout.columns + weights) * 2
     queries = (WGMMA_M + layout.query_n) * kv * 2

@@ -113,6 +113,29 @@ CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the
         ),
     )
 ]
+HELD = [  # v in registers, of every dim that it fits
+    spec(
+        dim,
+        {"kv_tile": 128, "overlap": False, **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        deterministic=fields["accumulate"] == "bulk",
+    )
+    for (dim, fields), (mask, lengths) in product(
+        (
+            (32, {"q_tile": 64, "held": "half", "accumulate": "direct"}),
+            (64, {"q_tile": 96, "held": "all", "accumulate": "direct"}),
+            (64, {"q_tile": 128, "held": "half", "accumulate": "direct"}),
+            (64, {"q_tile": 64, "kv_tile": 64, "held": "all", "accumulate": "bulk"}),
+            (96, {"q_tile": 64, "held": "half", "accumulate": "bulk"}),
+            (128, {"q_tile": 64, "held": "half", "accumulate": "direct"}),
+            (128, {"q_tile": 64, "held": "half", "accumulate": "bulk"}),
+            (128, {"q_tile": 48, "held": "all", "accumulate": "direct"}),
+        ),
+        (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
+    )
+]
 PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped
     spec(
         dim,
@@ -192,7 +215,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *HELD),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )
     )

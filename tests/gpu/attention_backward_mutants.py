@@ -38,7 +38,7 @@ class Mutant(attention_mutants.Mutant):
 
 
 AWAIT_DO = "    c.shared.do_full[of_do.stage].wait(of_do.phase);\n"
-DP = "    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));\n"
+DP = "    held.multiply(c, dp, c.staged_do(of_do));\n"
 LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
 WRITE = "    write(c, c.own_ds(step), ds);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
@@ -56,8 +56,8 @@ MULTIPLY_PEER = "    multiply_peer_query(c, dq, step);\n"
 LATE_PEER = "    if (c.part == 1)\n" + PAUSE + MULTIPLY_PEER
 RELEASE_PEER = "    release_ds(c);\n"
 # Only one of the two lets go early. If both did, one would be two steps ahead (see ONE_STEP).
-RELEASE_LATE = "    if (c.part == 0) release_ds(c);\n"
-RELEASE_EARLY = "    if (c.part == 1) release_ds(c);\n"
+RELEASE_FIRST = "    if (c.part == 0) release_ds(c);\n"
+RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -98,9 +98,9 @@ MUTANTS = {
         kernel=SIMPLE["pair"],
     ),
     "the peer may overwrite its ds before dq is multiplied with it": Mutant(
-        wrong=((RELEASE_PEER, RELEASE_LATE), (LATE_PEER, RELEASE_EARLY + LATE_PEER)),
+        wrong=((RELEASE_SECOND, ""), (LATE_PEER, RELEASE_SECOND + LATE_PEER)),
         shape=LONG,
-        pauses=((MULTIPLY_PEER, LATE_PEER),),
+        pauses=((MULTIPLY_PEER, LATE_PEER), (RELEASE_PEER, RELEASE_FIRST + RELEASE_SECOND)),
         kernel=SIMPLE["pair"],
     ),
     "kv tiles do not wait for their turn": Mutant(

@@ -200,6 +200,18 @@ def test_a_cluster_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpe
         arena.verify(arena.make(kernel, shape, dim=dim, turned=turned, **keywords))
 
 
+@pytest.mark.parametrize("shape", FEW, ids=str)
+@pytest.mark.parametrize("kernel", cases.HELD, ids=short)
+def test_v_is_the_same_in_registers(kernel: KernelSpec, shape: Shape) -> None:
+    if operation(kernel).lengths == "packed":
+        lengths = [shape.seq_q, 1, 65], [shape.seq_k, 131, 64]
+        for keywords in MASKS[operation(kernel).mask]:
+            arena.verify(arena.packed(kernel, *lengths, past=5, **keywords))
+    else:
+        verify_masks(kernel, shape)
+        verify_masks(kernel, shape, dim=operation(kernel).dim - 8)
+
+
 def test_a_wider_mask_or_dim_computes_what_a_narrower_call_asks_for() -> None:
     for kernel in (SIMPLE["causal"], SIMPLE["long"], SIMPLE["deterministic"]):
         arena.verify(arena.make(kernel, FEW[0], dim=40))

@@ -118,6 +118,7 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
         else draw(literal(AttentionBackwardSchedule, "cluster")),
         share=share,
         single_do=draw(st.booleans()),
+        held=draw(literal(AttentionBackwardSchedule, "held")),
     )
     assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)

@@ -228,7 +228,9 @@ def assert_attention_backward_fits(spec: KernelSpec) -> None:
     assert needed <= layout.shared_bytes <= 232_448
     # dk, dv, p and dp of a thread, of what setmaxnreg gives it.
     rows = schedule.q_tile // (2 if shares_rows else 1)
-    assert columns + rows <= {1: 227, 2: 232}[schedule.warpgroups]
+    held = {"none": 0, "half": operation.dim // 8, "all": operation.dim // 4}[schedule.held]
+    assert columns + rows + held <= {1: 227, 2: 232}[schedule.warpgroups]
+    assert not held or (operation.dim <= 128 and not schedule.overlap and not operation.softcap)
     assert layout.blocks * layout.splits == schedule.warpgroups
     assert 32 <= layout.span <= 128
     assert operation.deterministic <= (schedule.accumulate == "bulk" and schedule.cluster == 1)
@@ -258,6 +260,7 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
     "cluster": [0, 3, 16, -1],
     "share": ["", "heads", "rows; }"],
     "single_do": [2, "yes"],
+    "held": ["", "some", "all; }"],
     "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {

@@ -101,6 +101,15 @@ def test_blocks_that_share_rows_hold_half_of_k_and_v_p_twice_and_some_of_the_pee
     assert single <= 232_448 < twice
 
 
+@pytest.mark.parametrize(("held", "steps"), [("none", 0), ("half", 4), ("all", 8)])
+def test_what_is_held_of_v_takes_four_registers_for_16_columns(held: str, steps: int) -> None:
+    layout = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, held=held))  # type: ignore[arg-type]
+    alone = attention_backward_layout(ARCH, OPERATION, SCHEDULE)
+    assert layout.held_steps == steps
+    assert layout.registers == alone.registers + (4 * steps + 12 if steps else 0)
+    assert layout.shared_bytes == alone.shared_bytes
+
+
 def test_ds_has_two_stages_where_there_is_room_and_a_warpgroup_does_not_run_ahead() -> None:
     wide = attention_backward_layout(ARCH, changed(dim=256), replace(SCHEDULE, stages=1))
     overlapped = attention_backward_layout(ARCH, OPERATION, replace(SCHEDULE, overlap=True))

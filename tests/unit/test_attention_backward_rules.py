@@ -39,6 +39,9 @@ SMALL = AttentionBackwardSchedule(64, 64, 1, overlap=False)  # legal for every o
         ({"q_tile": 96}, "244 registers expected, 240 to have"),
         ({"stages": 1, "overlap": True}, "stages 1 with overlap: the next q arrives before"),
         ({"stages": 1, "single_do": True}, "stages 1 with single_do: q has one stage as well"),
+        ({"held": "half", "overlap": True}, "held half: only without overlap"),
+        ({"held": "all"}, "248 registers expected, 240 to have"),
+        ({"held": "some"}, "held 'some': is one of none, half, all"),
         ({"share": "heads"}, "share 'heads': is one of columns, rows"),
         (
             {"share": "rows"},
@@ -74,6 +77,11 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
             {"dim": 64, "softcap": True},
             {"q_tile": 112},
             "q_tile 112 with dim 64, softcap and no overlap: it spills registers; take another",
+        ),
+        (
+            {"dim": 256},
+            {"q_tile": 32, "held": "half"},
+            "held half: only without overlap",
         ),
         ({"dim": 256}, {}, "shared memory 313344 bytes"),
         (

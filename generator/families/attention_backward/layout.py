@@ -24,14 +24,16 @@ REGISTERS = {1: (0, 240), 2: (24, 240)}
 # Of a softcap without overlap, (dim, q_tile) that ptxas spills although there is room: of all
 # kernels of q_tile 80 and more, compiled, these alone.
 SPILLED_SOFTCAPS = {(32, 128), (64, 112)}
+HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
 # What products in flight, masks and so on take beside accumulators and 16-bit operands; without
 # overlap the compiler saves some of what is counted. Fitted: what these let in compiles without
 # spills (tests/property/test_compiled.py tries a sample).
 SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_DETERMINISTIC_REGISTERS = -4, 8, 12
-OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 12
+OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
 OVERLAP_MASK_REGISTERS, OVERLAP_DETERMINISTIC_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 20, 12
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
+HELD_REGISTERS = 12  # beside those that hold v
 MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
@@ -56,6 +58,7 @@ class AttentionBackwardLayout:
     q_rows: int  # rows of q whose scores a warpgroup computes
     span: int  # bytes of a box's row
     boxes: int  # side by side in a tile
+    held_steps: int  # of 16 columns: those of v that a warpgroup has in registers
     kv_bytes: int  # of k, and of v
     peer_bytes: int  # of the peer's k, in the columns of dq that the block adds
     q_bytes: int  # of one stage of q, and of do
@@ -113,6 +116,7 @@ def attention_backward_layout(
     kv_rows = WGMMA_M if shares_rows else schedule.kv_tile
     q_rows = schedule.q_tile // schedule.warpgroups if shares_rows else schedule.q_tile
     ds_bytes = schedule.q_tile * schedule.kv_tile * bits // 8
+    held_steps = int(HELD[schedule.held] * operation.dim) // element(operation.element).wgmma_k
     layout = AttentionBackwardLayout(
         parts=parts,
         columns=part,
@@ -120,6 +124,7 @@ def attention_backward_layout(
         q_rows=q_rows,
         span=span,
         boxes=row_bytes // span,
+        held_steps=held_steps,
         kv_bytes=kv_rows * row_bytes,
         peer_bytes=kv_rows * row_bytes // parts if shares_rows else 0,
         q_bytes=schedule.q_tile * row_bytes,
@@ -134,7 +139,8 @@ def attention_backward_layout(
         blocks=blocks,
         splits=splits,
         query_n=query_n,
-        registers=_registers(operation, schedule, q_rows, part, query_n),
+        registers=_registers(operation, schedule, q_rows, part, query_n)
+        + (4 * held_steps + HELD_REGISTERS if held_steps else 0),
         producer_registers=producer_registers,
         register_budget=register_budget,
     )

@@ -64,6 +64,11 @@ def schedule_reasons(
             else f"cluster {schedule.cluster}: blocks of a deterministic kernel take tickets one "
             "by one; take cluster 1",
             *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
+            None
+            if schedule.held == "none"
+            or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
+            else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
+            f"{WIDEST}, do registers suffice for v; take none",
             rules.one_of("single_do", schedule.single_do, (False, True)),
             None
             if schedule.stages > 1 or not schedule.single_do

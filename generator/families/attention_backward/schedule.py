@@ -66,6 +66,7 @@ class AttentionBackwardSchedule:
                 scores, and half the columns of the gradients; rows, each has 64 rows of k and v,
                 and they exchange ds for dq, of which each adds half the columns
     single_do   of do only one stage, which is let go earlier in a step than that of q
+    held        how much of v a warpgroup has in registers, so that dp is multiplied from there
     """
 
     q_tile: int
@@ -76,6 +77,7 @@ class AttentionBackwardSchedule:
     cluster: Literal[1, 2, 4, 8] = 1
     share: Literal["columns", "rows"] = "columns"
     single_do: bool = False
+    held: Literal["none", "half", "all"] = "none"
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -87,6 +89,7 @@ class AttentionBackwardSchedule:
             *((f"cluster{self.cluster}",) if self.cluster > 1 else ()),
             *(("rows",) if self.share == "rows" else ()),
             *(("overlap",) if self.overlap else ()),
+            *((f"held_{self.held}",) if self.held != "none" else ()),
             self.accumulate,
         )
 

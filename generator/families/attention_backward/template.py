@@ -33,6 +33,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "row_threads": ROW_THREADS,
         "row_lanes": 1 << (operation.dim // 8 - 1).bit_length(),
         "scores_wgmma": wgmma(kind, kind, layout.q_rows, name="ScoresWgmma"),
+        "held_wgmma": wgmma(kind, kind, layout.q_rows, name="HeldWgmma", a_in_registers=True),
         "key_wgmma": wgmma(
             kind,
             kind,
@@ -60,5 +61,6 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "number_part": ordered if operation.deterministic else "grid",
         "steps_part": ("pair_" if shares_rows else "")
         + ("overlapped" if schedule.overlap else "serial"),
+        "held_part": "some" if layout.held_steps else "none",
         "query_part": "swapped" if layout.swap else "straight",
     }

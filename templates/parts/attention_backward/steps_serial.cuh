@@ -2,7 +2,9 @@
 // use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
 // dq leaves.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
+  Held held;
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {
@@ -12,7 +14,7 @@ struct Steps {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    held.multiply(c, dp, c.staged_do(of_do));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);

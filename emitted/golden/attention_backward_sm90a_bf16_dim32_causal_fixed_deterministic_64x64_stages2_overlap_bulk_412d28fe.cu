@@ -1,13 +1,13 @@
-// attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_da2d6cd8
+// attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   bf16, head dimension 128, mask none, fixed lengths
-//   q tile 80, kv tile 128, 2 consumers, 2 stages, dq added bulk
+//   bf16, head dimension 32, mask causal, fixed lengths
+//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk, in order
 // Three kernels: preprocess, main, postprocess.
-// Digest da2d6cd85020446b42d792b838ffde319c0ed8a778fb913e24f9c7c06b524c00; `warploom show` prints this file.
+// Digest 412d28fefebd7b11991c439845e07ecb0b73c48645a34996956a9e33844d91f6; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,23 +30,23 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 
 // ---- Operation and schedule --------------------------------------------------------------------
 using Element = cutlass::bfloat16_t;
-constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kDim = 32, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups, beside a producer
-constexpr int kWgmmaM = 64, kQTile = 80, kKvTile = kWgmmaM * kConsumers;
+constexpr int kConsumers = 1;  // warpgroups, beside a producer
+constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
-constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
+constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = false;
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
-constexpr int kKvRows = 128, kQRows = 80;
+constexpr int kKvRows = 64, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-// Parts that columns of dq transposed are shared out in; columns of one.
-constexpr int kQuerySplits = 1, kQueryN = 80;
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 1, kQueryN = 32;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -72,6 +72,8 @@ struct alignas(128) Parameters {
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
+  int32_t* turns;  // [head, q tile, ...]: kv tiles that added to a piece of dq
+  int32_t* counter;  // of tickets that blocks of main have taken
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -90,6 +92,7 @@ struct alignas(128) Parameters {
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
+  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 1152);
@@ -100,64 +103,59 @@ static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, ls
 static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
 static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
 static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
-static_assert(OFFSET(Parameters, o_batch) == 952 && OFFSET(Parameters, o_head) == 960);
-static_assert(OFFSET(Parameters, o_seq) == 968 && OFFSET(Parameters, do_batch) == 976);
-static_assert(OFFSET(Parameters, do_head) == 984 && OFFSET(Parameters, do_seq) == 992);
-static_assert(OFFSET(Parameters, dq_batch) == 1000 && OFFSET(Parameters, dq_head) == 1008);
-static_assert(OFFSET(Parameters, dq_seq) == 1016 && OFFSET(Parameters, heads) == 1024);
-static_assert(OFFSET(Parameters, seq_q) == 1028 && OFFSET(Parameters, seq_k) == 1032);
-static_assert(OFFSET(Parameters, kv_tiles) == 1036 && OFFSET(Parameters, q_tiles) == 1040);
-static_assert(OFFSET(Parameters, section) == 1044 && OFFSET(Parameters, all_kv_heads) == 1048);
-static_assert(OFFSET(Parameters, sharing) == 1052 && OFFSET(Parameters, dim) == 1056);
-static_assert(OFFSET(Parameters, scale) == 1060);
+static_assert(OFFSET(Parameters, turns) == 952 && OFFSET(Parameters, counter) == 960);
+static_assert(OFFSET(Parameters, o_batch) == 968 && OFFSET(Parameters, o_head) == 976);
+static_assert(OFFSET(Parameters, o_seq) == 984 && OFFSET(Parameters, do_batch) == 992);
+static_assert(OFFSET(Parameters, do_head) == 1000 && OFFSET(Parameters, do_seq) == 1008);
+static_assert(OFFSET(Parameters, dq_batch) == 1016 && OFFSET(Parameters, dq_head) == 1024);
+static_assert(OFFSET(Parameters, dq_seq) == 1032 && OFFSET(Parameters, heads) == 1040);
+static_assert(OFFSET(Parameters, seq_q) == 1044 && OFFSET(Parameters, seq_k) == 1048);
+static_assert(OFFSET(Parameters, kv_tiles) == 1052 && OFFSET(Parameters, q_tiles) == 1056);
+static_assert(OFFSET(Parameters, section) == 1060 && OFFSET(Parameters, all_kv_heads) == 1064);
+static_assert(OFFSET(Parameters, sharing) == 1068 && OFFSET(Parameters, dim) == 1072);
+static_assert(OFFSET(Parameters, right) == 1076 && OFFSET(Parameters, scale) == 1080);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 80] += A[64 x 16] * B[16 x 80]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[40], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A in registers, B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 80] += A[64 x 16] * B[16 x 80]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[40], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %42, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39}, %40, %41, add, 1, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -306,8 +304,10 @@ struct SharedStorage {
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  Work work;  // where registers are too few for it
+  int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
 };
-static_assert(sizeof(SharedStorage) <= 232448);
+static_assert(sizeof(SharedStorage) <= 43008);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -328,13 +328,21 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work.
-__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
+// The index of the block's work: a ticket, taken when it begins.
+__device__ __forceinline__ int number(const Parameters& p, SharedStorage&) { return atomicAdd(p.counter, 1); }
 
-// Which of two blocks adds to a q tile's dq first is left to chance.
+// To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
+// take numbers when they begin: so none waits for one that may never begin.
 
-// The q tile in place n of [begin, end).
-__device__ __forceinline__ int walk(const Work&, int n) { return n; }
+// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
+__device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
+
+// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
+__device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
+  // The first column that the row attends to.
+  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;
+  return work.column / kKvTile - first / kKvTile;
+}
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
@@ -399,37 +407,39 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
 // Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
-  ds += consumer % kQuerySplits * kQueryN * 128 / 16;
-  k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
   if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
                     dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kPartSums / 32;
+// columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
-  const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
-  float values[2][2][8];  // of rows, of columns further on
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
+  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  float values[2][8];
   CUTE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair];
-    values[0][0][i] = four.x, values[1][0][i] = four.y;
-    values[0][1][i] = four.z, values[1][1][i] = four.w;
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
+    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
+    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
   }
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  take(row, fragment * 8, values[0]);
+  take(row + 8, fragment * 8, values[1]);
 }
 
 __device__ __forceinline__ float exp2(float x) {
@@ -597,70 +607,106 @@ __device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_em
 // Barriers are there for all who arrive at them.
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
 
-// Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
+// Passes on the turn that the warp has had, if it has not yet.
+__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
+  int* owed = c.shared.owed[warp];
+  if (owed == nullptr) return;
+  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
+               ::"l"(owed) : "memory");
+  c.shared.owed[warp] = nullptr;
+}
+
+// Adds a warpgroup's part of dq to the sums of its q tile, after all kv tiles further left have. They lie
+// as the accumulators do, four of a thread after those of its neighbour, so a warp's are one piece: it
+// stages them, awaits the piece's turn and TMA adds them. The turn is passed on a step later, when that
+// is done, and before this warp waits for another: a warp only ever waits for blocks with lower numbers.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
   auto& staging = c.shared.sums[warp];
-  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
+  if (lane == 0) pass_turn(c, warp);
   __syncwarp();
   CUTE_UNROLL
   for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
   cute::tma_store_fence();
   __syncwarp();
+  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
+  int* turns = c.p.turns + piece;
+  int passed;
+  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
+  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
   if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
+    float* sums = c.p.dq_sum + int64_t(piece) * (kQueries * 32);
+    asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
                  ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
     cute::tma_store_arrive();
+    c.shared.owed[warp] = turns;
   }
 }
 
-// Nobody waits for a turn.
-__device__ __forceinline__ void begin_turns(const Consumer&) {}
-__device__ __forceinline__ void finish_turns(const Consumer&) {}
+__device__ __forceinline__ void begin_turns(const Consumer& c) {
+  if (threadIdx.x % 32 == 0) c.shared.owed[c.consumer * 4 + threadIdx.x / 32 % 4] = nullptr;
+}
+__device__ __forceinline__ void finish_turns(const Consumer& c) {
+  if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
+}
 
-// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
-// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
-// dq leaves.
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
+  float scores[kScores];  // of the next step
 
-  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
-    const Position of_do = beside(at, step.parity);
-    float scores[kScores], dp[kScores], dq[kQueries];
-    Weights weights, ds;
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
-    fence(scores);
-    weigh(c, weights, scores, step, at);
-    cute::warpgroup_wait<0>();
-    fence(dp);
-    differentiate(c, dp, scores, at);
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
-    pack(ds, dp);
-    await_ds(c, step);
-    write(c, c.own_ds(step), ds);
-    meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
-    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
-    fence(dv);
-    fence(dq);
-    release(c.shared.do_empty[of_do.stage]);
-    release_ds(c);
-    accumulate(c, dq, step);
-    cute::warpgroup_wait<0>();
-    fence(dk);
-    release(c.shared.q_empty[at.stage]);
+    c.shared.v_full.wait(0);
   }
 
-  __device__ __forceinline__ void end(const Consumer&, int) {}
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool more) {
+    const Position of_do = beside(at, step.parity);
+    float dp[kScores], dq[kQueries];
+    Weights weights;  // p^T, then ds^T
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    cute::warpgroup_wait<0>();  // the scores are there
+    fence(scores);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    weigh(c, weights, scores, step, at);
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    fence(dp);
+    differentiate(c, dp, scores, at);
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
+    fence(dv);
+    release(c.shared.do_empty[of_do.stage]);
+    pack(weights, dp);
+    write(c, c.own_ds(step), weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
+    fence(dq);
+    release(c.shared.q_empty[at.stage]);
+    release_ds(c);
+    accumulate(c, dq, step);
+  }
+
+  __device__ __forceinline__ void end(const Consumer&, int) {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
+    fence(scores);
+  }
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -712,10 +758,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
-  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
@@ -730,8 +776,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    steps.begin(c, position);
-    shared.v_full.wait(0);
+    steps.begin(c, position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
@@ -750,7 +795,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_da2d6cd8(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -774,20 +819,20 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  const Work work = locate(p, number(p, shared));
+  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
+  __syncthreads();
+  const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 16;
+constexpr int kRowThreads = 256, kRowLanes = 4;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -795,8 +840,9 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_da2d6cd8_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
@@ -831,11 +877,13 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
+  constexpr int kTurns = kParts * kConsumers * 4;
+  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
 }
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_none_fixed_80x128_stages2_bulk_da2d6cd8_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,4 +1,4 @@
-// attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460
+// attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_a7c4cfbf
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
@@ -7,7 +7,7 @@
 //   bf16, head dimension 128, mask causal, packed lengths
 //   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, clusters of 4
 // Three kernels: preprocess, main, postprocess.
-// Digest 61aaf460aeb9035bc2a7683501e05a26470fc6930eafcf1937028ce988a02cad; `warploom show` prints this file.
+// Digest a7c4cfbf8db8c89550f0d071465e0010edcfb3418bbb4587abccf9648d48dfb9; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -673,11 +673,23 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
+// v stays in shared memory.
+struct Held {
+  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
+
+  // Issues dp^T = v do^T.
+  __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
+    multiply_scores(dp, c.v + c.own, d_o);
+  }
+};
+
 // The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
 // use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
 // dq leaves.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer&, Position) {}  // nothing runs ahead of a step
+  Held held;
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {
@@ -687,7 +699,7 @@ struct Steps {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    held.multiply(c, dp, c.staged_do(of_do));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);
@@ -829,8 +841,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    steps.begin(c, position);
-    shared.v_full.wait(0);
+    steps.begin(c, position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
@@ -849,7 +860,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_a7c4cfbf(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -896,7 +907,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_a7c4cfbf_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -936,7 +947,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_61aaf460_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages2_cluster4_bulk_a7c4cfbf_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,13 +1,13 @@
-// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_53d8062f
+// attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_621db3a5
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   bf16, head dimension 256, mask causal, fixed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages of q, 1 of do, overlap, dq added direct, rows shared
+//   fp16, head dimension 192, mask none, fixed lengths
+//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk, columns shared
 // Three kernels: preprocess, main, postprocess.
-// Digest 53d8062f2876c0440673d06f63cdfcd9d17151226704aeb5b94c6a54f9f96027; `warploom show` prints this file.
+// Digest 621db3a50df9aef0f9ee1e196560b41b8563f1f32ececda7afb89289bae7b21a; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,24 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::bfloat16_t;
-constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::half_t;
+constexpr int kDim = 192, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups, beside a producer
+constexpr int kConsumers = 1;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
-constexpr int kStages = 2, kDoStages = 1, kDsStages = 1;
+constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
-constexpr int kKvRows = 64, kQRows = 32;
+constexpr int kKvRows = 64, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 64;
+constexpr int kQuerySplits = 1, kQueryN = 96;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -90,7 +90,6 @@ struct alignas(128) Parameters {
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 1152);
@@ -110,51 +109,53 @@ static_assert(OFFSET(Parameters, seq_q) == 1028 && OFFSET(Parameters, seq_k) == 
 static_assert(OFFSET(Parameters, kv_tiles) == 1036 && OFFSET(Parameters, q_tiles) == 1040);
 static_assert(OFFSET(Parameters, section) == 1044 && OFFSET(Parameters, all_kv_heads) == 1048);
 static_assert(OFFSET(Parameters, sharing) == 1052 && OFFSET(Parameters, dim) == 1056);
-static_assert(OFFSET(Parameters, right) == 1060 && OFFSET(Parameters, scale) == 1064);
+static_assert(OFFSET(Parameters, scale) == 1060);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
-struct ScoresWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
-struct KeyWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(int(add)));
-  }
-};
-
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
-struct QueryWgmma {
+struct ScoresWgmma {
   static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
+struct KeyWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+struct QueryWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -297,16 +298,14 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
+  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  FullBarrier peer_full;    // the peer's box of ds has arrived
-  EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
 };
-static_assert(sizeof(SharedStorage) <= 215040);
+static_assert(sizeof(SharedStorage) <= 182272);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -336,16 +335,11 @@ __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { retur
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+// Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
-  shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
+  shared.v_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-  const Corner peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
-  CUTE_NO_UNROLL
-  for (int box = 0; box < kBoxes / kParts; ++box)
-    load_box(p.k_map, shared.v_full, kEvictFirst, shared.peer_k + box * Tile<kKvRows>::kBoxBytes,
-             work.part * kColumns + box * kBoxColumns, peer, work.head);
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
@@ -446,7 +440,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -570,142 +564,104 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
-// before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
-// written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
-// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
-// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
 //
-// Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights + step * KeyWgmma::kK * 128 / 16, rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
   cute::warpgroup_commit_batch();
 }
 
-// The block's own box of ds.
-__device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
-  return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
-}
-
-// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
-// as well: they have come to meet() since, with p.
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  c.shared.peer_empty.wait(step.parity ^ 1);
+  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// p's stage, which others may still read in the step after, but not in the one after that: all have come to
-// meet() with that one's p.
-__device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
-__device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
-  return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
-}
-
-// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
-__device__ __forceinline__ void exchange(const Consumer& c, Step step) {
-  if (threadIdx.x != 128) return;  // the consumers' first
-  c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
-  asm volatile("{\n.reg .b32 box, full;\nmapa.shared::cluster.u32 box, %0, %3;\n"
-               "mapa.shared::cluster.u32 full, %1, %3;\n"
-               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [box], [%0], %2, [full];\n}"
-               ::"r"(cute::cast_smem_ptr_to_uint(c.own_ds(step))),
-               "r"(cute::cast_smem_ptr_to_uint(&c.shared.peer_full)), "n"(kDsBoxBytes), "r"(1 - c.part)
-               : "memory");
-}
-
-// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
-__device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
-  multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
-}
-__device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&dq)[kQueries], Step step) {
-  const uint64_t peer_k = matrix(c.shared.peer_k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
-  c.shared.peer_full.wait(step.parity);
-  multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
-}
-
-// Tells the peer that dq has been multiplied with the box that it sent.
+// Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
+  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
 
 // The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-}
+__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
 
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour.
+// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32) + lane * 4;
+  auto& staging = c.shared.sums[warp];
+  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
+  __syncwarp();
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i)
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(sums + i * 128), "f"(dq[4 * i]),
-                 "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
+  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+  cute::tma_store_fence();
+  __syncwarp();
+  if (lane == 0) {
+    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
+    cute::tma_store_arrive();
+  }
 }
 
 // Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
-// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
-// its way. steps_overlapped.cuh says what the compiler must find.
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
   float scores[kScores];  // of the next step
 
   __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k, c.staged_q(at) + c.row * kSpan / 16);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.v_full.wait(0);
   }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool more) {
     const Position of_do = beside(at, step.parity);
-    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
-    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
     weigh(c, weights, scores, step, at);
-    write(c, own_p(c, step), weights);
-    meet();
-    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    pack(weights, dp);
-    await_ds(c, step);
-    write(c, c.own_ds(step), weights);
-    meet();
-    exchange(c, step);
-    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
-    multiply_own_query(c, dq, step);
-    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
     fence(dv);
     release(c.shared.do_empty[of_do.stage]);
-    multiply_peer_query(c, dq, step);
-    // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
+    pack(weights, dp);
+    write(c, c.own_ds(step), weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
     Position ahead = at;
     ahead.advance();
     if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
-    multiply_scores(scores, c.k, c.staged_q(ahead) + half);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
     cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
     fence(dk);
     fence(dq);
@@ -714,11 +670,9 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
-  __device__ __forceinline__ void end(const Consumer& c, int count) {
+  __device__ __forceinline__ void end(const Consumer&, int) {
     cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
-    await_ds(c, {0, 0, count % 2u});
   }
 };
 
@@ -771,10 +725,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
-  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
@@ -789,8 +743,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(0);
-    steps.begin(c, position);
-    shared.v_full.wait(0);
+    steps.begin(c, position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
@@ -809,7 +762,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_53d8062f(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_621db3a5(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -836,10 +789,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
   }
 }
@@ -854,7 +805,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_53d8062f_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_621db3a5_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -894,7 +845,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_53d8062f_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x64_stages2_overlap_bulk_621db3a5_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
