@@ -107,18 +107,20 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
     )
     wide = operation.dim > 128
     share = draw(literal(AttentionBackwardSchedule, "share")) if wide else "columns"
+    overlap = draw(st.booleans())
+    whole = wide or overlap or operation.softcap  # registers do not suffice for v as well
     schedule = AttentionBackwardSchedule(
         q_tile=draw(st.sampled_from((32, 48, 64, 64, 64, 80, 96, 112, 128))),
         kv_tile=128 if share == "rows" else draw(literal(AttentionBackwardSchedule, "kv_tile")),
         stages=draw(st.integers(1, 3)),
-        overlap=draw(st.booleans()),
+        overlap=overlap,
         accumulate="bulk" if operation.deterministic else draw(st.sampled_from(("bulk", "direct"))),
         cluster=1
         if operation.deterministic or share == "rows"
         else draw(literal(AttentionBackwardSchedule, "cluster")),
         share=share,
         single_do=draw(st.booleans()),
-        held=draw(literal(AttentionBackwardSchedule, "held")),
+        held="none" if whole else draw(literal(AttentionBackwardSchedule, "held")),
     )
     assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)

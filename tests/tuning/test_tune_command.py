@@ -130,8 +130,8 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
 ) -> None:
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
-    process = start(*options, "--pace", 0.3)
-    until(lambda: lines(log) >= 20, process)
+    process = start(*options, "--pace", 1.0)
+    until(lambda: lines(log) >= 8, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -281,6 +281,8 @@ def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
     root = Path(__file__).parents[2]
     gemm = problems(root / "configs" / "gemm_space.yaml")
     assert len(gemm) == 70 and min(len(one.space) for one in gemm) > 500
+    eight = problems(root / "configs" / "gemm_8bit_space.yaml")
+    assert len(eight) == 3 * 70 and min(len(one.space) for one in eight) > 500
     attention = problems(root / "configs" / "attention_space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
     backward = problems(root / "configs" / "attention_backward_space.yaml")

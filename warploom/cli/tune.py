@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 COLUMNS = ("problem", "status", "us", "default / best", "kernel", "tried", "failed")
 SPACES = {  # of the package, by what FILE may name
     "gemm": ("gemm",),
+    "gemm_8bit": ("gemm_8bit",),
     "attention": ("attention", "attention_backward"),
     "attention_forward": ("attention",),
     "attention_backward": ("attention_backward",),
@@ -86,8 +87,9 @@ def command(
     """Tune the operations of a configuration at shapes, and record the best schedules.
 
     FILE has operations and a space of schedules. `gemm` and `attention` name those of the package,
-    for bf16; `attention` is both passes, of which `attention_forward` and `attention_backward` name
-    one: with --cells, the gradients of every cell are tuned as well, all their launches together.
+    for bf16, `gemm_8bit` those of e4m3 and int8; `attention` is both passes, of which
+    `attention_forward` and `attention_backward` name one: with --cells, the gradients of every cell
+    are tuned as well, all their launches together.
     """
     from warploom.tuning.problems import problems
 
