@@ -66,7 +66,7 @@ def compare(
     """Warploom as dispatched, the fastest of its peers second, then the others and `specs`.
 
     Five products where the forward pass has two. Where all are deterministic, Warploom as it is
-    otherwise comes last, and no time is a graph's: that of peers cannot be captured.
+    otherwise comes last, and no CUDA graph is timed: peers' passes cannot be captured.
     """
     sampler = sampler or (enqueued_sampler if deterministic else graph_sampler)
     given = passes(problem, operand_sets(problem, device))

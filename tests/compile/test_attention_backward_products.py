@@ -1,4 +1,4 @@
-"""What the products of a pair's block read is what TMA and the consumers put into shared memory.
+"""What products read, of a pair's block and with v in registers, is what was put there.
 
 The emitted descriptors, writes and products run on the CPU, with TMA's swizzle, stmatrix and wgmma
 as the PTX ISA describes them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from warploom.generator.families.attention_backward import (
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
-HARNESS = Path(__file__).with_name("attention_backward_products.cpp")
+MEMORY = Path(__file__).with_name("attention_backward_memory.cpp")
+PAIR = Path(__file__).with_name("attention_backward_products.cpp")
+HELD = Path(__file__).with_name("attention_backward_held.cpp")
 STUBS = """
 #include <algorithm>
 #include <cstdint>
@@ -52,7 +55,9 @@ inline void tma_store_arrive() {}
 }  // namespace cute
 namespace cutlass { namespace arch { inline void fence_view_async_shared() {} } }
 void stmatrix(int transposed, std::vector<uint32_t> operands);
+void ldmatrix(uint32_t address);
 template <int n, bool a_k_major, bool b_k_major> static void multiply(uint64_t a, uint64_t b, float* d, bool add);
+template <int n> void multiply_held(const uint32_t (&a)[4], uint64_t b, float* d, bool add);
 struct Parameters { cute::TmaDescriptor dk_map, dv_map; };
 struct Corner {};
 struct Sequence { template <int kRows> Corner columns_at(int) const { return {}; } };
@@ -66,7 +71,7 @@ inline uint32_t pair(float low, float high) { return uint16_t(int(low)) | uint32
 inline int __shfl_sync(unsigned, int x, int) { return x; }
 void store_box(const cute::TmaDescriptor&, const uint8_t* box, int column, Corner corner, int head);
 """  # noqa: E501
-FUNCTIONS = (
+FUNCTIONS = (  # those of a pair; the first two are anybody's
     "matrix", "beside", "multiply_scores", "multiply_query", "write", "multiply_gradient", "own_ds",
     "own_p", "staged_p", "multiply_own_query", "multiply_peer_query", "gradient_part", "stage",
     "store",
@@ -87,57 +92,130 @@ def emulated(text: str, name: str) -> str:
     )
 
 
-def host_text(spec: KernelSpec) -> str:
-    """Cut out of the emitted text what makes descriptors, writes and multiplies."""
-    text = render(spec)
+def emulated_held(text: str) -> str:
+    """Return a struct like the emitted instruction that takes v from registers."""
+    found = re.search(r"^struct HeldWgmma \{.*?m64n(\d+)k16", text, re.MULTILINE | re.DOTALL)
+    assert found
+    return (
+        "struct HeldWgmma { static constexpr int kK = 16;\n"
+        f"static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[{int(found[1]) // 2}], "
+        f"bool add) {{ multiply_held<{found[1]}>(a, b, d, add); }} }};"
+    )
 
-    def piece(pattern: str) -> str:
-        (found,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+
+class Emitted:
+    """The text of a kernel, to be cut up."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.text = render(spec)
+
+    def piece(self, pattern: str) -> str:
+        (found,) = re.findall(pattern, self.text, re.MULTILINE | re.DOTALL)
         assert isinstance(found, str)
         return found
 
-    def function(name: str) -> str:
-        return piece(
-            rf"^((?:template <[^\n]*>\n?)?__device__ __forceinline__ [^\n]*\b{name}\("
-            r"(?:[^\n]*\}\n|.*?^\}\n))"
+    def functions(self, names: Sequence[str]) -> str:
+        """Functions whose asm is a call of what the harness has instead."""
+        text = "\n".join(
+            self.piece(
+                rf"^((?:template <[^\n]*>\n?)?__device__ __forceinline__ [^\n]*\b{name}\("
+                r"(?:[^\n]*\}\n|.*?^\}\n))"
+            )
+            for name in names
+        )
+        text = re.sub(  # the operands of an stmatrix, and whether it is transposed
+            r'asm volatile\("stmatrix[^"]*\.x\d(\.trans)?\.[^"]*"\s*::(.*?)(?::\s*"memory"\s*)\);',
+            lambda found: "stmatrix({}, {{{}}});".format(
+                int(found[1] is not None), re.sub(r'"r"', "uint32_t", found[2])
+            ),
+            text,
+            flags=re.DOTALL,
+        )
+        assert "asm" not in text
+        return text
+
+    def storage(self, instructions: Sequence[str]) -> tuple[str, ...]:
+        """What everything else stands on: constants, shared memory, instructions."""
+        constants = re.findall(
+            r"^constexpr int k(?:Dim|BoxColumns|Consumers|WgmmaM|Stages|KvRows|Parts|Scores|"
+            r"QuerySplits|Queries|KvBytes|StatisticsBytes|DsBoxBytes)\b[^\n]*$",
+            self.text,
+            re.MULTILINE,
+        )
+        stubs, tile, after = STUBS.partition("template <int kRows> struct Tile {")
+        return (
+            *(stubs, *(line for line in constants if "Tile<" not in line), tile + after),
+            *(line for line in constants if "Tile<" in line),
+            f"constexpr bool kSwapped = {'true' if 'dq^T = k^T ds^T' in self.text else 'false'};",
+            "struct Position { int stage; uint32_t phase; };",
+            self.piece(r"^(using Weights [^\n]*)$"),
+            *(self.piece(rf"^(struct {name} \{{.*?^\}};)") for name in ("Work", "SharedStorage")),
+            *instructions,
         )
 
-    constants = re.findall(
-        r"^constexpr int k(?:Dim|BoxColumns|Consumers|WgmmaM|Stages|KvRows|Parts|Scores|QuerySplits"
-        r"|Queries|KvBytes|StatisticsBytes|DsBoxBytes)\b[^\n]*$",
-        text,
-        re.MULTILINE,
+    def consumer(self) -> tuple[str, ...]:
+        """What a consumer works with, and how it is made."""
+        made = self.piece(
+            r"^__device__ __forceinline__ void consume\([^\n]*\n(.*?)^  begin_turns\(c\);"
+        )
+        return (
+            *(self.piece(rf"^(struct {name} \{{.*?^\}};)") for name in ("Step", "Consumer")),
+            "static Consumer made(const Parameters& p, SharedStorage& shared, const Work& work, "
+            f"int consumer) {{\n{made}  return c;\n}}",
+        )
+
+
+def pair_text(spec: KernelSpec) -> str:
+    """What makes descriptors, writes and multiplies in a pair's block, and its harness."""
+    emitted = Emitted(spec)
+    instructions = [
+        emulated(emitted.text, name) for name in ("ScoresWgmma", "KeyWgmma", "QueryWgmma")
+    ]
+    own = emitted.piece(r"^  const int own = (kKvRows == kKvTile \? c\.[^;]*);")
+    return "\n".join(
+        (
+            *emitted.storage(instructions),
+            emitted.functions(FUNCTIONS[:2]),
+            *emitted.consumer()[:2],
+            emitted.functions(FUNCTIONS[2:]),
+            emitted.consumer()[2],
+            f"#define STORE_OWN ({own})",
+            *(f'#line 1 "{file}"\n{file.read_text()}' for file in (MEMORY, PAIR)),
+        )
     )
-    before = [line for line in constants if "Tile<" not in line]
-    stubs, tile, after = STUBS.partition("template <int kRows> struct Tile {")
-    functions = "\n".join(function(name) for name in FUNCTIONS)
-    functions = re.sub(  # the operands of an stmatrix, and whether it is transposed
-        r'asm volatile\("stmatrix[^"]*\.x\d(\.trans)?\.[^"]*"\s*::(.*?)(?::\s*"memory"\s*)\);',
-        lambda found: "stmatrix({}, {{{}}});".format(
-            int(found[1] is not None), re.sub(r'"r"', "uint32_t", found[2])
-        ),
-        functions,
+
+
+def held_text(spec: KernelSpec) -> str:
+    """What takes v into registers and multiplies with it, and its harness."""
+    emitted = Emitted(spec)
+    instructions = [emulated(emitted.text, "ScoresWgmma"), emulated_held(emitted.text)]
+    held = re.sub(
+        r'asm volatile\("ldmatrix.*?: "r"\(address\)\s*: "memory"\);',
+        "ldmatrix(address);",
+        emitted.piece(r"^(struct Held \{.*?^\};)"),
         flags=re.DOTALL,
     )
-    assert "asm" not in functions and functions.count("stmatrix(") >= 2
-    shared = piece(r"^(struct SharedStorage \{.*?^\};)")
-    made = piece(r"^__device__ __forceinline__ void consume\([^\n]*\n(.*?)^  begin_turns\(c\);")
-    own = piece(r"^  const int own = (kKvRows == kKvTile \? c\.[^;]*);")
-    cut = functions.index("__device__ __forceinline__ void multiply_scores")
-    parts = (
-        stubs, *before, tile + after, *(line for line in constants if "Tile<" in line),
-        f"constexpr bool kSwapped = {'true' if 'dq^T = k^T ds^T' in text else 'false'};",
-        "struct Position { int stage; uint32_t phase; };",
-        piece(r"^(using Weights [^\n]*)$"),
-        piece(r"^(struct Work \{.*?^\};)"), shared,
-        *(emulated(text, name) for name in ("ScoresWgmma", "KeyWgmma", "QueryWgmma")),
-        functions[:cut], piece(r"^(struct Step \{.*?^\};)"), piece(r"^(struct Consumer \{.*?^\};)"),
-        functions[cut:],
-        "static Consumer made(const Parameters& p, SharedStorage& shared, const Work& work, "
-        f"int consumer) {{\n{made}  return c;\n}}",
-        f"#define STORE_OWN ({own})",
+    assert "asm" not in held
+    return "\n".join(
+        (
+            *emitted.storage(instructions),
+            *(emitted.functions(FUNCTIONS[:2]), *emitted.consumer(), held),
+            *(f'#line 1 "{file}"\n{file.read_text()}' for file in (MEMORY, HELD)),
+        )
+    )
+
+
+def run(text: str, folder: Path) -> None:
+    """Compile and run a harness."""
+    source, program = folder / "products.cpp", folder / "products"
+    source.write_text(text)
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return "\n".join((*parts, f'#line 1 "{HARNESS}"', HARNESS.read_text()))
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
@@ -150,12 +228,20 @@ def test_products_of_a_pair_read_what_was_written(
 ) -> None:
     operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
     schedule = AttentionBackwardSchedule(q_tile, 128, stages, False, "direct", share="rows")
-    source, program = tmp_path / "products.cpp", tmp_path / "products"
-    source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run(pair_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize(
+    ("dim", "q_tile", "kv_tile", "held"),
+    [
+        (32, 64, 128, "half"), (32, 64, 64, "all"), (64, 96, 128, "all"), (64, 128, 128, "half"),
+        (96, 64, 128, "half"), (128, 64, 128, "half"), (128, 48, 128, "all"),
+    ],
+)  # fmt: skip
+def test_v_in_registers_is_v(
+    dim: int, q_tile: int, kv_tile: int, held: str, tmp_path: Path
+) -> None:
+    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 2, False, "direct", held=held)  # type: ignore[arg-type]
+    run(held_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)

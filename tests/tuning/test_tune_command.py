@@ -130,7 +130,9 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
 ) -> None:
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
     process = start(*options, "--pace", 1.0)
+    signal.signal(signal.SIGINT, before)
     until(lambda: lines(log) >= 8, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
