@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import cycle, islice
-from math import ceil
 from pathlib import Path
 
 import click
@@ -39,7 +37,7 @@ from warploom.errors import CompilationError
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.measure import SAMPLE_SECONDS, Call, Sampler, graph_sampler
+from warploom.runtime.measure import Call, Sampler, elapsed, graph_sampler, laps_for
 
 SHORT = (512, 1024, 2048)  # where the host's time can show
 _SECONDS = 0.2  # of one sample of steps
@@ -100,26 +98,23 @@ def enqueued_sampler(calls: Sequence[Call]) -> Sampler:
 
     Each takes the GPU longer than the host, which has all enqueued before they are done.
     """
-    elapsed = partial(_enqueued, calls)
-    elapsed(3 * len(calls))  # compiles, loads and plans
-    count = max(len(calls), ceil(SAMPLE_SECONDS / elapsed(10)))
+
+    def lap() -> None:
+        for call in calls:
+            call()
+
+    lap()  # compiles, loads and plans
+    laps = laps_for(elapsed(lap))
+
+    def all_laps() -> None:
+        for _ in range(laps):
+            lap()
 
     def sample() -> float:
-        elapsed(count)  # untimed: keeps the GPU busy until the first timed call is enqueued
-        return elapsed(count)
+        all_laps()  # untimed: keeps the GPU busy until the first timed call is enqueued
+        return elapsed(all_laps) / (laps * len(calls))
 
     return sample
-
-
-def _enqueued(calls: Sequence[Call], count: int) -> float:
-    """Seconds that the GPU takes for one of `count` calls."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for call in islice(cycle(calls), count):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e-3 / count
 
 
 def step_sampler(calls: Sequence[Call]) -> Sampler:

@@ -48,10 +48,10 @@ class Prepared:
         """Launch on the stream that it was prepared for."""
         if self.roams:
             refuse_fork()  # in our words: torch would be the first to notice
-        if self.roams and torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                self.fire()
-            return
+            if torch._C._cuda_getDevice() != self.device:
+                with torch.cuda.device(self.device):
+                    self.fire()
+                return
         (status,) = self.launch()
         if status:  # the driver's success is 0
             if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread new to CUDA

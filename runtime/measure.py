@@ -81,7 +81,7 @@ def graph_sampler(calls: Sequence[Call]) -> Sampler:
 
     with torch.cuda.stream(stream):
         lap()  # compiles, loads and plans, none of which a capture allows
-        laps = laps_for(_elapsed(lap))
+        laps = laps_for(elapsed(lap))
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         try:
@@ -95,12 +95,12 @@ def graph_sampler(calls: Sequence[Call]) -> Sampler:
 
     def sample() -> float:
         graph.replay()  # untimed: keeps the GPU busy until the timed replay is enqueued
-        return _elapsed(graph.replay) / (laps * len(calls))
+        return elapsed(graph.replay) / (laps * len(calls))
 
     return sample
 
 
-def _elapsed(call: Call) -> float:
+def elapsed(call: Call) -> float:
     """Seconds that the GPU takes for `call`; the host waits for the end."""
     begin, end = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
 MEMORY = Path(__file__).with_name("attention_backward_memory.cpp")
-PAIR = Path(__file__).with_name("attention_backward_products.cpp")
+PAIR = Path(__file__).with_name("attention_backward_pair.cpp")
 HELD = Path(__file__).with_name("attention_backward_held.cpp")
 STUBS = """
 #include <algorithm>

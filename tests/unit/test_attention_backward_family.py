@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from attention_backward_specs import ARCH, FAMILY, OPERATION, SCHEDULE, SMALL
 
 from warploom.errors import UnknownNameError
-from warploom.generator.architectures import architecture
-from warploom.generator.families import FAMILIES
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardProblem,
@@ -21,12 +20,6 @@ from warploom.generator.launches import Address, Argument, DeviceLimits, Launch
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.generator.tensor_maps import TensorMap
-
-FAMILY = FAMILIES["attention_backward"]
-ARCH = architecture("sm_90a")
-OPERATION = AttentionBackwardOperation("bf16", 128)
-SCHEDULE = AttentionBackwardSchedule(64, 128, overlap=False)
-SMALL = AttentionBackwardSchedule(64, 64, 1, overlap=False)  # legal for every operation
 
 
 def spec(

@@ -7,22 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from attention_backward_specs import ARCH, FAMILY, OPERATION, SCHEDULE, SMALL
 
 from warploom.errors import SpecificationError
-from warploom.generator.architectures import architecture
-from warploom.generator.families import FAMILIES
-from warploom.generator.families.attention_backward import (
-    AttentionBackwardOperation,
-    AttentionBackwardSchedule,
-)
 from warploom.generator.families.attention_forward import DIMS
 from warploom.generator.specification import KernelSpec
-
-FAMILY = FAMILIES["attention_backward"]
-ARCH = architecture("sm_90a")
-OPERATION = AttentionBackwardOperation("bf16", 128)
-SCHEDULE = AttentionBackwardSchedule(64, 128, overlap=False)
-SMALL = AttentionBackwardSchedule(64, 64, 1, overlap=False)  # legal for every operation
 
 
 @pytest.mark.parametrize(
