@@ -42,6 +42,7 @@ START = {
     "step": 1e-7,  # seconds of a step that nothing hides: barriers, first wait
     "turn": 2e-7,  # more of it where blocks add to dq in turn
     "block": 2.8e-6,  # seconds of a block beside its steps: k and v, the first q, dk and dv
+    "persistent": 0.5,  # of the above, where the next tile's first q comes while dk and dv leave
     "uneven": 0.2,  # of the longest block, that the last multiprocessor takes longer
     "softcap": 0.5,  # more of the scores' work where they are capped
     "hbm_bandwidth": 3.5e12,  # bytes a second of memory, in the kernels of rows
@@ -109,7 +110,8 @@ def seconds(
     layout = attention_backward_layout(next(iter(ARCHITECTURES.values())), operation, schedule)
     blocks = Blocks.of(operation, schedule, shape, layout.parts)
     step = _step(constants, operation, schedule, layout)
-    once = constants["block"] + _sums(constants, schedule, layout)
+    own = constants["persistent"] if schedule.scheduler == "dynamic" else 1.0
+    once = own * constants["block"] + _sums(constants, schedule, layout)
     mean, longest = (steps * step + once for steps in (blocks.mean, blocks.longest))
     multiprocessors -= multiprocessors % schedule.cluster_size  # those that whole clusters are on
     rounds = blocks.count / multiprocessors

@@ -156,12 +156,14 @@ class Emitted:
     def consumer(self) -> tuple[str, ...]:
         """What a consumer works with, and how it is made."""
         made = self.piece(
-            r"^__device__ __forceinline__ void consume\([^\n]*\n(.*?)^  begin_turns\(c\);"
+            r"^__device__ __forceinline__ void consume\(.*?\{\n(.*?)^  begin_turns\(c\);"
         )
         return (
             *(self.piece(rf"^(struct {name} \{{.*?^\}};)") for name in ("Step", "Consumer")),
             "static Consumer made(const Parameters& p, SharedStorage& shared, const Work& work, "
-            f"int consumer) {{\n{made}  return c;\n}}",
+            "int consumer) {\n  const struct { int tiles; } progress{};\n"
+            + made
+            + "  return c;\n}",
         )
 
 

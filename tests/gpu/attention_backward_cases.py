@@ -136,6 +136,26 @@ HELD = [  # v in registers, of every dim that it fits
         (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
     )
 ]
+PERSISTENT = [  # blocks that take one tile after the other
+    spec(
+        dim,
+        {"kv_tile": 128, "overlap": False, "scheduler": "dynamic", **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+    )
+    for (dim, fields), (mask, lengths) in product(
+        (
+            (32, {"q_tile": 128, "accumulate": "direct"}),
+            (64, {"q_tile": 128, "accumulate": "direct"}),
+            (64, {"q_tile": 96, "stages": 1}),
+            (96, {"q_tile": 64, "stages": 3}),
+            (128, {"q_tile": 64, "accumulate": "direct"}),
+            (128, {"q_tile": 64, "kv_tile": 64}),
+        ),
+        (("none", "fixed"), ("causal", "fixed"), ("window", "fixed"), ("causal", "packed")),
+    )
+]
 PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped
     spec(
         dim,
@@ -196,6 +216,17 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "cluster": spec(
         128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4}, mask="causal"
     ),
+    "persistent": spec(
+        64,
+        {
+            "q_tile": 128,
+            "kv_tile": 128,
+            "overlap": False,
+            "accumulate": "direct",
+            "scheduler": "dynamic",
+        },
+        mask="causal",
+    ),
     "pair": spec(
         256,
         {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False, "share": "rows"},
@@ -215,7 +246,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *HELD),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *HELD, *PERSISTENT),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )
     )

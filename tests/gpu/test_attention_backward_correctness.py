@@ -212,6 +212,16 @@ def test_v_is_the_same_in_registers(kernel: KernelSpec, shape: Shape) -> None:
         verify_masks(kernel, shape, dim=operation(kernel).dim - 8)
 
 
+@pytest.mark.parametrize("name", [*MOST, "more tiles than multiprocessors"])
+@pytest.mark.parametrize("kernel", cases.PERSISTENT, ids=short)
+def test_a_block_takes_one_tile_after_the_other(kernel: KernelSpec, name: str) -> None:
+    if operation(kernel).lengths == "packed":
+        for lengths in LENGTHS.values():
+            arena.verify(arena.packed(kernel, *lengths, past=5, heads=66, kv_heads=33, causal=True))
+    else:
+        verify_masks(kernel, SHAPES[name])
+
+
 def test_a_wider_mask_or_dim_computes_what_a_narrower_call_asks_for() -> None:
     for kernel in (SIMPLE["causal"], SIMPLE["long"], SIMPLE["deterministic"]):
         arena.verify(arena.make(kernel, FEW[0], dim=40))

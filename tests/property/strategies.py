@@ -121,6 +121,9 @@ def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
         share=share,
         single_do=draw(st.booleans()),
         held="none" if whole else draw(literal(AttentionBackwardSchedule, "held")),
+        scheduler="single"
+        if wide or overlap or operation.deterministic
+        else draw(literal(AttentionBackwardSchedule, "scheduler")),
     )
     assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
     return KernelSpec(arch, operation, schedule)

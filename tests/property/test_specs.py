@@ -261,6 +261,7 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
     "share": ["", "heads", "rows; }"],
     "single_do": [2, "yes"],
     "held": ["", "some", "all; }"],
+    "scheduler": ["", "static", "dynamic; }"],
     "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {

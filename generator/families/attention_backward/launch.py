@@ -169,7 +169,9 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
     if packed:
         values["total_k"] = problem.total_k
     if operation.deterministic:
-        values |= {name: Address(name) for name in ("turns", "counter")}
+        values["turns"] = Address("turns")
+    if operation.deterministic or schedule.scheduler == "dynamic":
+        values["counter"] = Address("counter")
     if operation.softcap:
         values["softcap"] = Argument("softcap")
     return values
@@ -188,6 +190,7 @@ def launches(
     operation, schedule = _fields(spec)
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     tiles, values = _tiles(spec, problem), _values(spec, problem)
+    blocks = tiles.kv_tiles * tiles.all_kv_heads * layout.parts * schedule.cluster
 
     def launch(suffix: str, grid: int, block: int, cluster: int, shared_bytes: int) -> Launch:
         return Launch(spec.name + suffix, grid, block, cluster, shared_bytes, values, early=True)
@@ -196,7 +199,7 @@ def launches(
         launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
         launch(
             "",
-            tiles.kv_tiles * tiles.all_kv_heads * layout.parts * schedule.cluster,
+            blocks if schedule.scheduler == "single" else min(blocks, device.multiprocessors),
             schedule.threads,
             schedule.cluster_size,
             layout.shared_bytes,
@@ -220,8 +223,7 @@ def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Work
     if operation.deterministic:
         layout = attention_backward_layout(spec.architecture, operation, schedule)
         pieces = tiles * layout.parts * schedule.warpgroups * WARPS
-        found += [
-            Workspace("turns", 4 * pieces, zeroed=False),
-            Workspace("counter", 4, zeroed=False),
-        ]
+        found.append(Workspace("turns", 4 * pieces, zeroed=False))
+    if operation.deterministic or schedule.scheduler == "dynamic":
+        found.append(Workspace("counter", 4, zeroed=False))
     return found

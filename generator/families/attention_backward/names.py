@@ -18,7 +18,7 @@ _NAME = re.compile(
     r"(?P<deterministic>_deterministic)?_(?P<q_tile>\d+)x(?P<kv_tile>\d+)"
     r"_stages(?P<stages>\d+)(?P<single_do>_single_do)?(?:_cluster(?P<cluster>\d+))?(?:_(?P<share>rows))?"
     r"(?P<overlap>_overlap)?(?:_held_(?P<held>half|all))?"
-    r"_(?P<accumulate>bulk|direct)_[0-9a-f]{{8}}".format(
+    r"_(?P<accumulate>bulk|direct)(?:_(?P<scheduler>dynamic))?_[0-9a-f]{{8}}".format(
         arch="|".join(row.token for row in ARCHITECTURES.values())
     )
 )
@@ -44,6 +44,7 @@ def parse_name(name: str) -> KernelSpec | None:
         "share": token["share"] or "columns",
         "single_do": token["single_do"] is not None,
         "held": token["held"] or "none",
+        "scheduler": token["scheduler"] or "single",
     }
     return KernelSpec(
         arch, AttentionBackwardOperation(**operation), AttentionBackwardSchedule(**schedule)

@@ -32,15 +32,13 @@ _EVERY = (
     Field("dim", Kind.INT32, "int32_t", "of the tensors, at most kDim"),
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
-_ORDERED = (
-    Field(
-        "turns",
-        Kind.POINTER,
-        "int32_t",
-        "[head, q tile, ...]: kv tiles that added to a piece of dq",
-    ),
-    Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
+_TURNS = Field(
+    "turns",
+    Kind.POINTER,
+    "int32_t",
+    "[head, q tile, ...]: kv tiles that added to a piece of dq",
 )
+_COUNTER = Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken")
 
 
 def _rows(name: str) -> tuple[Field, ...]:
@@ -78,7 +76,9 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
     if not alone:
         fields += [*_rows("dk"), *_rows("dv")]
     if operation.deterministic:
-        fields += _ORDERED
+        fields.append(_TURNS)
+    if operation.deterministic or schedule.scheduler == "dynamic":
+        fields.append(_COUNTER)
     if operation.softcap:
         fields.append(SOFTCAP)
     return block(fields + bounds(operation.mask, packed=packed))

@@ -69,6 +69,12 @@ def schedule_reasons(
             or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
             else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
             f"{WIDEST}, do registers suffice for v; take none",
+            None
+            if schedule.scheduler == "single" or not (schedule.overlap or operation.deterministic)
+            else "scheduler dynamic: only without overlap and in any order; take single",
+            None
+            if schedule.scheduler == "single" or (layout.parts == 1 and schedule.cluster == 1)
+            else "scheduler dynamic: a tile has one block; take single",
             rules.one_of("single_do", schedule.single_do, (False, True)),
             None
             if schedule.stages > 1 or not schedule.single_do

@@ -66,6 +66,8 @@ class AttentionBackwardSchedule:
                 scores, and half the columns of the gradients; rows, each has 64 rows of k and v,
                 and they exchange ds for dq, of which each adds half the columns
     single_do   of do only one stage, which is let go earlier in a step than that of q
+    scheduler   single: a block per tile of k and v; dynamic: persistent blocks, each takes its next
+                tile from a counter, and loads its first q while the gradients before leave
     held        how much of v a warpgroup has in registers, so that dp is multiplied from there
     """
 
@@ -78,6 +80,7 @@ class AttentionBackwardSchedule:
     share: Literal["columns", "rows"] = "columns"
     single_do: bool = False
     held: Literal["none", "half", "all"] = "none"
+    scheduler: Literal["single", "dynamic"] = "single"
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -91,6 +94,7 @@ class AttentionBackwardSchedule:
             *(("overlap",) if self.overlap else ()),
             *((f"held_{self.held}",) if self.held != "none" else ()),
             self.accumulate,
+            *(("dynamic",) if self.scheduler == "dynamic" else ()),
         )
 
     @property

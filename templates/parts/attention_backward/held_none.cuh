@@ -1,6 +1,6 @@
 // v stays in shared memory.
 struct Held {
-  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
+  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(c.phase); }
 
   // Issues dp^T = v do^T.
   __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {

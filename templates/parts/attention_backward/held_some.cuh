@@ -5,7 +5,7 @@ struct Held {
   uint32_t rows[kSteps][4];  // as wgmma takes its A: a warp's 16 rows by 16 columns, by quarters
 
   __device__ __forceinline__ void take(const Consumer& c) {
-    c.shared.v_full.wait(0);
+    c.shared.v_full.wait(c.phase);
     const int lane = threadIdx.x % 32, row = c.consumer * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane % 16;
     CUTE_UNROLL
     for (int step = 0; step < kSteps; ++step) {

@@ -10,7 +10,7 @@ struct alignas(16) Eight {
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     {{ spec.name }}_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-{% if operation.deterministic %}
+{% if operation.deterministic or schedule.scheduler == "dynamic" %}
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
 {% endif %}
   const Place at = place_q(p, blockIdx.x);

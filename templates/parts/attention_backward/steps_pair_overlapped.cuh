@@ -7,7 +7,7 @@ struct Steps {
   __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k, c.staged_q(at) + c.row * kSpan / 16);
-    c.shared.v_full.wait(0);
+    c.shared.v_full.wait(c.phase);
   }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,

@@ -2,7 +2,7 @@
 // only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
 // while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(c.phase); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool) {

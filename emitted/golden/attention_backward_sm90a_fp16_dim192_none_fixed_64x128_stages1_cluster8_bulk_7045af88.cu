@@ -1,13 +1,13 @@
-// attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe
+// attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_7045af88
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   bf16, head dimension 32, mask causal, fixed lengths
-//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk, in order
+//   fp16, head dimension 192, mask none, fixed lengths
+//   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added bulk, clusters of 8, columns shared
 // Three kernels: preprocess, main, postprocess.
-// Digest 412d28fefebd7b11991c439845e07ecb0b73c48645a34996956a9e33844d91f6; `warploom show` prints this file.
+// Digest 7045af887fba8298bcbe0693038a26c919b159cdc6694bc760b8f3b1e4982db6; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,24 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::bfloat16_t;
-constexpr int kDim = 32, kSpan = 64;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::half_t;
+constexpr int kDim = 192, kSpan = 32;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 1;  // warpgroups, beside a producer
+constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
-constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
+constexpr int kStages = 1, kDoStages = 1, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
+constexpr int kCluster = 8;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
-constexpr int kKvRows = 64, kQRows = 64;
+constexpr int kKvRows = 128, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
-constexpr int kParts = 1, kColumns = kDim / kParts;
+constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 1, kQueryN = 32;
+constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -62,8 +62,6 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
@@ -72,8 +70,8 @@ struct alignas(128) Parameters {
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
-  int32_t* turns;  // [head, q tile, ...]: kv tiles that added to a piece of dq
-  int32_t* counter;  // of tickets that blocks of main have taken
+  Element* dk_rows;  // dk, by the strides below
+  Element* dv_rows;  // dv, by the strides below
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -83,6 +81,12 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
+  int64_t dk_batch;  // stride of dk, in elements
+  int64_t dk_head;  // stride of dk, in elements
+  int64_t dk_seq;  // stride of dk, in elements
+  int64_t dv_batch;  // stride of dv, in elements
+  int64_t dv_head;  // stride of dv, in elements
+  int64_t dv_seq;  // stride of dv, in elements
   int32_t heads;  // query heads of one batch
   int32_t seq_q;  // rows
   int32_t seq_k;  // columns
@@ -92,30 +96,31 @@ struct alignas(128) Parameters {
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 1152);
+static_assert(sizeof(Parameters) == 896);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
-static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
-static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
-static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
-static_assert(OFFSET(Parameters, turns) == 952 && OFFSET(Parameters, counter) == 960);
-static_assert(OFFSET(Parameters, o_batch) == 968 && OFFSET(Parameters, o_head) == 976);
-static_assert(OFFSET(Parameters, o_seq) == 984 && OFFSET(Parameters, do_batch) == 992);
-static_assert(OFFSET(Parameters, do_head) == 1000 && OFFSET(Parameters, do_seq) == 1008);
-static_assert(OFFSET(Parameters, dq_batch) == 1016 && OFFSET(Parameters, dq_head) == 1024);
-static_assert(OFFSET(Parameters, dq_seq) == 1032 && OFFSET(Parameters, heads) == 1040);
-static_assert(OFFSET(Parameters, seq_q) == 1044 && OFFSET(Parameters, seq_k) == 1048);
-static_assert(OFFSET(Parameters, kv_tiles) == 1052 && OFFSET(Parameters, q_tiles) == 1056);
-static_assert(OFFSET(Parameters, section) == 1060 && OFFSET(Parameters, all_kv_heads) == 1064);
-static_assert(OFFSET(Parameters, sharing) == 1068 && OFFSET(Parameters, dim) == 1072);
-static_assert(OFFSET(Parameters, right) == 1076 && OFFSET(Parameters, scale) == 1080);
+static_assert(OFFSET(Parameters, statistics_map) == 512 && OFFSET(Parameters, lse) == 640);
+static_assert(OFFSET(Parameters, dlse) == 648 && OFFSET(Parameters, statistics) == 656);
+static_assert(OFFSET(Parameters, dq_sum) == 664 && OFFSET(Parameters, o_rows) == 672);
+static_assert(OFFSET(Parameters, do_rows) == 680 && OFFSET(Parameters, dq_rows) == 688);
+static_assert(OFFSET(Parameters, dk_rows) == 696 && OFFSET(Parameters, dv_rows) == 704);
+static_assert(OFFSET(Parameters, o_batch) == 712 && OFFSET(Parameters, o_head) == 720);
+static_assert(OFFSET(Parameters, o_seq) == 728 && OFFSET(Parameters, do_batch) == 736);
+static_assert(OFFSET(Parameters, do_head) == 744 && OFFSET(Parameters, do_seq) == 752);
+static_assert(OFFSET(Parameters, dq_batch) == 760 && OFFSET(Parameters, dq_head) == 768);
+static_assert(OFFSET(Parameters, dq_seq) == 776 && OFFSET(Parameters, dk_batch) == 784);
+static_assert(OFFSET(Parameters, dk_head) == 792 && OFFSET(Parameters, dk_seq) == 800);
+static_assert(OFFSET(Parameters, dv_batch) == 808 && OFFSET(Parameters, dv_head) == 816);
+static_assert(OFFSET(Parameters, dv_seq) == 824 && OFFSET(Parameters, heads) == 832);
+static_assert(OFFSET(Parameters, seq_q) == 836 && OFFSET(Parameters, seq_k) == 840);
+static_assert(OFFSET(Parameters, kv_tiles) == 844 && OFFSET(Parameters, q_tiles) == 848);
+static_assert(OFFSET(Parameters, section) == 852 && OFFSET(Parameters, all_kv_heads) == 856);
+static_assert(OFFSET(Parameters, sharing) == 860 && OFFSET(Parameters, dim) == 864);
+static_assert(OFFSET(Parameters, scale) == 868);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -125,37 +130,39 @@ struct ScoresWgmma {
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 32] += A[64 x 16] * B[16 x 32]; A in registers, B by descriptor, D in registers.
+// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[16], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
+// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -224,10 +231,10 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Starts the store of a box; rows past the end of the sequence are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+// Where a row of k or v begins in a tensor of these strides.
+__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride, int64_t head_stride,
+                                             int64_t column_stride, int head, int column) {
+  return sequence.batch * batch_stride + head * head_stride + column * column_stride;
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -304,10 +311,8 @@ struct SharedStorage {
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
-  Work work;  // where registers are too few for it
-  int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
 };
-static_assert(sizeof(SharedStorage) <= 43008);
+static_assert(sizeof(SharedStorage) <= 206848);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -328,21 +333,13 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work: a ticket, taken when it begins.
-__device__ __forceinline__ int number(const Parameters& p, SharedStorage&) { return atomicAdd(p.counter, 1); }
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
-// To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
-// take numbers when they begin: so none waits for one that may never begin.
+// Which of two blocks adds to a q tile's dq first is left to chance.
 
-// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
-__device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
-
-// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
-__device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
-  // The first column that the row attends to.
-  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;
-  return work.column / kKvTile - first / kKvTile;
-}
+// The q tile in place n of [begin, end).
+__device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
@@ -352,14 +349,34 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
+// were.
+struct Progress {
+  Position position;
+  uint32_t parity;
+  int tiles;
+
+  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
+  __device__ __forceinline__ void advance() {
+    position.advance();
+    parity ^= 1;
+  }
+};
+
+// Starts the load of k.
+__device__ __forceinline__ void load_keys(const Parameters& p, SharedStorage& shared, const Work& work,
+                                          Corner columns) {
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work,
+                                        Progress& progress) {
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  const Position& position = progress.position;
+  load_keys(p, shared, work, columns);
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -367,7 +384,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, parity);
+      const Position of_do = beside(position, progress.parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -378,8 +395,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
-      position.advance();
-      parity ^= 1;
+      progress.advance();
     }
   }
 }
@@ -450,7 +466,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -505,6 +521,7 @@ struct Consumer {
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
   int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  uint32_t phase;      // of k's and v's barriers
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -607,164 +624,188 @@ __device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_em
 // Barriers are there for all who arrive at them.
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
 
-// Passes on the turn that the warp has had, if it has not yet.
-__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
-  int* owed = c.shared.owed[warp];
-  if (owed == nullptr) return;
-  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
-               ::"l"(owed) : "memory");
-  c.shared.owed[warp] = nullptr;
-}
-
-// Adds a warpgroup's part of dq to the sums of its q tile, after all kv tiles further left have. They lie
-// as the accumulators do, four of a thread after those of its neighbour, so a warp's are one piece: it
-// stages them, awaits the piece's turn and TMA adds them. The turn is passed on a step later, when that
-// is done, and before this warp waits for another: a warp only ever waits for blocks with lower numbers.
+// Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
+// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
   auto& staging = c.shared.sums[warp];
-  if (lane == 0) pass_turn(c, warp);
+  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
   __syncwarp();
   CUTE_UNROLL
   for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
   cute::tma_store_fence();
   __syncwarp();
-  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
-  int* turns = c.p.turns + piece;
-  int passed;
-  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
   if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(piece) * (kQueries * 32);
-    asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
+    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
                  ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
                  : "memory");
     cute::tma_store_arrive();
-    c.shared.owed[warp] = turns;
   }
 }
 
-__device__ __forceinline__ void begin_turns(const Consumer& c) {
-  if (threadIdx.x % 32 == 0) c.shared.owed[c.consumer * 4 + threadIdx.x / 32 % 4] = nullptr;
-}
-__device__ __forceinline__ void finish_turns(const Consumer& c) {
-  if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
-}
+// Nobody waits for a turn.
+__device__ __forceinline__ void begin_turns(const Consumer&) {}
+__device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
-// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
-// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
-struct Steps {
-  float scores[kScores];  // of the next step
+// v stays in shared memory.
+struct Held {
+  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(c.phase); }
 
-  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
-    c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.v_full.wait(0);
-  }
-
-  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool more) {
-    const Position of_do = beside(at, step.parity);
-    float dp[kScores], dq[kQueries];
-    Weights weights;  // p^T, then ds^T
-    c.shared.do_full[of_do.stage].wait(of_do.phase);
-    cute::warpgroup_wait<0>();  // the scores are there
-    fence(scores);
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
-    weigh(c, weights, scores, step, at);
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
-    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
-    fence(dp);
-    differentiate(c, dp, scores, at);
-    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
-    cute::warpgroup_wait<0>();
-    fence(dv);
-    release(c.shared.do_empty[of_do.stage]);
-    pack(weights, dp);
-    write(c, c.own_ds(step), weights);
-    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
-    meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
-    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
-    // around products in flight makes the compiler wait for them.
-    Position ahead = at;
-    ahead.advance();
-    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
-    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
-    fence(dk);
-    fence(dq);
-    release(c.shared.q_empty[at.stage]);
-    release_ds(c);
-    accumulate(c, dq, step);
-  }
-
-  __device__ __forceinline__ void end(const Consumer&, int) {
-    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
-    fence(scores);
+  // Issues dp^T = v do^T.
+  __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
+    multiply_scores(dp, c.v + c.own, d_o);
   }
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
-// time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
-__device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+// The steps of a consumer, one for each q tile: one after the other, so that the fewest registers are in
+// use at a time. Within a step dp is multiplied while p is computed, dv while ds is written, and dk while
+// dq leaves.
+struct Steps {
+  Held held;
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { held.take(c); }
+
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool) {
+    const Position of_do = beside(at, step.parity);
+    float scores[kScores], dp[kScores], dq[kQueries];
+    Weights weights, ds;
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    held.multiply(c, dp, c.staged_do(of_do));
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
+    weigh(c, weights, scores, step, at);
+    cute::warpgroup_wait<0>();
+    fence(dp);
+    differentiate(c, dp, scores, at);
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    pack(ds, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), ds);
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
+    fence(dq);
+    release(c.shared.do_empty[of_do.stage]);
+    release_ds(c);
+    accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
+  }
+
+  __device__ __forceinline__ void end(const Consumer&, int) {}
+};
+
+// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
+// down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
+// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
+//
+// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
+constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
+constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
+constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
+constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
+static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
+static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
+static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
+
+// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Lays down the warp's fragments of a gradient.
+__device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
+  float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
   CUTE_UNROLL
-  for (int i = 0; i < kColumns / 16; ++i) {
-    const float* x = gradient + i * 8;
-    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
-                             (offset ^ ((offset >> 3) & (kSpan - 16)));
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
-                 "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
-                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
-                 : "memory");
+  for (int i = 0; i < kWarpFragments; ++i)
+    own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
+}
+
+// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
+// before and ahead of the next.
+__device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
+  float4 four;
+  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+               "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address), "r"(rank));
+  return four;
+}
+
+// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
+// a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
+__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
+                                           int64_t row_stride, float scale, int warp) {
+  const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
+  float4 sums[kWarpSums];
+  CUTE_UNROLL
+  for (int i = 0; i < kWarpSums; ++i) {
+    const int own = min(i * kWarps + warp, kOwnFragments - 1);
+    sums[i] = load_remote(address + own * kFragmentBytes, 0);
+    CUTE_UNROLL
+    for (int block = 1; block < kCluster; ++block) {
+      const float4 more = load_remote(address + own * kFragmentBytes, block);
+      sums[i] = {sums[i].x + more.x, sums[i].y + more.y, sums[i].z + more.z, sums[i].w + more.w};
+    }
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kWarpSums; ++i) {
+    const int own = i * kWarps + warp;
+    const int row = (first + own) / kWarpFragments * 16 + int(threadIdx.x) % 32 / 4;
+    const int column = c.part * kColumns + (first + own) % kWarpFragments * 8 + int(threadIdx.x) % 4 * 2;
+    if (own >= kOwnFragments || column >= c.p.dim) continue;
+    Element* place = tile + row * row_stride + column;
+    if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
+    if (row + 8 < rows)
+      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
   }
 }
 
-// Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
-  for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
-              c.work.head);
-  cute::tma_store_arrive();
-}
-
-// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
-// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
-  stage(c.shared.v + own, dv, 1);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  meet();  // nobody reads k any more, either
-  const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(c.p.dv_map, c.shared.v + own, c);
-  stage(c.shared.k + own, dk, c.p.scale);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
-  if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dq too.
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
+  const Parameters& p = c.p;
+  const Work& work = c.work;
+  const int warp = c.consumer * 4 + threadIdx.x / 32 % 4;
+  Element* const dk_tile =
+      p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
+  Element* const dv_tile =
+      p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
+  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
+  meet();  // all have multiplied with k, v, q and do
+  lay(of_dv, dv, warp);
+  if (kTogether) lay(of_dk, dk, warp);
+  sync_cluster();  // the blocks' fragments are there
+  store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
+  if (!kTogether) {
+    sync_cluster();  // every reader is done with them
+    lay(of_dk, dk, warp);
+    sync_cluster();
+  }
+  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
+  sync_cluster();  // shared memory must outlive the blocks that read it
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer,
+                                        Progress& progress) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
-  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
-  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
-                   Scaling(p)};
+                   uint32_t(progress.tiles) & 1, Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -773,16 +814,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dv);
   if (work.begin < work.end) {
     Steps steps;
-    Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    shared.k_full.wait(0);
-    steps.begin(c, position);  // waits for v, too
+    shared.k_full.wait(c.phase);
+    steps.begin(c, progress.position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
-      position.advance();
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
@@ -795,13 +835,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_7045af88(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
@@ -819,20 +859,22 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
-  __syncthreads();
-  const Work& work = shared.work;
+  const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    if (threadIdx.x == 0) produce(p, shared, work);
+    cutlass::arch::warpgroup_reg_dealloc<24>();
+    Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+    if (threadIdx.x == 0) produce(p, shared, work, progress);
   } else {
-    consume(p, shared, work, warpgroup - 1);
+    cutlass::arch::warpgroup_reg_alloc<240>();
+    Progress progress{ {0, 0}, 0, 0};
+    consume(p, shared, work, warpgroup - 1, progress);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 4;
+constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -840,9 +882,8 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_7045af88_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
@@ -877,13 +918,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
-  constexpr int kTurns = kParts * kConsumers * 4;
-  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
 }
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim192_none_fixed_64x128_stages1_cluster8_bulk_7045af88_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,13 +1,13 @@
-// attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_6344f5d4
+// attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_cf1afc9f
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   fp16, head dimension 64, mask causal, fixed lengths
-//   q tile 96, kv tile 128, 2 consumers, 2 stages, overlap, dq added direct
+//   bf16, head dimension 256, mask causal, fixed lengths
+//   q tile 64, kv tile 128, 2 consumers, 2 stages of q, 1 of do, overlap, dq added direct, rows shared
 // Three kernels: preprocess, main, postprocess.
-// Digest 6344f5d48b47e3b92c36eeb17fa24702e0d6f5da87b4c7890af66f23b0148618; `warploom show` prints this file.
+// Digest cf1afc9f533abd12724cf979724fd5a4150a849f97312011af7c94076bff58a6; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,24 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::half_t;
-constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 256, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups, beside a producer
-constexpr int kWgmmaM = 64, kQTile = 96, kKvTile = kWgmmaM * kConsumers;
+constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
-constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
+constexpr int kStages = 2, kDoStages = 1, kDsStages = 1;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
-constexpr int kKvRows = 128, kQRows = 96;
+constexpr int kKvRows = 64, kQRows = 32;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
-constexpr int kParts = 1, kColumns = kDim / kParts;
+constexpr int kParts = 2, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
-// Parts that columns of dq transposed are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 48;
+// Parts that columns of dq are shared out in; columns of one.
+constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -115,46 +115,46 @@ __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct KeyWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
   }
 };
 
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct QueryWgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 1, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -297,13 +297,16 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
+  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
+  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
+  FullBarrier peer_full;    // the peer's box of ds has arrived
+  EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
 };
-static_assert(sizeof(SharedStorage) <= 109568);
+static_assert(sizeof(SharedStorage) <= 215040);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -333,21 +336,46 @@ __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { retur
 __device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v.
+// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
-  shared.v_full.arrive_and_expect_tx(kKvBytes);
+  shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
+  const Corner peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
+  CUTE_NO_UNROLL
+  for (int box = 0; box < kBoxes / kParts; ++box)
+    load_box(p.k_map, shared.v_full, kEvictFirst, shared.peer_k + box * Tile<kKvRows>::kBoxBytes,
+             work.part * kColumns + box * kBoxColumns, peer, work.head);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
+// were.
+struct Progress {
+  Position position;
+  uint32_t parity;
+  int tiles;
+
+  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
+  __device__ __forceinline__ void advance() {
+    position.advance();
+    parity ^= 1;
+  }
+};
+
+// Starts the load of k.
+__device__ __forceinline__ void load_keys(const Parameters& p, SharedStorage& shared, const Work& work,
+                                          Corner columns) {
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work,
+                                        Progress& progress) {
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  const Position& position = progress.position;
+  load_keys(p, shared, work, columns);
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -355,7 +383,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, parity);
+      const Position of_do = beside(position, progress.parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -366,8 +394,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
-      position.advance();
-      parity ^= 1;
+      progress.advance();
     }
   }
 }
@@ -395,37 +422,39 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-// dq^T = k^T ds^T: a warpgroup has 64 rows of the head dimension, and the columns of q or a part of them.
+// dq = ds k: a warpgroup has 64 rows of q, and the columns of the head dimension or a part of them.
 // Issues the product over the block's rows of k; with kMore it is added to the one that was issued before.
 template <bool kMore = false>
 __device__ __forceinline__ void multiply_query(float (&dq)[kQueries], uint64_t ds, uint64_t k, int consumer) {
-  ds += consumer % kQuerySplits * kQueryN * 128 / 16;
-  k += consumer / kQuerySplits * (kWgmmaM / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
+  ds += consumer / kQuerySplits * kWgmmaM * 128 / 16;
+  k += consumer % kQuerySplits * (kQueryN / kBoxColumns) * Tile<kKvRows>::kBoxBytes / 16;
   if (!kMore) fence(dq);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kKvRows / QueryWgmma::kK; ++step)
-    QueryWgmma::fma(k + step * QueryWgmma::kK * kSpan / 16, ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16,
+    QueryWgmma::fma(ds + (step / 4 * kDsBoxBytes + step % 4 * 32) / 16, k + step * QueryWgmma::kK * kSpan / 16,
                     dq, kMore || step > 0);
   cute::warpgroup_commit_batch();
 }
 
 // Takes the sums of a q tile apart: `take` gets (row, column, values of 8 columns). Of a fragment of 8
-// rows of q lane l holds two of column l / 4, then two of the column 8 further on.
-constexpr int kPieces = kPartSums / 32;
+// columns lane l holds two of row l / 4, then two of the row 8 further down.
+constexpr int kPieces = kPartSums / 16;
 template <class Take> __device__ __forceinline__ void unpack(const float4* sums, int piece, Take&& take) {
   constexpr int kFragments = kQueryN / 8;
-  const int pair = piece % 4, columns = piece / 4 % (kColumns / 16), fragment = piece / 4 / (kColumns / 16);
-  const int warp = (columns / 4 * kQuerySplits + fragment / kFragments) * 4 + columns % 4;
-  float values[2][2][8];  // of rows, of columns further on
+  // An octet has 8 rows and the 8 rows 8 further down.
+  const int fragment = piece % (kColumns / 8), octet = piece / (kColumns / 8);
+  const int warp = (octet / 32 * kQuerySplits + fragment / kFragments) * 4 + octet / 8 % 4;
+  const int row = octet / 32 * kWgmmaM + octet / 8 % 4 * 16 + octet % 8;
+  float values[2][8];
   CUTE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + i * 4 + pair];
-    values[0][0][i] = four.x, values[1][0][i] = four.y;
-    values[0][1][i] = four.z, values[1][1][i] = four.w;
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = sums[(warp * kFragments + fragment % kFragments) * 32 + octet % 8 * 4 + i];
+    values[0][2 * i] = four.x, values[0][2 * i + 1] = four.y;
+    values[1][2 * i] = four.z, values[1][2 * i + 1] = four.w;
   }
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) take(fragment * 8 + pair * 2 + i % 2, columns * 16 + i / 2 * 8, values[i % 2][i / 2]);
+  take(row, fragment * 8, values[0]);
+  take(row + 8, fragment * 8, values[1]);
 }
 
 __device__ __forceinline__ float exp2(float x) {
@@ -436,7 +465,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -491,6 +520,7 @@ struct Consumer {
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
   int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  uint32_t phase;      // of k's and v's barriers
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -560,38 +590,81 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
-// ds goes through shared memory for dq.
+// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
+// before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
+// written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
+// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
+// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
 //
-// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
-                                                  uint64_t rows) {
+// Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+    KeyWgmma::fma(weights + step * KeyWgmma::kK * 128 / 16, rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
   cute::warpgroup_commit_batch();
 }
 
-// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
-// it two steps ago, and have come to meet() since, after their dq was there.
-__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
+// The block's own box of ds.
+__device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
+  return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
 }
 
-// Lets go of the only stage of ds, which dq has been multiplied with.
+// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
+// as well: they have come to meet() since, with p.
+__device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
+  c.shared.peer_empty.wait(step.parity ^ 1);
+}
+
+// p's stage, which others may still read in the step after, but not in the one after that: all have come to
+// meet() with that one's p.
+__device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
+__device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
+  return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
+}
+
+// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
+__device__ __forceinline__ void exchange(const Consumer& c, Step step) {
+  if (threadIdx.x != 128) return;  // the consumers' first
+  c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
+  asm volatile("{\n.reg .b32 box, full;\nmapa.shared::cluster.u32 box, %0, %3;\n"
+               "mapa.shared::cluster.u32 full, %1, %3;\n"
+               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [box], [%0], %2, [full];\n}"
+               ::"r"(cute::cast_smem_ptr_to_uint(c.own_ds(step))),
+               "r"(cute::cast_smem_ptr_to_uint(&c.shared.peer_full)), "n"(kDsBoxBytes), "r"(1 - c.part)
+               : "memory");
+}
+
+// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
+__device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
+  multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+}
+__device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&dq)[kQueries], Step step) {
+  const uint64_t peer_k = matrix(c.shared.peer_k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  c.shared.peer_full.wait(step.parity);
+  multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
+}
+
+// Tells the peer that dq has been multiplied with the box that it sent.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
-  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
 }
 
 // The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.peer_full.init(1);
+  shared.peer_empty.init(4 * kConsumers);
+}
 
-// Barriers are there for all who arrive at them.
-__device__ __forceinline__ void sync_share() { __syncthreads(); }
+// Barriers are there for all who arrive at them, the peer too.
+__device__ __forceinline__ void sync_share() {
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
+}
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
 // thread after those of its neighbour.
@@ -609,47 +682,51 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
-// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
-// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
+// The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
+// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
+// its way. steps_overlapped.cuh says what the compiler must find.
 struct Steps {
   float scores[kScores];  // of the next step
 
   __device__ __forceinline__ void begin(const Consumer& c, Position at) {
     c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.shared.v_full.wait(0);
+    multiply_scores(scores, c.k, c.staged_q(at) + c.row * kSpan / 16);
+    c.shared.v_full.wait(c.phase);
   }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
                                        Position at, bool more) {
     const Position of_do = beside(at, step.parity);
+    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
-    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
     weigh(c, weights, scores, step, at);
-    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    write(c, own_p(c, step), weights);
+    meet();
+    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
-    cute::warpgroup_wait<0>();
+    pack(weights, dp);
+    await_ds(c, step);
+    write(c, c.own_ds(step), weights);
+    meet();
+    exchange(c, step);
+    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
+    multiply_own_query(c, dq, step);
+    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
     fence(dv);
     release(c.shared.do_empty[of_do.stage]);
-    pack(weights, dp);
-    write(c, c.own_ds(step), weights);
-    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
-    meet();
-    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
-    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
-    // around products in flight makes the compiler wait for them.
+    multiply_peer_query(c, dq, step);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
     Position ahead = at;
     ahead.advance();
     if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
-    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    multiply_scores(scores, c.k, c.staged_q(ahead) + half);
     cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
     fence(dk);
     fence(dq);
@@ -658,9 +735,11 @@ struct Steps {
     accumulate(c, dq, step);
   }
 
-  __device__ __forceinline__ void end(const Consumer&, int) {
+  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
+  __device__ __forceinline__ void end(const Consumer& c, int count) {
     cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
     fence(scores);
+    await_ds(c, {0, 0, count % 2u});
   }
 };
 
@@ -709,7 +788,8 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer,
+                                        Progress& progress) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
@@ -719,7 +799,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
-                   Scaling(p)};
+                   uint32_t(progress.tiles) & 1, Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -728,16 +808,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dv);
   if (work.begin < work.end) {
     Steps steps;
-    Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    shared.k_full.wait(0);
-    steps.begin(c, position);  // waits for v, too
+    shared.k_full.wait(c.phase);
+    steps.begin(c, progress.position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
-      position.advance();
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
@@ -750,7 +829,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_6344f5d4(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_cf1afc9f(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -778,16 +857,18 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
-    if (threadIdx.x == 0) produce(p, shared, work);
+    Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+    if (threadIdx.x == 0) produce(p, shared, work, progress);
   } else {
     cutlass::arch::warpgroup_reg_alloc<240>();
-    consume(p, shared, work, warpgroup - 1);
+    Progress progress{ {0, 0}, 0, 0};
+    consume(p, shared, work, warpgroup - 1, progress);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 8;
+constexpr int kRowThreads = 256, kRowLanes = 32;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -795,7 +876,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_6344f5d4_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_cf1afc9f_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -835,7 +916,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim64_causal_fixed_96x128_stages2_overlap_direct_6344f5d4_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_causal_fixed_64x128_stages2_single_do_rows_overlap_direct_cf1afc9f_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

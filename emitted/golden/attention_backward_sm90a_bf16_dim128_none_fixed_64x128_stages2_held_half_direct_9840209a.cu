@@ -1,13 +1,13 @@
-// attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1b6381f1
+// attention_backward_sm90a_bf16_dim128_none_fixed_64x128_stages2_held_half_direct_9840209a
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   bf16, head dimension 128, mask causal, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 1 stages, dq added bulk, clusters of 2
+//   bf16, head dimension 128, mask none, fixed lengths
+//   q tile 64, kv tile 128, 2 consumers, 2 stages, half of v held in registers, dq added direct
 // Three kernels: preprocess, main, postprocess.
-// Digest 1b6381f1bf814f9d061971bbe8f1f93816d7d212371edbb9deb3b440f648f1b9; `warploom show` prints this file.
+// Digest 9840209ac5f69323e7fdcedc0251d6e1f5a60c7c68207da8c32c5f67ad0c96c0; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -35,11 +35,11 @@ constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
-constexpr int kStages = 1, kDoStages = 1, kDsStages = 2;
+constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 2;
+constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = false, kBoundsRight = true;
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
 constexpr int kKvRows = 128, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
@@ -58,22 +58,20 @@ using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as 
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
-  cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
-  float* lse;  // [heads, total_q]
-  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
-  int32_t* cu_seqlens_k;  // first column of each, and the end
+  float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
-  Element* dk_rows;  // dk, by the strides below
-  Element* dv_rows;  // dv, by the strides below
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -83,51 +81,37 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int64_t dk_batch;  // stride of dk, in elements
-  int64_t dk_head;  // stride of dk, in elements
-  int64_t dk_seq;  // stride of dk, in elements
-  int64_t dv_batch;  // stride of dv, in elements
-  int64_t dv_head;  // stride of dv, in elements
-  int64_t dv_seq;  // stride of dv, in elements
-  int32_t batch;  // sequences
-  int32_t total_q;  // rows, those after the last sequence too
-  int32_t total_k;  // columns, those after the last sequence too
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
   int32_t section;  // kv heads whose tiles are worked off together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t right;  // row r sees no column after r + right
-  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 896);
+static_assert(sizeof(Parameters) == 1152);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, statistics_map) == 512 && OFFSET(Parameters, lse) == 640);
-static_assert(OFFSET(Parameters, cu_seqlens_q) == 648 && OFFSET(Parameters, cu_seqlens_k) == 656);
-static_assert(OFFSET(Parameters, dlse) == 664 && OFFSET(Parameters, statistics) == 672);
-static_assert(OFFSET(Parameters, dq_sum) == 680 && OFFSET(Parameters, o_rows) == 688);
-static_assert(OFFSET(Parameters, do_rows) == 696 && OFFSET(Parameters, dq_rows) == 704);
-static_assert(OFFSET(Parameters, dk_rows) == 712 && OFFSET(Parameters, dv_rows) == 720);
-static_assert(OFFSET(Parameters, o_batch) == 728 && OFFSET(Parameters, o_head) == 736);
-static_assert(OFFSET(Parameters, o_seq) == 744 && OFFSET(Parameters, do_batch) == 752);
-static_assert(OFFSET(Parameters, do_head) == 760 && OFFSET(Parameters, do_seq) == 768);
-static_assert(OFFSET(Parameters, dq_batch) == 776 && OFFSET(Parameters, dq_head) == 784);
-static_assert(OFFSET(Parameters, dq_seq) == 792 && OFFSET(Parameters, dk_batch) == 800);
-static_assert(OFFSET(Parameters, dk_head) == 808 && OFFSET(Parameters, dk_seq) == 816);
-static_assert(OFFSET(Parameters, dv_batch) == 824 && OFFSET(Parameters, dv_head) == 832);
-static_assert(OFFSET(Parameters, dv_seq) == 840 && OFFSET(Parameters, batch) == 848);
-static_assert(OFFSET(Parameters, total_q) == 852 && OFFSET(Parameters, total_k) == 856);
-static_assert(OFFSET(Parameters, kv_tiles) == 860 && OFFSET(Parameters, q_tiles) == 864);
-static_assert(OFFSET(Parameters, section) == 868 && OFFSET(Parameters, all_kv_heads) == 872);
-static_assert(OFFSET(Parameters, sharing) == 876 && OFFSET(Parameters, dim) == 880);
-static_assert(OFFSET(Parameters, right) == 884 && OFFSET(Parameters, bottom_right) == 888);
-static_assert(OFFSET(Parameters, scale) == 892);
+static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
+static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
+static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
+static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
+static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
+static_assert(OFFSET(Parameters, o_batch) == 952 && OFFSET(Parameters, o_head) == 960);
+static_assert(OFFSET(Parameters, o_seq) == 968 && OFFSET(Parameters, do_batch) == 976);
+static_assert(OFFSET(Parameters, do_head) == 984 && OFFSET(Parameters, do_seq) == 992);
+static_assert(OFFSET(Parameters, dq_batch) == 1000 && OFFSET(Parameters, dq_head) == 1008);
+static_assert(OFFSET(Parameters, dq_seq) == 1016 && OFFSET(Parameters, heads) == 1024);
+static_assert(OFFSET(Parameters, seq_q) == 1028 && OFFSET(Parameters, seq_k) == 1032);
+static_assert(OFFSET(Parameters, kv_tiles) == 1036 && OFFSET(Parameters, q_tiles) == 1040);
+static_assert(OFFSET(Parameters, section) == 1044 && OFFSET(Parameters, all_kv_heads) == 1048);
+static_assert(OFFSET(Parameters, sharing) == 1052 && OFFSET(Parameters, dim) == 1056);
+static_assert(OFFSET(Parameters, scale) == 1060);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
-__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
@@ -141,6 +125,20 @@ struct ScoresWgmma {
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
+struct HeldWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
@@ -186,50 +184,33 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
-
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
-// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
-// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
-// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
-constexpr int kBack = 1 << 30;
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
                                          uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.first, kBack);
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int first_row, row_count, first_column, column_count;
+  int batch;
 
-  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
-  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
-  __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
-  }
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
-    const int count = max(0, min(kRows, end - row));
-    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
-  }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
-    return box<kRows>(row, first_row, row_count);
-  }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
-    return box<kRows>(column, first_column, column_count);
-  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
-    return head * head_stride + (first_row + row) * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return int64_t(head) * p.total_q + first_row + row;
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
 
@@ -238,47 +219,27 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
-  }
-  return sequence;
-}
-
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
-// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
-//
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
-  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
-  const bool after = b == p.batch;
-  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
-  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
-           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
+  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
-  const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
-  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Where a row of k or v begins in a tensor of these strides.
-__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t, int64_t head_stride,
-                                             int64_t column_stride, int head, int column) {
-  return head * head_stride + (sequence.first_column + column) * column_stride;
+// Starts the store of a box; rows past the end of the sequence are left out.
+__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
+                                          int head) {
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -349,13 +310,11 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
-  Work work;  // where registers are too few for it
 };
 static_assert(sizeof(SharedStorage) <= 165888);
 
@@ -394,14 +353,34 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
+// were.
+struct Progress {
+  Position position;
+  uint32_t parity;
+  int tiles;
+
+  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
+  __device__ __forceinline__ void advance() {
+    position.advance();
+    parity ^= 1;
+  }
+};
+
+// Starts the load of k.
+__device__ __forceinline__ void load_keys(const Parameters& p, SharedStorage& shared, const Work& work,
+                                          Corner columns) {
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work,
+                                        Progress& progress) {
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  const Position& position = progress.position;
+  load_keys(p, shared, work, columns);
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -409,7 +388,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, parity);
+      const Position of_do = beside(position, progress.parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -420,8 +399,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
-      position.advance();
-      parity ^= 1;
+      progress.advance();
     }
   }
 }
@@ -547,6 +525,7 @@ struct Consumer {
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
   int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  uint32_t phase;      // of k's and v's barriers
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -650,36 +629,55 @@ __device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_em
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
+// thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  auto& staging = c.shared.sums[warp];
-  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
-  __syncwarp();
+  float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32) + lane * 4;
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();
-  __syncwarp();
-  if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+  for (int i = 0; i < kQueries / 4; ++i)
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(sums + i * 128), "f"(dq[4 * i]),
+                 "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                  : "memory");
-    cute::tma_store_arrive();
-  }
 }
 
 // Nobody waits for a turn.
 __device__ __forceinline__ void begin_turns(const Consumer&) {}
 __device__ __forceinline__ void finish_turns(const Consumer&) {}
 
-// v stays in shared memory.
+// The warpgroup's 64 rows of v, of the first columns or all, in registers: the products of every step would
+// read them from shared memory again.
 struct Held {
-  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
+  static constexpr int kSteps = 4;  // of 16 columns
+  uint32_t rows[kSteps][4];  // as wgmma takes its A: a warp's 16 rows by 16 columns, by quarters
+
+  __device__ __forceinline__ void take(const Consumer& c) {
+    c.shared.v_full.wait(c.phase);
+    const int lane = threadIdx.x % 32, row = c.consumer * kWgmmaM + threadIdx.x / 32 % 4 * 16 + lane % 16;
+    CUTE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int offset = row * kSpan + step * 32 % kSpan + lane / 16 * 16;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(c.shared.v) + step * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
+                               (offset ^ ((offset >> 3) & (kSpan - 16)));  // TMA's swizzle
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(rows[step][0]), "=r"(rows[step][1]), "=r"(rows[step][2]), "=r"(rows[step][3])
+                   : "r"(address)
+                   : "memory");
+    }
+  }
 
   // Issues dp^T = v do^T.
   __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
-    multiply_scores(dp, c.v + c.own, d_o);
+    fence(dp);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kDim / HeldWgmma::kK; ++step) {
+      const uint64_t columns = d_o + Tile<kQTile>::columns(step);
+      if (step < kSteps)
+        HeldWgmma::fma(rows[step], columns, dp, step > 0);
+      else
+        ScoresWgmma::fma(c.v + c.own + Tile<kKvRows>::columns(step), columns, dp, step > 0);
+    }
+    cute::warpgroup_commit_batch();
   }
 };
 
@@ -727,99 +725,53 @@ struct Steps {
   __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
-// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
-// down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
-// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
-//
-// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
-constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
-constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
-constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
-constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
-static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
-static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
-static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
-
-// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Lays down the warp's fragments of a gradient.
-__device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
-  float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
+// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
+// time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
+__device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
   CUTE_UNROLL
-  for (int i = 0; i < kWarpFragments; ++i)
-    own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
-}
-
-// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
-// before and ahead of the next.
-__device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
-  float4 four;
-  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
-               "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-               : "r"(address), "r"(rank));
-  return four;
-}
-
-// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
-// a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
-__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
-                                           int64_t row_stride, float scale, int warp) {
-  const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
-  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
-  float4 sums[kWarpSums];
-  CUTE_UNROLL
-  for (int i = 0; i < kWarpSums; ++i) {
-    const int own = min(i * kWarps + warp, kOwnFragments - 1);
-    sums[i] = load_remote(address + own * kFragmentBytes, 0);
-    CUTE_UNROLL
-    for (int block = 1; block < kCluster; ++block) {
-      const float4 more = load_remote(address + own * kFragmentBytes, block);
-      sums[i] = {sums[i].x + more.x, sums[i].y + more.y, sums[i].z + more.z, sums[i].w + more.w};
-    }
-  }
-  CUTE_UNROLL
-  for (int i = 0; i < kWarpSums; ++i) {
-    const int own = i * kWarps + warp;
-    const int row = (first + own) / kWarpFragments * 16 + int(threadIdx.x) % 32 / 4;
-    const int column = c.part * kColumns + (first + own) % kWarpFragments * 8 + int(threadIdx.x) % 4 * 2;
-    if (own >= kOwnFragments || column >= c.p.dim) continue;
-    Element* place = tile + row * row_stride + column;
-    if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
-    if (row + 8 < rows)
-      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
+  for (int i = 0; i < kColumns / 16; ++i) {
+    const float* x = gradient + i * 8;
+    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
+    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
+                             (offset ^ ((offset >> 3) & (kSpan - 16)));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
+                 "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
+                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
+                 : "memory");
   }
 }
 
+// Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
+__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
+  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
+  for (int box = 0; box < kBoxes / kParts; ++box)
+    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
+              c.work.head);
+  cute::tma_store_arrive();
+}
+
+// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
+// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const Parameters& p = c.p;
-  const Work& work = c.work;
-  const int warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  Element* const dk_tile =
-      p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
-  Element* const dv_tile =
-      p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
-  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
-  meet();  // all have multiplied with k, v, q and do
-  lay(of_dv, dv, warp);
-  if (kTogether) lay(of_dk, dk, warp);
-  sync_cluster();  // the blocks' fragments are there
-  store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
-  if (!kTogether) {
-    sync_cluster();  // every reader is done with them
-    lay(of_dk, dk, warp);
-    sync_cluster();
-  }
-  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
-  sync_cluster();  // shared memory must outlive the blocks that read it
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
+  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
+  stage(c.shared.v + own, dv, 1);
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+  meet();  // nobody reads k any more, either
+  const bool leads = threadIdx.x % 128 == 0;
+  if (leads) store(c.p.dv_map, c.shared.v + own, c);
+  stage(c.shared.k + own, dk, c.p.scale);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  if (leads) store(c.p.dk_map, c.shared.k + own, c);
+  // Shared memory must outlive the stores that read it, of dq too.
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer,
+                                        Progress& progress) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
@@ -829,7 +781,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
-                   Scaling(p)};
+                   uint32_t(progress.tiles) & 1, Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -838,16 +790,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dv);
   if (work.begin < work.end) {
     Steps steps;
-    Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    shared.k_full.wait(0);
-    steps.begin(c, position);  // waits for v, too
+    shared.k_full.wait(c.phase);
+    steps.begin(c, progress.position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
-      position.advance();
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
@@ -860,13 +811,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1b6381f1(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_none_fixed_64x128_stages2_held_half_direct_9840209a(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
@@ -884,16 +835,16 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
-  __syncthreads();
-  const Work& work = shared.work;
+  const Work work = locate(p, number(p, shared));
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
-    if (threadIdx.x == 0) produce(p, shared, work);
+    Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+    if (threadIdx.x == 0) produce(p, shared, work, progress);
   } else {
     cutlass::arch::warpgroup_reg_alloc<240>();
-    consume(p, shared, work, warpgroup - 1);
+    Progress progress{ {0, 0}, 0, 0};
+    consume(p, shared, work, warpgroup - 1, progress);
   }
 }
 
@@ -907,7 +858,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1b6381f1_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_none_fixed_64x128_stages2_held_half_direct_9840209a_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -947,7 +898,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim128_causal_packed_64x128_stages1_cluster2_bulk_1b6381f1_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim128_none_fixed_64x128_stages2_held_half_direct_9840209a_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,14 +1,13 @@
-// attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_a9c6e6f1
+// attention_backward_sm90a_fp16_dim64_causal_fixed_128x128_stages2_direct_dynamic_f77cd346
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
-//   s = softcap tanh(scale q k^T / softcap)
+//   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   where ds is also multiplied by the slope of tanh, 1 - tanh^2
-//   bf16, head dimension 96, mask window, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, in order
+//   fp16, head dimension 64, mask causal, fixed lengths
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, dq added direct
 // Three kernels: preprocess, main, postprocess.
-// Digest a9c6e6f1dfac444e35f71da91392cae73f9ca7b8d6ae393ae52ebb090ada0f51; `warploom show` prints this file.
+// Digest f77cd3463466321449d8afd493c3ebf6fbb853055f79ae6a81889dc2d48ef87e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -30,24 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::bfloat16_t;
-constexpr int kDim = 96, kSpan = 32;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::half_t;
+constexpr int kDim = 64, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups, beside a producer
-constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
+constexpr int kWgmmaM = 64, kQTile = 128, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = true, kBoundsRight = true;
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
-constexpr int kKvRows = 128, kQRows = 64;
+constexpr int kKvRows = 128, kQRows = 128;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
 constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 48;
+constexpr int kQuerySplits = 1, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -59,23 +58,20 @@ using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as 
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
-  cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
-  float* lse;  // [heads, total_q]
-  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
-  int32_t* cu_seqlens_k;  // first column of each, and the end
+  float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
-  int32_t* turns;  // [head, q tile, ...]: kv tiles that added to a piece of dq
   int32_t* counter;  // of tickets that blocks of main have taken
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
@@ -86,88 +82,81 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int32_t batch;  // sequences
-  int32_t total_q;  // rows, those after the last sequence too
-  int32_t total_k;  // columns, those after the last sequence too
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
   int32_t section;  // kv heads whose tiles are worked off together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
-  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
-  float softcap;  // that no score gets beyond
 };
 static_assert(sizeof(Parameters) == 1152);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
 static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
 static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
-static_assert(OFFSET(Parameters, cu_seqlens_q) == 904 && OFFSET(Parameters, cu_seqlens_k) == 912);
-static_assert(OFFSET(Parameters, dlse) == 920 && OFFSET(Parameters, statistics) == 928);
-static_assert(OFFSET(Parameters, dq_sum) == 936 && OFFSET(Parameters, o_rows) == 944);
-static_assert(OFFSET(Parameters, do_rows) == 952 && OFFSET(Parameters, dq_rows) == 960);
-static_assert(OFFSET(Parameters, turns) == 968 && OFFSET(Parameters, counter) == 976);
-static_assert(OFFSET(Parameters, o_batch) == 984 && OFFSET(Parameters, o_head) == 992);
-static_assert(OFFSET(Parameters, o_seq) == 1000 && OFFSET(Parameters, do_batch) == 1008);
-static_assert(OFFSET(Parameters, do_head) == 1016 && OFFSET(Parameters, do_seq) == 1024);
-static_assert(OFFSET(Parameters, dq_batch) == 1032 && OFFSET(Parameters, dq_head) == 1040);
-static_assert(OFFSET(Parameters, dq_seq) == 1048 && OFFSET(Parameters, batch) == 1056);
-static_assert(OFFSET(Parameters, total_q) == 1060 && OFFSET(Parameters, total_k) == 1064);
-static_assert(OFFSET(Parameters, kv_tiles) == 1068 && OFFSET(Parameters, q_tiles) == 1072);
-static_assert(OFFSET(Parameters, section) == 1076 && OFFSET(Parameters, all_kv_heads) == 1080);
-static_assert(OFFSET(Parameters, sharing) == 1084 && OFFSET(Parameters, dim) == 1088);
-static_assert(OFFSET(Parameters, left) == 1092 && OFFSET(Parameters, right) == 1096);
-static_assert(OFFSET(Parameters, bottom_right) == 1100 && OFFSET(Parameters, scale) == 1104);
-static_assert(OFFSET(Parameters, softcap) == 1108);
-__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
+static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
+static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
+static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
+static_assert(OFFSET(Parameters, counter) == 952 && OFFSET(Parameters, o_batch) == 960);
+static_assert(OFFSET(Parameters, o_head) == 968 && OFFSET(Parameters, o_seq) == 976);
+static_assert(OFFSET(Parameters, do_batch) == 984 && OFFSET(Parameters, do_head) == 992);
+static_assert(OFFSET(Parameters, do_seq) == 1000 && OFFSET(Parameters, dq_batch) == 1008);
+static_assert(OFFSET(Parameters, dq_head) == 1016 && OFFSET(Parameters, dq_seq) == 1024);
+static_assert(OFFSET(Parameters, heads) == 1032 && OFFSET(Parameters, seq_q) == 1036);
+static_assert(OFFSET(Parameters, seq_k) == 1040 && OFFSET(Parameters, kv_tiles) == 1044);
+static_assert(OFFSET(Parameters, q_tiles) == 1048 && OFFSET(Parameters, section) == 1052);
+static_assert(OFFSET(Parameters, all_kv_heads) == 1056 && OFFSET(Parameters, sharing) == 1060);
+static_assert(OFFSET(Parameters, dim) == 1064 && OFFSET(Parameters, right) == 1068);
+static_assert(OFFSET(Parameters, scale) == 1072);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A in registers, B by descriptor, D in registers.
+struct KeyWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
+struct QueryWgmma {
   static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A in registers, B by descriptor, D in registers.
-struct KeyWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[48], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %53, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, {%48,%49,%50,%51}, %52, add, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
-struct QueryWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -184,50 +173,33 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
-
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
-// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
-// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
-// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
-constexpr int kBack = 1 << 30;
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
                                          uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.first, kBack);
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int first_row, row_count, first_column, column_count;
+  int batch;
 
-  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
-  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
-  __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
-  }
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
-    const int count = max(0, min(kRows, end - row));
-    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
-  }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
-    return box<kRows>(row, first_row, row_count);
-  }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
-    return box<kRows>(column, first_column, column_count);
-  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
-    return head * head_stride + (first_row + row) * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return int64_t(head) * p.total_q + first_row + row;
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
 
@@ -236,47 +208,27 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
-  }
-  return sequence;
-}
-
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
-// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
-//
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
-  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
-  const bool after = b == p.batch;
-  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
-  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
-           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
+  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
-  const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
-  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
+// Starts the store of a box; rows past the end of the sequence are left out.
 __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
                                           int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -316,22 +268,17 @@ __device__ __forceinline__ Position beside(Position at, uint32_t parity) {
   return kDoStages == kStages ? at : Position{0, parity};
 }
 
-// The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+// The softmax is of scale q k^T.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
-  float argument;  // of a product in the argument of tanh
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p)
-      : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
-  __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
-  }
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
-// The slope of softcap tanh(x / softcap), but for a factor that the gradients get in the end: 1 - tanh^2.
-constexpr uint32_t kHidden = 0xdd800000;  // the tanh of what does not attend: -2^60, whose square is finite
-__device__ __forceinline__ float steepen(float weight, float tanh) { return weight - weight * tanh * tanh; }
+// The slope of the scores, but for a factor that the gradients get in the end: 1.
+constexpr uint32_t kHidden = 0xff800000;  // the score of what does not attend: -inf
+__device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
 // Its q tiles are [begin, end) of each query head; in storage they are numbered from `first_tile` on.
@@ -352,16 +299,16 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
-  Work work;  // where registers are too few for it
-  int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
+  FullBarrier work_full[2];  // the tile that comes next is told
+  EmptyBarrier kv_empty;     // every reader is done with k and v
+  Work works[2];
 };
-static_assert(sizeof(SharedStorage) <= 157696);
+static_assert(sizeof(SharedStorage) <= 166912);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -382,21 +329,13 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work: a ticket, taken when it begins.
-__device__ __forceinline__ int number(const Parameters& p, SharedStorage&) { return atomicAdd(p.counter, 1); }
+// The index of the block's work.
+__device__ __forceinline__ int number(const Parameters&, SharedStorage&) { return blockIdx.x / kCluster; }
 
-// To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
-// take numbers when they begin: so none waits for one that may never begin.
+// Which of two blocks adds to a q tile's dq first is left to chance.
 
-// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
-__device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
-
-// How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
-__device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
-  // The first column that the row attends to.
-  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;
-  return work.column / kKvTile - first / kKvTile;
-}
+// The q tile in place n of [begin, end).
+__device__ __forceinline__ int walk(const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
@@ -406,14 +345,38 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
+// were.
+struct Progress {
+  Position position;
+  uint32_t parity;
+  int tiles;
+
+  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
+  __device__ __forceinline__ void advance() {
+    position.advance();
+    parity ^= 1;
+  }
+};
+
+// Starts the load of k.
+__device__ __forceinline__ void load_keys(const Parameters& p, SharedStorage& shared, const Work& work,
+                                          Corner columns) {
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+}
+
+// Waits until all have let go of the k and v of the tile before.
+__device__ __forceinline__ void await_kv(SharedStorage& shared, int tiles) {
+  if (tiles > 0) shared.kv_empty.wait(tiles - 1 & 1);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work,
+                                        Progress& progress) {
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  const Position& position = progress.position;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -421,19 +384,22 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, parity);
+      const Position of_do = beside(position, progress.parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
                                    shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
-      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
-      position.advance();
-      parity ^= 1;
+      if (i == rank() && n == work.begin) {
+        await_kv(shared, progress.tiles);
+        load_keys(p, shared, work, columns);
+        load_values(p, shared, work, columns);
+      }
+      progress.advance();
     }
   }
 }
@@ -504,7 +470,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -559,6 +525,7 @@ struct Consumer {
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
   int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  uint32_t phase;      // of k's and v's barriers
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -661,56 +628,25 @@ __device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_em
 // Barriers are there for all who arrive at them.
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
 
-// Passes on the turn that the warp has had, if it has not yet.
-__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
-  int* owed = c.shared.owed[warp];
-  if (owed == nullptr) return;
-  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
-               ::"l"(owed) : "memory");
-  c.shared.owed[warp] = nullptr;
-}
-
-// Adds a warpgroup's part of dq to the sums of its q tile, after all kv tiles further left have. They lie
-// as the accumulators do, four of a thread after those of its neighbour, so a warp's are one piece: it
-// stages them, awaits the piece's turn and TMA adds them. The turn is passed on a step later, when that
-// is done, and before this warp waits for another: a warp only ever waits for blocks with lower numbers.
+// Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
+// thread after those of its neighbour.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  auto& staging = c.shared.sums[warp];
-  if (lane == 0) pass_turn(c, warp);
-  __syncwarp();
+  float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32) + lane * 4;
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();
-  __syncwarp();
-  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
-  int* turns = c.p.turns + piece;
-  int passed;
-  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
-  if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(piece) * (kQueries * 32);
-    asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
+  for (int i = 0; i < kQueries / 4; ++i)
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(sums + i * 128), "f"(dq[4 * i]),
+                 "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                  : "memory");
-    cute::tma_store_arrive();
-    c.shared.owed[warp] = turns;
-  }
 }
 
-__device__ __forceinline__ void begin_turns(const Consumer& c) {
-  if (threadIdx.x % 32 == 0) c.shared.owed[c.consumer * 4 + threadIdx.x / 32 % 4] = nullptr;
-}
-__device__ __forceinline__ void finish_turns(const Consumer& c) {
-  if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
-}
+// Nobody waits for a turn.
+__device__ __forceinline__ void begin_turns(const Consumer&) {}
+__device__ __forceinline__ void finish_turns(const Consumer&) {}
 
 // v stays in shared memory.
 struct Held {
-  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(0); }
+  __device__ __forceinline__ void take(const Consumer& c) { c.shared.v_full.wait(c.phase); }
 
   // Issues dp^T = v do^T.
   __device__ __forceinline__ void multiply(const Consumer& c, float (&dp)[kScores], uint64_t d_o) const {
@@ -807,17 +743,18 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer,
+                                        Progress& progress) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
-  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 1);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
-                   Scaling(p)};
+                   uint32_t(progress.tiles) & 1, Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -826,16 +763,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dv);
   if (work.begin < work.end) {
     Steps steps;
-    Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    shared.k_full.wait(0);
-    steps.begin(c, position);  // waits for v, too
+    shared.k_full.wait(c.phase);
+    steps.begin(c, progress.position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
-      position.advance();
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
@@ -847,8 +783,51 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   store_gradients(c, dk, dv);
 }
 
+// ---- Persistent blocks: each takes the next tile that nobody has -----------------------------------
+// The first q and do of a tile are loaded while the gradients of the tile before leave through the memory of
+// k and v. Tiles are told in two places by turns: when one is told where another was, all have let go of that
+// one's k and v (`kv_empty`), and so of what was told.
+__device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage& shared) {
+  const int all = p.kv_tiles * p.all_kv_heads;
+  Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+  CUTE_NO_UNROLL
+  for (int index = blockIdx.x; index < all;) {
+    const int taken = atomicAdd(p.counter, 1);  // a tile ahead of need: the answer takes its time
+    Work& work = shared.works[progress.tiles % 2];
+    work = locate(p, index);
+    if (work.column < work.sequence.columns(p)) {
+      FullBarrier& work_full = shared.work_full[progress.tiles % 2];
+      if (work.begin < work.end) {
+        work_full.arrive();
+        produce(p, shared, work, progress);
+      } else {  // all are done with it at once; nobody may be a phase ahead
+        await_kv(shared, progress.tiles);
+        shared.k_full.arrive();
+        shared.v_full.arrive();
+        work_full.arrive();
+      }
+      ++progress.tiles;
+    }
+    index = gridDim.x + taken;
+  }
+  shared.works[progress.tiles % 2].head = -1;  // no more
+  shared.work_full[progress.tiles % 2].arrive();
+}
+
+__device__ __forceinline__ void consume_tiles(const Parameters& p, SharedStorage& shared, int consumer) {
+  Progress progress{ {0, 0}, 0, 0};
+  CUTE_NO_UNROLL
+  for (;; ++progress.tiles) {
+    shared.work_full[progress.tiles % 2].wait(progress.tiles / 2 & 1);
+    const Work& work = shared.works[progress.tiles % 2];
+    if (work.head < 0) break;
+    consume(p, shared, work, consumer, progress);
+    release(shared.kv_empty);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_a9c6e6f1(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim64_causal_fixed_128x128_stages2_direct_dynamic_f77cd346(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -866,28 +845,27 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
+    shared.work_full[0].init(1);
+    shared.work_full[1].init(1);
+    shared.kv_empty.init(4 * kConsumers);
     init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
   sync_share();
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  if (threadIdx.x == 0) shared.work = locate(p, number(p, shared));
-  __syncthreads();
-  const Work& work = shared.work;
-  if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
-    if (threadIdx.x == 0) produce(p, shared, work);
+    if (threadIdx.x == 0) produce_tiles(p, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<240>();
-    consume(p, shared, work, warpgroup - 1);
+    consume_tiles(p, shared, warpgroup - 1);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 16;
+constexpr int kRowThreads = 256, kRowLanes = 8;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -895,7 +873,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_a9c6e6f1_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim64_causal_fixed_128x128_stages2_direct_dynamic_f77cd346_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
@@ -932,13 +910,11 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
-  constexpr int kTurns = kParts * kConsumers * 4;
-  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
 }
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_a9c6e6f1_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim64_causal_fixed_128x128_stages2_direct_dynamic_f77cd346_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);

@@ -1,13 +1,13 @@
-// attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_71534d07
+// attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_28ae9f78
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
-//   fp16, head dimension 192, mask window, packed lengths
-//   q tile 64, kv tile 128, 2 consumers, 2 stages, dq added bulk, in order, rows shared
+//   bf16, head dimension 32, mask causal, fixed lengths
+//   q tile 64, kv tile 64, 1 consumer, 2 stages, overlap, dq added bulk, in order
 // Three kernels: preprocess, main, postprocess.
-// Digest 71534d07e329a819c392d439e166c165045cbdb6442d84dc9ce6b9de48a1f7e0; `warploom show` prints this file.
+// Digest 28ae9f78c29aa306a2e3ba82d6c82e6e0ea3f8793620983ad36edd5ec9dd9b57; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,24 +29,24 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using Element = cutlass::half_t;
-constexpr int kDim = 192, kSpan = 32;  // a tile is boxes of kSpan bytes a row
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 32, kSpan = 64;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups, beside a producer
+constexpr int kConsumers = 1;  // warpgroups, beside a producer
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
-constexpr bool kBoundsLeft = true, kBoundsRight = true;
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
-constexpr int kKvRows = 64, kQRows = 32;
+constexpr int kKvRows = 64, kQRows = 64;
 // Parts that the columns of dq, dk and dv are shared out in; columns of one.
-constexpr int kParts = 2, kColumns = kDim / kParts;
+constexpr int kParts = 1, kColumns = kDim / kParts;
 constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators of a thread: of p or dp, of dk or dv
 // Parts that columns of dq are shared out in; columns of one.
-constexpr int kQuerySplits = 2, kQueryN = 48;
+constexpr int kQuerySplits = 1, kQueryN = 32;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
@@ -58,16 +58,14 @@ using Weights = uint32_t[(kQRows + 15) / 16][4];  // p^T or ds^T in 16 bits, as 
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
-  cute::TmaDescriptor q_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor k_map;  // [dim, row, head, first], by rows of a block
-  cute::TmaDescriptor v_map;  // [dim, row, head, first], by rows of a block
-  cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
+  cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
-  float* lse;  // [heads, total_q]
-  int32_t* cu_seqlens_q;  // first row of each sequence, and the end
-  int32_t* cu_seqlens_k;  // first column of each, and the end
+  float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
   float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
@@ -85,18 +83,16 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
-  int32_t batch;  // sequences
-  int32_t total_q;  // rows, those after the last sequence too
-  int32_t total_k;  // columns, those after the last sequence too
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
   int32_t kv_tiles;  // of one head
   int32_t q_tiles;  // of one head
   int32_t section;  // kv heads whose tiles are worked off together
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
-  int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
-  int32_t bottom_right;  // r counts so that the last is seq_k - 1
   float scale;  // of the products
 };
 static_assert(sizeof(Parameters) == 1152);
@@ -104,67 +100,62 @@ static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
 static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
 static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
-static_assert(OFFSET(Parameters, cu_seqlens_q) == 904 && OFFSET(Parameters, cu_seqlens_k) == 912);
-static_assert(OFFSET(Parameters, dlse) == 920 && OFFSET(Parameters, statistics) == 928);
-static_assert(OFFSET(Parameters, dq_sum) == 936 && OFFSET(Parameters, o_rows) == 944);
-static_assert(OFFSET(Parameters, do_rows) == 952 && OFFSET(Parameters, dq_rows) == 960);
-static_assert(OFFSET(Parameters, turns) == 968 && OFFSET(Parameters, counter) == 976);
-static_assert(OFFSET(Parameters, o_batch) == 984 && OFFSET(Parameters, o_head) == 992);
-static_assert(OFFSET(Parameters, o_seq) == 1000 && OFFSET(Parameters, do_batch) == 1008);
-static_assert(OFFSET(Parameters, do_head) == 1016 && OFFSET(Parameters, do_seq) == 1024);
-static_assert(OFFSET(Parameters, dq_batch) == 1032 && OFFSET(Parameters, dq_head) == 1040);
-static_assert(OFFSET(Parameters, dq_seq) == 1048 && OFFSET(Parameters, batch) == 1056);
-static_assert(OFFSET(Parameters, total_q) == 1060 && OFFSET(Parameters, total_k) == 1064);
-static_assert(OFFSET(Parameters, kv_tiles) == 1068 && OFFSET(Parameters, q_tiles) == 1072);
-static_assert(OFFSET(Parameters, section) == 1076 && OFFSET(Parameters, all_kv_heads) == 1080);
-static_assert(OFFSET(Parameters, sharing) == 1084 && OFFSET(Parameters, dim) == 1088);
-static_assert(OFFSET(Parameters, left) == 1092 && OFFSET(Parameters, right) == 1096);
-static_assert(OFFSET(Parameters, bottom_right) == 1100 && OFFSET(Parameters, scale) == 1104);
-__device__ __forceinline__ int left(const Parameters& p) { return p.left; }
+static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
+static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
+static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
+static_assert(OFFSET(Parameters, turns) == 952 && OFFSET(Parameters, counter) == 960);
+static_assert(OFFSET(Parameters, o_batch) == 968 && OFFSET(Parameters, o_head) == 976);
+static_assert(OFFSET(Parameters, o_seq) == 984 && OFFSET(Parameters, do_batch) == 992);
+static_assert(OFFSET(Parameters, do_head) == 1000 && OFFSET(Parameters, do_seq) == 1008);
+static_assert(OFFSET(Parameters, dq_batch) == 1016 && OFFSET(Parameters, dq_head) == 1024);
+static_assert(OFFSET(Parameters, dq_seq) == 1032 && OFFSET(Parameters, heads) == 1040);
+static_assert(OFFSET(Parameters, seq_q) == 1044 && OFFSET(Parameters, seq_k) == 1048);
+static_assert(OFFSET(Parameters, kv_tiles) == 1052 && OFFSET(Parameters, q_tiles) == 1056);
+static_assert(OFFSET(Parameters, section) == 1060 && OFFSET(Parameters, all_kv_heads) == 1064);
+static_assert(OFFSET(Parameters, sharing) == 1068 && OFFSET(Parameters, dim) == 1072);
+static_assert(OFFSET(Parameters, right) == 1076 && OFFSET(Parameters, scale) == 1080);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
-__device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
+// D[64 x 64] += A[64 x 16] * B[16 x 64]; A and B by descriptor, D in registers.
 struct ScoresWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A in registers, B by descriptor, D in registers.
+struct KeyWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[16], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 32] += A[64 x 16] * B[16 x 32]; A and B by descriptor, D in registers.
+struct QueryWgmma {
   static constexpr int kK = 16;
 
   __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
-struct KeyWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-        : "l"(a), "l"(b), "r"(int(add)));
-  }
-};
-
-// D[64 x 48] += A[64 x 16] * B[16 x 48]; A and B by descriptor, D in registers.
-struct QueryWgmma {
-  static constexpr int kK = 16;
-
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[24], bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %26, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, %24, %25, add, 1, 1, 0, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -181,50 +172,33 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
   return descriptor;
 }
 
-struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
-
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
-// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
-// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
-// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
-constexpr int kBack = 1 << 30;
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
                                          uint8_t* box, int column, Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
-                               corner.first, kBack);
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
 struct Sequence {
-  int first_row, row_count, first_column, column_count;
+  int batch;
 
-  __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
-  __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
-  __device__ __forceinline__ int diagonal(const Parameters& p) const {
-    return bottom_right(p) ? column_count - row_count : 0;
-  }
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
 
   // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
-  template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
-    const int count = max(0, min(kRows, end - row));
-    return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
-  }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
-    return box<kRows>(row, first_row, row_count);
-  }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
-    return box<kRows>(column, first_column, column_count);
-  }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
   // Where a row begins in a tensor of these strides.
-  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
-    return head * head_stride + (first_row + row) * row_stride;
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
-    return int64_t(head) * p.total_q + first_row + row;
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
   }
 };
 
@@ -233,47 +207,27 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
-  }
-  return sequence;
-}
-
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
-// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
-//
 // Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
 // head's first q tile, in the storage of statistics and sums.
 struct KvPlace {
   Sequence sequence;
   int head, column, first_tile;
 };
-__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
-  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
-  const bool after = b == p.batch;
-  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
-  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
-           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
+  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
-  const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
-  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
+// Starts the store of a box; rows past the end of the sequence are left out.
 __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
                                           int head) {
-  cute::SM90_TMA_STORE_5D::copy(&map, box, column, corner.row, head, corner.first, kBack);
+  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -344,21 +298,16 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
-  alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
-  FullBarrier peer_full;    // the peer's box of ds has arrived
-  EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
+  EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
   int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
-  FullBarrier ticket_full;  // the ticket that the pair's first block has taken is here
-  int ticket;
 };
-static_assert(sizeof(SharedStorage) <= 219136);
+static_assert(sizeof(SharedStorage) <= 43008);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -379,23 +328,8 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work: a pair takes one ticket when it begins. Its first block does, and tells the
-// other; one thread of each asks.
-__device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared) {
-  if (blockIdx.x % kParts > 0) {
-    shared.ticket_full.arrive_and_expect_tx(sizeof(shared.ticket));
-    shared.ticket_full.wait(0);
-    return *const_cast<volatile int*>(&shared.ticket) * kParts + 1;
-  }
-  const int ticket = atomicAdd(p.counter, 1);
-  asm volatile("{\n.reg .b32 place, full;\nmapa.shared::cluster.u32 place, %0, 1;\n"
-               "mapa.shared::cluster.u32 full, %1, 1;\n"
-               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %2, [full];\n}"
-               ::"r"(cute::cast_smem_ptr_to_uint(&shared.ticket)),
-               "r"(cute::cast_smem_ptr_to_uint(&shared.ticket_full)), "r"(ticket)
-               : "memory");
-  return ticket * kParts;
-}
+// The index of the block's work: a ticket, taken when it begins.
+__device__ __forceinline__ int number(const Parameters& p, SharedStorage&) { return atomicAdd(p.counter, 1); }
 
 // To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
 // take numbers when they begin: so none waits for one that may never begin.
@@ -411,26 +345,41 @@ __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int r
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
-// Starts the load of v, and of the peer's rows of k for dq: of the columns that the block adds.
+// Starts the load of v.
 __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& shared, const Work& work,
                                             Corner columns) {
-  shared.v_full.arrive_and_expect_tx(kKvBytes + kKvBytes / kParts);
+  shared.v_full.arrive_and_expect_tx(kKvBytes);
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
-  const Corner peer = work.sequence.columns_at<kKvRows>(work.column + (1 - work.part) * kKvRows);
-  CUTE_NO_UNROLL
-  for (int box = 0; box < kBoxes / kParts; ++box)
-    load_box(p.k_map, shared.v_full, kEvictFirst, shared.peer_k + box * Tile<kKvRows>::kBoxBytes,
-             work.part * kColumns + box * kBoxColumns, peer, work.head);
 }
 
-__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
+// were.
+struct Progress {
+  Position position;
+  uint32_t parity;
+  int tiles;
+
+  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
+  __device__ __forceinline__ void advance() {
+    position.advance();
+    parity ^= 1;
+  }
+};
+
+// Starts the load of k.
+__device__ __forceinline__ void load_keys(const Parameters& p, SharedStorage& shared, const Work& work,
+                                          Corner columns) {
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work,
+                                        Progress& progress) {
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  shared.k_full.arrive_and_expect_tx(kKvBytes);
-  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
-  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  uint32_t parity = 1;
+  const Position& position = progress.position;
+  load_keys(p, shared, work, columns);
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -438,7 +387,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, parity);
+      const Position of_do = beside(position, progress.parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -449,8 +398,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
       Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
-      position.advance();
-      parity ^= 1;
+      progress.advance();
     }
   }
 }
@@ -521,7 +469,7 @@ __device__ __forceinline__ float exp2(float x) {
 
 __device__ __forceinline__ uint32_t pair(float low, float high) {
   uint32_t pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
@@ -576,6 +524,7 @@ struct Consumer {
   int consumer, part;  // its number; the work's part
   int row;             // of a q tile: the first that it has scores of
   int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  uint32_t phase;      // of k's and v's barriers
   Scaling scaling;
 
   // From all columns of the head dimension to those of a part, in a descriptor.
@@ -645,82 +594,38 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-// The two blocks of a pair exchange ds. A block writes its 64 columns to its own box of ds, when the copy
-// before has arrived: the peer says so with `peer_empty`, when it has multiplied dq with it. When all is
-// written one thread copies the box to the same place in the peer's memory, and the bytes come to the peer's
-// `peer_full`. Both blocks go through the same q tiles, those that see any of the pair's 128 rows of k, even
-// if one block's rows are all past the end of the sequence: its ds is 0, but nobody waits in vain.
+// Each warpgroup has 64 rows of k and v, and multiplies their gradients with p^T and ds^T as it computed them;
+// ds goes through shared memory for dq.
 //
-// Issues gradient += weights rows, where `weights` is a box. dv += p^T do, dk += ds^T q.
-__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], uint64_t weights, uint64_t rows) {
+// Issues gradient += weights rows. dv += p^T do, dk += ds^T q.
+__device__ __forceinline__ void multiply_gradient(float (&gradient)[kGradients], const Weights& weights,
+                                                  uint64_t rows) {
   fence(gradient);
   cute::warpgroup_arrive();
   CUTE_UNROLL
   for (int step = 0; step < kQTile / KeyWgmma::kK; ++step)
-    KeyWgmma::fma(weights + step * KeyWgmma::kK * 128 / 16, rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
+    KeyWgmma::fma(weights[step], rows + step * KeyWgmma::kK * kSpan / 16, gradient, true);
   cute::warpgroup_commit_batch();
 }
 
-// The block's own box of ds.
-__device__ __forceinline__ uint64_t own_ds(const Consumer& c, Step step) {
-  return c.staged_ds(step) + c.box * kDsBoxBytes / 16;
-}
-
-// Waits until the peer has the box of the step before, and has done with it. The block's own warpgroups have
-// as well: they have come to meet() since, with p.
+// Waits until nobody reads the step's stage of ds any more. With two stages nobody does: the others read
+// it two steps ago, and have come to meet() since, after their dq was there.
 __device__ __forceinline__ void await_ds(const Consumer& c, Step step) {
-  c.shared.peer_empty.wait(step.parity ^ 1);
+  if constexpr (kDsStages == 1) c.shared.ds_empty.wait(step.parity ^ 1);
 }
 
-// p's stage, which others may still read in the step after, but not in the one after that: all have come to
-// meet() with that one's p.
-__device__ __forceinline__ const uint8_t* own_p(const Consumer& c, Step step) { return c.shared.p[step.parity]; }
-__device__ __forceinline__ uint64_t staged_p(const Consumer& c, Step step) {
-  return matrix(own_p(c, step), kDsBoxBytes, 8 * 128, 1);
-}
-
-// Sends the peer the block's box of ds, when all have written it, and expects the peer's.
-__device__ __forceinline__ void exchange(const Consumer& c, Step step) {
-  if (threadIdx.x != 128) return;  // the consumers' first
-  c.shared.peer_full.arrive_and_expect_tx(kDsBoxBytes);
-  asm volatile("{\n.reg .b32 box, full;\nmapa.shared::cluster.u32 box, %0, %3;\n"
-               "mapa.shared::cluster.u32 full, %1, %3;\n"
-               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [box], [%0], %2, [full];\n}"
-               ::"r"(cute::cast_smem_ptr_to_uint(c.own_ds(step))),
-               "r"(cute::cast_smem_ptr_to_uint(&c.shared.peer_full)), "n"(kDsBoxBytes), "r"(1 - c.part)
-               : "memory");
-}
-
-// Issues dq's products over the block's own rows of k, then adds those over the peer's, when its ds is there.
-__device__ __forceinline__ void multiply_own_query(const Consumer& c, float (&dq)[kQueries], Step step) {
-  multiply_query(dq, own_ds(c, step), c.k + c.columns<kKvRows>(c.part), c.consumer);
-}
-__device__ __forceinline__ void multiply_peer_query(const Consumer& c, float (&dq)[kQueries], Step step) {
-  const uint64_t peer_k = matrix(c.shared.peer_k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
-  c.shared.peer_full.wait(step.parity);
-  multiply_query<true>(dq, c.staged_ds(step) + (1 - c.box) * kDsBoxBytes / 16, peer_k, c.consumer);
-}
-
-// Tells the peer that dq has been multiplied with the box that it sent.
+// Lets go of the only stage of ds, which dq has been multiplied with.
 __device__ __forceinline__ void release_ds(const Consumer& c) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) c.shared.peer_empty.arrive(1 - c.part);
+  if constexpr (kDsStages == 1) release(c.shared.ds_empty);
 }
 
 // The part of dk's and dv's columns that the warpgroup has.
-__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consumer; }
+__device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) {
-  shared.peer_full.init(1);
-  shared.peer_empty.init(4 * kConsumers);
-  shared.ticket_full.init(1);
-}
+__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
 
-// Barriers are there for all who arrive at them, the peer too.
-__device__ __forceinline__ void sync_share() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
+// Barriers are there for all who arrive at them.
+__device__ __forceinline__ void sync_share() { __syncthreads(); }
 
 // Passes on the turn that the warp has had, if it has not yet.
 __device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
@@ -769,52 +674,59 @@ __device__ __forceinline__ void finish_turns(const Consumer& c) {
   if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
 }
 
-// The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
-// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
-// while the peer's ds is on its way, and dk while dq leaves.
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
 struct Steps {
-  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
+  float scores[kScores];  // of the next step
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.v_full.wait(c.phase);
+  }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool) {
+                                       Position at, bool more) {
     const Position of_do = beside(at, step.parity);
-    const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
-    float scores[kScores], dp[kScores], dq[kQueries];
+    float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
-    c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k, c.staged_q(at) + half);
     c.shared.do_full[of_do.stage].wait(of_do.phase);
-    multiply_scores(dp, c.v, c.staged_do(of_do) + half);
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
     weigh(c, weights, scores, step, at);
-    write(c, own_p(c, step), weights);
-    meet();
-    multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
     differentiate(c, dp, scores, at);
-    pack(weights, dp);
-    await_ds(c, step);
-    write(c, c.own_ds(step), weights);
-    meet();
-    exchange(c, step);
-    multiply_own_query(c, dq, step);
-    multiply_peer_query(c, dq, step);
-    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
-    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
     fence(dv);
-    fence(dq);
     release(c.shared.do_empty[of_do.stage]);
+    pack(weights, dp);
+    write(c, c.own_ds(step), weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
+    fence(dq);
+    release(c.shared.q_empty[at.stage]);
     release_ds(c);
     accumulate(c, dq, step);
-    cute::warpgroup_wait<0>();
-    fence(dk);
-    release(c.shared.q_empty[at.stage]);
   }
 
-  // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
-  __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
+  __device__ __forceinline__ void end(const Consumer&, int) {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
+    fence(scores);
+  }
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -862,17 +774,18 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer,
+                                        Progress& progress) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
-  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
-  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 3);
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, 2);
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
-                   Scaling(p)};
+                   uint32_t(progress.tiles) & 1, Scaling(p)};
   begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
@@ -881,16 +794,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   fence(dv);
   if (work.begin < work.end) {
     Steps steps;
-    Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
-    shared.k_full.wait(0);
-    steps.begin(c, position);  // waits for v, too
+    shared.k_full.wait(c.phase);
+    steps.begin(c, progress.position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
-      position.advance();
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
@@ -903,7 +815,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_71534d07(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_28ae9f78(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -932,17 +844,17 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<24>();
-    if (threadIdx.x == 0) produce(p, shared, work);
+    Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+    if (threadIdx.x == 0) produce(p, shared, work, progress);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<240>();
-    consume(p, shared, work, warpgroup - 1);
+    Progress progress{ {0, 0}, 0, 0};
+    consume(p, shared, work, warpgroup - 1, progress);
   }
 }
 
 // ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
 // Threads of a block; those that share a row, 8 columns each.
-constexpr int kRowThreads = 256, kRowLanes = 32;
+constexpr int kRowThreads = 256, kRowLanes = 4;
 
 struct alignas(16) Eight {
   Element values[8];
@@ -950,7 +862,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_71534d07_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_28ae9f78_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   const Place at = place_q(p, blockIdx.x);
@@ -993,7 +905,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim192_window_packed_deterministic_64x128_stages2_rows_bulk_71534d07_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_28ae9f78_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
