@@ -792,7 +792,6 @@ __device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage
   Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
   CUTE_NO_UNROLL
   for (int index = blockIdx.x; index < all;) {
-    const int taken = atomicAdd(p.counter, 1);  // a tile ahead of need: the answer takes its time
     Work& work = shared.works[progress.tiles % 2];
     work = locate(p, index);
     if (work.column < work.sequence.columns(p)) {
@@ -808,7 +807,7 @@ __device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage
       }
       ++progress.tiles;
     }
-    index = gridDim.x + taken;
+    index = gridDim.x + atomicAdd(p.counter, 1);  // the consumers have steps to do until the answer is there
   }
   shared.works[progress.tiles % 2].head = -1;  // no more
   shared.work_full[progress.tiles % 2].arrive();
