@@ -352,18 +352,18 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
 
-// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
-// were.
+// How many steps and tiles of k and v there were; the parity that the first wait looks for. All else is
+// computed from these: few registers are left.
 struct Progress {
-  Position position;
-  uint32_t parity;
+  uint32_t steps;
   int tiles;
+  uint32_t first;
 
-  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
-  __device__ __forceinline__ void advance() {
-    position.advance();
-    parity ^= 1;
+  __device__ __forceinline__ Position position() const {
+    return {int(steps % kStages), (steps / kStages & 1) ^ first};
   }
+  __device__ __forceinline__ uint32_t odd() const { return (steps & 1) ^ first; }
+  __device__ __forceinline__ void advance() { ++steps; }
 };
 
 // Starts the load of k.
@@ -378,7 +378,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  const Position& position = progress.position;
   load_keys(p, shared, work, columns);
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
@@ -387,7 +386,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, progress.parity);
+      const Position position = progress.position();
+      const Position of_do = beside(position, progress.odd());
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -796,12 +796,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Steps steps;
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(c.phase);
-    steps.begin(c, progress.position);  // waits for v, too
+    steps.begin(c, progress.position());  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position(), i + 1 < count);
       progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
@@ -844,10 +844,10 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+    Progress progress{0, 0, 1};  // a fresh barrier counts as having passed the phase before
     if (threadIdx.x == 0) produce(p, shared, work, progress);
   } else {
-    Progress progress{ {0, 0}, 0, 0};
+    Progress progress{0, 0, 0};
     consume(p, shared, work, warpgroup - 1, progress);
   }
 }

@@ -345,18 +345,18 @@ __device__ __forceinline__ void load_values(const Parameters& p, SharedStorage& 
   Tile<kKvRows>::load(p.v_map, shared.v_full, kEvictFirst, shared.v, columns, work.head);
 }
 
-// What goes on from tile to tile of k and v: q's stage, whether a step's number is odd, how many tiles there
-// were.
+// How many steps and tiles of k and v there were; the parity that the first wait looks for. All else is
+// computed from these: few registers are left.
 struct Progress {
-  Position position;
-  uint32_t parity;
+  uint32_t steps;
   int tiles;
+  uint32_t first;
 
-  __device__ __forceinline__ uint32_t odd() const { return kStages == 2 ? position.stage : parity; }
-  __device__ __forceinline__ void advance() {
-    position.advance();
-    parity ^= 1;
+  __device__ __forceinline__ Position position() const {
+    return {int(steps % kStages), (steps / kStages & 1) ^ first};
   }
+  __device__ __forceinline__ uint32_t odd() const { return (steps & 1) ^ first; }
+  __device__ __forceinline__ void advance() { ++steps; }
 };
 
 // Starts the load of k.
@@ -376,7 +376,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   if (work.begin >= work.end) return;
   const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
   const Corner columns = work.sequence.columns_at<kKvRows>(column);
-  const Position& position = progress.position;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const int head = work.head * p.sharing + i;
@@ -384,7 +383,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-      const Position of_do = beside(position, progress.parity);
+      const Position position = progress.position();
+      const Position of_do = beside(position, progress.odd());
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
@@ -765,12 +765,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Steps steps;
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
     shared.k_full.wait(c.phase);
-    steps.begin(c, progress.position);  // waits for v, too
+    steps.begin(c, progress.position());  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, progress.odd()}, progress.position(), i + 1 < count);
       progress.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
@@ -789,7 +789,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 // one's k and v (`kv_empty`), and so of what was told.
 __device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage& shared) {
   const int all = p.kv_tiles * p.all_kv_heads;
-  Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+  Progress progress{0, 0, 1};  // a fresh barrier counts as having passed the phase before
   CUTE_NO_UNROLL
   for (int index = blockIdx.x; index < all;) {
     Work& work = shared.works[progress.tiles % 2];
@@ -814,7 +814,7 @@ __device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage
 }
 
 __device__ __forceinline__ void consume_tiles(const Parameters& p, SharedStorage& shared, int consumer) {
-  Progress progress{ {0, 0}, 0, 0};
+  Progress progress{0, 0, 0};
   CUTE_NO_UNROLL
   for (;; ++progress.tiles) {
     shared.work_full[progress.tiles % 2].wait(progress.tiles / 2 & 1);

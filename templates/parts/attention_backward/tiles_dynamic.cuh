@@ -4,7 +4,7 @@
 // one's k and v (`kv_empty`), and so of what was told.
 __device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage& shared) {
   const int all = p.kv_tiles * p.all_kv_heads;
-  Progress progress{ {0, 1}, 1, 0};  // a fresh barrier counts as having passed the phase before
+  Progress progress{0, 0, 1};  // a fresh barrier counts as having passed the phase before
   CUTE_NO_UNROLL
   for (int index = blockIdx.x; index < all;) {
     Work& work = shared.works[progress.tiles % 2];
@@ -29,7 +29,7 @@ __device__ __forceinline__ void produce_tiles(const Parameters& p, SharedStorage
 }
 
 __device__ __forceinline__ void consume_tiles(const Parameters& p, SharedStorage& shared, int consumer) {
-  Progress progress{ {0, 0}, 0, 0};
+  Progress progress{0, 0, 0};
   CUTE_NO_UNROLL
   for (;; ++progress.tiles) {
     shared.work_full[progress.tiles % 2].wait(progress.tiles / 2 & 1);
