@@ -18,7 +18,7 @@ from warploom.generator.launches import Launch
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.counters import counters
-from warploom.runtime.driver import check, enter, refuse_fork, require_usable
+from warploom.runtime.driver import check, enter, require_usable
 
 _lock = threading.RLock()
 _kernels: dict[KernelSpec, Kernel] = {}
@@ -46,8 +46,6 @@ class Prepared:
 
     def fire(self) -> None:
         """Launch on the stream that it was prepared for."""
-        if self.roams:
-            refuse_fork()  # in our words: torch would be the first to notice
         if self.roams and torch._C._cuda_getDevice() != self.device:
             with torch.cuda.device(self.device):
                 self.fire()
