@@ -36,8 +36,6 @@ class Keywords(TypedDict, total=False):
     max_seqlen_k: int | None
     out: torch.Tensor | None
     spec: KernelSpec | str | None
-    deterministic: bool | None
-    backward_spec: KernelSpec | str | None
 
 
 @dataclass(slots=True)
@@ -57,13 +55,11 @@ class Call:
     max_seqlen_k: int | None = None
     out: torch.Tensor | None = None
     spec: KernelSpec | str | None = None
-    deterministic: bool | None = None
-    backward_spec: KernelSpec | str | None = None
 
     @property
     def kernel(self) -> KernelSpec | None:
         """The spec that was asked for, by itself or by name."""
-        return named(self.spec)
+        return parse_name(self.spec) if isinstance(self.spec, str) else self.spec
 
     @property
     def scaling(self) -> float:
@@ -81,8 +77,7 @@ class Call:
     def signature(self) -> tuple[object, ...]:
         """Everything that decides the plan: all but addresses (their alignment counts) and numbers.
 
-        Whether both cu_seqlens are one tensor counts, since causal=True takes equal lengths; what
-        is said of the gradients does not.
+        Whether both cu_seqlens are one tensor counts, since causal=True takes equal lengths.
         """
         q, k, v, out = self.q, self.k, self.v, self.out
         return (
@@ -123,11 +118,6 @@ class Call:
         return described, one, longest
 
 
-def named(spec: KernelSpec | str | None) -> KernelSpec | None:
-    """The spec that was asked for, by itself or by name."""
-    return parse_name(spec) if isinstance(spec, str) else spec
-
-
 # ---- Extents -------------------------------------------------------------------------------------
 
 
@@ -144,11 +134,6 @@ class Extents:
     total_q: int
     total_k: int
     packed: bool
-
-    @property
-    def sharing(self) -> int:
-        """Query heads of one kv head."""
-        return self.heads // max(1, self.kv_heads)
 
     @property
     def empty(self) -> bool:

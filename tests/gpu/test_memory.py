@@ -17,7 +17,7 @@ from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import reference
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
+pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
 
 
