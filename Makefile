@@ -1,10 +1,12 @@
 # Every verb makes the virtual environment it needs: `make demo` or `make test` in a fresh clone is
-# the only command. gpu-test takes $(PYTHON) as it is, since machines with a GPU bring their torch.
+# the only command. gpu-test takes $(PYTHON) as it is, since machines with a GPU bring their torch;
+# GPU_TESTS may name some of its files.
 
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
 TYPING := build/typing
+GPU_TESTS := tests/gpu
 RECORD := tests/gpu/record.json
 WORKERS := 4
 .DEFAULT_GOAL := test
@@ -24,7 +26,7 @@ lint: $(INSTALLED) tree
 
 gpu-test: tree
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING):$$PYTHONPATH \
-		$(PYTHON) -m pytest -q -m gpu -n $(WORKERS) --dist loadgroup --record $(RECORD) tests/gpu
+		$(PYTHON) -m pytest -q -m gpu -n $(WORKERS) --dist loadgroup --record $(RECORD) $(GPU_TESTS)
 
 clean:
 	rm -rf $(VENV) build warploom.egg-info
@@ -40,4 +42,4 @@ tree:
 	rm -rf $(TYPING)
 	mkdir -p $(TYPING)/warploom
 	ln -s $(CURDIR)/warploom/* $(CURDIR)/configs $(CURDIR)/generator $(CURDIR)/runtime \
-		$(CURDIR)/templates $(TYPING)/warploom
+		$(CURDIR)/templates $(CURDIR)/tuning $(TYPING)/warploom

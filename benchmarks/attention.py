@@ -102,18 +102,24 @@ def compare(
     sampler: Callable[[Sequence[Call]], Sampler] = graph_sampler,
 ) -> Cell:
     """Warploom as dispatched, the fastest of its peers second, then the others and `specs`."""
-    sets = _sets(problem, device)
+    sets = operand_sets(problem, device)
     beside = peers(problem, sets)
     fitting = [ours(problem, sets, spec, spec.name) for spec in specs if _fits(spec, problem)]
     about = {**asdict(problem), "type": "bf16", "flops": problem.flops}
     contenders = [ours(problem, sets), *beside, *fitting]
     cell = compete(problem.name, about, contenders, problem.floor, sampler=sampler)
-    ranked = sorted(cell.entries[1 : len(beside) + 1], key=_rank)
-    entries = (cell.entries[0], *ranked, *cell.entries[len(beside) + 1 :])
+    return ranked(cell, len(beside))
+
+
+def ranked(cell: Cell, peers: int) -> Cell:
+    """The same cell with its peers, which follow ours, sorted: the fastest right one first."""
+    sorted_peers = sorted(cell.entries[1 : peers + 1], key=_rank)
+    entries = (cell.entries[0], *sorted_peers, *cell.entries[peers + 1 :])
     return Cell(cell.name, cell.problem, entries, cell.floor)
 
 
-def _sets(problem: Problem, device: str) -> list[Operands]:
+def operand_sets(problem: Problem, device: str) -> list[Operands]:
+    """As many sets of operands as outlast the GPU's L2 cache when used in turn."""
     one = operands(problem, device)
     if device != "cuda":
         return [one]

@@ -129,10 +129,10 @@ def peers(problem: Problem, sets: Sequence[Operands]) -> list[Contender]:
     return [
         _peer(name, function, problem, sets)
         for name, function in (
-            ("cuDNN", partial(_sdpa, SDPBackend.CUDNN_ATTENTION)),
-            ("FlashAttention-2", partial(_sdpa, SDPBackend.FLASH_ATTENTION)),
+            ("cuDNN", partial(sdpa, SDPBackend.CUDNN_ATTENTION)),
+            ("FlashAttention-2", partial(sdpa, SDPBackend.FLASH_ATTENTION)),
             ("FlashAttention-3", _flash3),
-            ("FlashAttention-4", _flash4),
+            ("FlashAttention-4", flash4),
         )
     ]
 
@@ -154,7 +154,8 @@ def _peer(name: str, function: Peer, problem: Problem, sets: Sequence[Operands])
     return Contender(name, calls, share)
 
 
-def _sdpa(backend: SDPBackend, problem: Problem, one: Operands) -> torch.Tensor:
+def sdpa(backend: SDPBackend, problem: Problem, one: Operands) -> torch.Tensor:
+    """torch's attention on one of its backends."""
     if problem.window is not None or problem.lengths:
         raise ValueError("torch has it for one causal mask and one length only")
     with sdpa_kernel([backend]):
@@ -174,15 +175,17 @@ def _flash3(problem: Problem, one: Operands) -> torch.Tensor:
         keywords["is_causal"] = problem.causal
     else:
         keywords |= {"window_size_left": problem.window, "window_size_right": 0}
-    found: torch.Tensor = _flash3_operator()(*_turned(one), **keywords)[0]
+    forward, _ = flash3_operators()
+    found: torch.Tensor = forward(*turned(one), **keywords)[0]
     return found if problem.lengths else found.transpose(1, 2)
 
 
-def _flash4(problem: Problem, one: Operands) -> torch.Tensor:
+def flash4(problem: Problem, one: Operands, **keywords: Any) -> torch.Tensor:
+    """The attention of FlashAttention-4, which autograd can differentiate."""
     cute: Any = import_module("flash_attn.cute")
-    window = (None, None) if problem.window is None else (problem.window, 0)
-    keywords = {"causal": problem.causal and problem.window is None, "window_size": window}
-    q, k, v = _turned(one)
+    keywords["causal"] = problem.causal and problem.window is None
+    keywords["window_size"] = (None, None) if problem.window is None else (problem.window, 0)
+    q, k, v = turned(one)
     if problem.lengths:
         offsets = one.lengths["cu_seqlens_q"]
         found = cute.flash_attn_varlen_func(
@@ -194,14 +197,15 @@ def _flash4(problem: Problem, one: Operands) -> torch.Tensor:
     return out if problem.lengths else out.transpose(1, 2)
 
 
-def _turned(one: Operands) -> list[torch.Tensor]:
+def turned(one: Operands) -> list[torch.Tensor]:
+    """q, k and v as FlashAttention takes them: [batch, seq, heads, dim], packed as they are."""
     tensors = (one.q, one.k, one.v)
     return [t if one.lengths else t.transpose(1, 2) for t in tensors]
 
 
 @cache
-def _flash3_operator() -> Callable[..., Any]:
-    """The operator of FlashAttention-3, its library loaded; RuntimeError where there is none."""
+def flash3_operators() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Both passes of FlashAttention-3, its library loaded; RuntimeError where there is none."""
     if library := os.environ.get("FLASH_ATTN_3"):
         if runtime := os.environ.get("FLASH_ATTN_3_CUDART"):
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
@@ -211,8 +215,7 @@ def _flash3_operator() -> Callable[..., Any]:
             import_module("flash_attn_interface")  # registers the operator
         except ImportError as error:
             raise RuntimeError("flash_attn_interface is not installed") from error
-    operator: Callable[..., Any] = torch.ops.flash_attn_3.fwd
-    return operator
+    return torch.ops.flash_attn_3.fwd, torch.ops.flash_attn_3.bwd
 
 
 # ---- Checking ------------------------------------------------------------------------------------

@@ -124,6 +124,23 @@ _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
     ("attention_forward", "Attention forward, bf16, 16k tokens; grouped queries", _attentions),
     ("attention_window", "Attention in a causal window of 1024, and without one", _attentions),
     ("attention_packed", "Attention over sequences of varying length", _attentions),
+    (
+        "attention_backward",
+        "Gradients of attention, bf16, 16k tokens; grouped queries",
+        _attentions,
+    ),
+    (
+        "attention_backward_deterministic",
+        "Gradients of attention, bit-equal from run to run",
+        _attentions,
+    ),
+    ("attention_backward_window", "Gradients in a causal window of 1024", _attentions),
+    ("attention_backward_packed", "Gradients over sequences of varying length", _attentions),
+    (
+        "attention_autograd",
+        "Attention and its gradients through autograd, with the host's time",
+        _attentions,
+    ),
     ("gemm_compile", "NVRTC's time for a shipped kernel, in a fresh process", _compilations),
 )
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Literal
+from typing import Literal, Self
 
 from warploom.errors import (
     CompilationError,
@@ -100,6 +100,37 @@ def build_many(
             results[index] = future.result()
             on_done(specs[index], results[index])
     return [results[index] for index in range(len(specs))]
+
+
+class Builder:
+    """Builds kernels in `jobs` worker processes as they are asked for; used as a context.
+
+    None of the processes touches a GPU. What is asked for twice is built once.
+    """
+
+    def __init__(self, store: Store | None = None, jobs: int | None = None) -> None:
+        self._store = Store.default() if store is None else store
+        self._compiler = _compiler(None)
+        self._pool = WorkerPool(jobs or len(os.sched_getaffinity(0)))
+        self._asked: dict[KernelSpec, Future[Result]] = {}
+
+    def submit(self, spec: KernelSpec) -> Future[Result]:
+        """Return the kernel to come, or the CompilationError it ends with."""
+        if spec not in self._asked:
+            self._asked[spec] = self._pool.submit(partial(self._build, spec))
+        return self._asked[spec]
+
+    def _build(self, spec: KernelSpec, worker: Worker) -> Result:
+        if isinstance(self._compiler, _Barred):
+            return self._compiler.recorded(spec, self._store)
+        kernel = _Kernel(spec, render(spec), self._compiler)
+        return kernel.stored(self._store) or _attempt(kernel, self._store, worker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.__exit__(*exception)
 
 
 @dataclass(frozen=True, slots=True)

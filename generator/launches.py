@@ -32,9 +32,13 @@ Value = TensorMap | Address | Argument | int | float | bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What a launch depends on of the GPU at hand."""
+    """What a launch, and the choice of its kernel, depend on of the GPU at hand.
+
+    `gpu` is the name of its kind, as the driver gives it; empty where there is none.
+    """
 
     multiprocessors: int
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A buffer that is full of zeros when a call's launches begin.
+    """A buffer that the runtime allocates per call, on the call's stream.
 
-    The runtime allocates it per call, on the call's stream; where it is `kept`, the launches leave
-    it full of zeros again, so that it serves the stream's next call as it is.
+    It begins at a multiple of 128 bytes and is full of zeros when the call's launches begin, or
+    uninitialised where not `zeroed`. Where it is `kept`, the launches leave it full of zeros again,
+    so that it serves the stream's next call as it is.
     """
 
     tensor: str
     bytes: int
+    zeroed: bool = True
     kept: bool = False

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Literal, Unpack, overload
 
 import torch
 
@@ -14,17 +13,18 @@ from warploom.generator.build import build_many
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import attention as attentions
+from warploom.runtime import attention_operators, operators
 from warploom.runtime import attention_problem as attention_problems
 from warploom.runtime import epilogue as epilogues
 from warploom.runtime import gemm as gemms
 from warploom.runtime import kernel as kernels
-from warploom.runtime import operators
 from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
 from warploom.runtime.epilogue import Item, Keywords
+from warploom.runtime.explanation import Explanation
 from warploom.runtime.gemm import GemmPlan
-from warploom.runtime.gemm_problem import Options
+from warploom.runtime.gemm_problem import Options, PlanKeywords
 
 __all__ = [
     "Explanation",
@@ -124,17 +124,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
     return_lse: Literal[False] = False,
-    out: torch.Tensor | None = None,
-    spec: KernelSpec | str | None = None,
+    **keywords: Unpack[attention_problems.Keywords],
 ) -> torch.Tensor: ...
 
 
@@ -144,17 +135,8 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
     return_lse: Literal[True],
-    out: torch.Tensor | None = None,
-    spec: KernelSpec | str | None = None,
+    **keywords: Unpack[attention_problems.Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -174,6 +156,8 @@ def attention(
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     spec: KernelSpec | str | None = None,
+    deterministic: bool | None = None,
+    backward_spec: KernelSpec | str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v, exactly, without the scores in memory.
 
@@ -194,19 +178,47 @@ def attention(
     return_lse  also return the log-sum-exp of each row's scores: natural, fp32
               [batch, heads, seq_q], packed [heads, total_q]
     out, spec   where the result goes, and the kernel to run
+    deterministic  whether gradients are bit-equal from run to run, which takes longer; None
+              follows torch.are_deterministic_algorithms_enabled() as it is in the backward pass.
+              Results are bit-equal in any case
+    backward_spec  the kernel that computes the gradients
 
-    A row that attends to nothing gives 0, and -inf as its log-sum-exp. Runs on the current stream
-    without waiting. On CPU tensors the reference computes the same. Raises ProblemError before
-    anything is launched.
+    A row that attends to nothing gives 0, and -inf as its log-sum-exp. Both results are
+    differentiable, once, in q, k and v; q, k, v, the result and its log-sum-exp are kept for that.
+    `out` takes no part in gradients. Under autocast, q, k and v are converted as torch converts
+    those of its own attention. Runs on the current stream without waiting. On CPU tensors the
+    reference computes the same. Raises ProblemError before anything is launched.
     """
-    arguments = (causal, window, softcap, scale)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if torch.compiler.is_compiling():
-        result = operators.call_attention(q, k, v, *arguments, *lengths, out, spec)
-    else:
-        call = attention_problems.Call(q, k, v, *arguments, *lengths, out, spec)
-        result = attentions.attention(call)
+    device = q.device.type
+    if device in ("cuda", "cpu") and torch.is_autocast_enabled(device):
+        q, k, v = (_lowered(tensor, device) for tensor in (q, k, v))
+    call = attention_problems.Call(
+        q,
+        k,
+        v,
+        causal,
+        window,
+        softcap,
+        scale,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        out,
+        spec,
+        deterministic,
+        backward_spec,
+    )
+    # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
+    observed = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    result = attention_operators.attention(call) if observed else attentions.attention(call)
     return result if return_lse else result[0]
+
+
+def _lowered(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Convert a tensor of autocast's device to its type, all floating-point types but float64."""
+    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(torch.get_autocast_dtype(device)) if eligible else tensor
 
 
 def plan_attention(
@@ -227,7 +239,8 @@ def load(spec: KernelSpec | str) -> kernels.Kernel:
     """Return the loaded kernel of a spec or name, building it when the store lacks it."""
     found = parse_name(spec) if isinstance(spec, str) else spec
     loaded = kernels.kernel(found, torch.cuda.current_device())
-    loaded.load(found.name, torch.cuda.current_device())
+    for entry in loaded.artifact.resources:
+        loaded.load(entry, torch.cuda.current_device())
     return loaded
 
 
@@ -248,53 +261,18 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
     return len(specs)
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """What a call would do, and why."""
-
-    kernel: str
-    reason: str
-    grid: int
-    stored: bool
-    copies: tuple[str, ...]
-    counters: dict[str, int]
-
-    def __str__(self) -> str:
-        """One fact a line."""
-        copies = ", ".join(self.copies) or "none"
-        stored = "compiled" if self.stored else "not compiled yet"
-        return (
-            f"kernel   {self.kernel}\nbecause  {self.reason}\nstore    {stored}\n"
-            f"grid     {self.grid} blocks\ncopies   {copies}"
-        )
-
-
 @overload
 def explain(a: GemmPlan | AttentionPlan) -> Explanation: ...
 
 
 @overload
-def explain(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
-    spec: KernelSpec | str | None = None,
-    **keywords: Unpack[Keywords],
-) -> Explanation: ...
+def explain(a: torch.Tensor, b: torch.Tensor, **keywords: Unpack[PlanKeywords]) -> Explanation: ...
 
 
 def explain(
     a: torch.Tensor | GemmPlan | AttentionPlan,
     b: torch.Tensor | None = None,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
-    spec: KernelSpec | str | None = None,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[PlanKeywords],
 ) -> Explanation:
     """Say which kernel a plan runs, and what it would copy.
 
@@ -304,13 +282,5 @@ def explain(
     if isinstance(a, torch.Tensor):
         if b is None:
             raise TypeError("explain takes a plan, or the operands a and b of a gemm")
-        options: Any = {"out_dtype": out_dtype, "accumulation": accumulation, "spec": spec}
-        a = plan(a, b, out=out, **options, **keywords)
-    return Explanation(
-        kernel=a.choice.spec.name,
-        reason=a.choice.reason,
-        grid=a.launch.launches[0].grid if a.launch else 0,
-        stored=a.launch is not None,
-        copies=a.copies,
-        counters=counters.as_dict(),
-    )
+        a = plan(a, b, **keywords)
+    return Explanation.of(a)

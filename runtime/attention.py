@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_forward import AttentionProblem
-from warploom.runtime import attention_dispatch, attention_reference
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import (
+    attention_backward,
+    attention_dispatch,
+    attention_gradient,
+    attention_reference,
+    driver,
+)
 from warploom.runtime.attention_mask import Band, band
 from warploom.runtime.attention_operands import (
+    check_apart,
     check_out,
     contiguous_copy,
     in_place,
     ordered_strides,
-    refuse_overlap,
     strides,
 )
 from warploom.runtime.attention_problem import Call, Extents, Keywords, check_numbers, extents
 from warploom.runtime.counters import counters
-from warploom.runtime.dispatch import Choice
+from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.operands import refuse_grad
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
+
+GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
 
 _BOUND = 4096  # problems remembered
 _plans: dict[tuple[object, ...], AttentionPlan] = {}
@@ -42,7 +50,8 @@ class AttentionPlan:
     """What a kind of call needs: its kernel and launch, and which operands are copied first.
 
     `plan(q, k, v, ...)` runs it for tensors of the planned shapes, strides and types with the
-    keywords that it was made with, and returns out and lse. Scale and softcap may differ.
+    keywords that it was made with, and returns out and lse, differentiable as those of
+    `warploom.attention` are. Scale, softcap and what is said of gradients may differ.
     """
 
     key: tuple[object, ...]
@@ -54,6 +63,7 @@ class AttentionPlan:
     launch: LaunchPlan | None  # None on the CPU, and where an extent is 0
     copies: tuple[str, ...]  # the operands that are copied, since TMA cannot read them
     choice: Choice
+    gradients: GradientOptions = (None, None)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[Keywords]
@@ -66,7 +76,20 @@ class AttentionPlan:
                 rule="a plan runs only what it was made for: shapes, strides, types, keywords",
                 fix="call warploom.plan_attention again, or warploom.attention",
             )
-        return self.run(call)
+        return attention_gradient.run(self, call)
+
+    def backward(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
+        """The kernel that gradients of what the plan computes get."""
+        operation = cast("AttentionOperation", self.choice.spec.operation)
+        return attention_backward.choose(
+            operation.element,
+            self.sizes,
+            self.band,
+            softcap=operation.softcap,
+            deterministic=deterministic,
+            spec=spec,
+            device=self.launch.device if self.launch else -1,
+        )
 
     def run(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch on tensors that are known to fit; on the CPU, and without products, compute."""
@@ -78,7 +101,7 @@ class AttentionPlan:
 
         def check() -> None:
             check_numbers(call)
-            refuse_overlap(call, out)
+            check_apart(call, out)
 
         if self.launch is None:
             check()
@@ -105,7 +128,8 @@ class AttentionPlan:
             out.zero_()
             lse.fill_(-torch.inf)
             return
-        computed = attention_reference.of_call(call, self.band, attention_reference.attention)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            computed = attention_reference.of_call(call, self.band, attention_reference.attention)
         if self.sizes.packed:  # rows past the last sequence are nobody's
             last = int(call.offsets[0][-1])
             out, lse = out[:last], lse[:, :last]
@@ -116,16 +140,12 @@ class AttentionPlan:
 
 def attention(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the planned call, planning it first when it is new; return out and lse."""
-    if torch.is_grad_enabled():
-        refuse_grad("warploom.attention", call.q, call.k, call.v, call.out)
     planned = _plans.get(call.signature())
-    return (planned or plan(call)).run(call)
+    return attention_gradient.run(planned or plan(call), call)
 
 
 def plan(call: Call) -> AttentionPlan:
     """Check a call, choose its kernel, load it, and remember the plan."""
-    if torch.is_grad_enabled():
-        refuse_grad("warploom.attention", call.q, call.k, call.v, call.out)
     planned = _make(call)
     counters.add("plans")
     remember(_plans, planned.key, planned, _BOUND)
@@ -144,17 +164,26 @@ def _make(call: Call) -> AttentionPlan:
     wanted = attention_dispatch.operation(
         name_of(call.q.dtype, "q"), sizes, masked, softcap=softcap
     )
-    choice = attention_dispatch.choose(wanted, sizes, call.kernel)
     device, launch = call.q.get_device(), None
+    limits = driver.limits(device) if device >= 0 else None
+    choice = attention_dispatch.choose(wanted, sizes, call.kernel, masked, limits)
     if device >= 0 and not sizes.empty:
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         tensors = ("q", "k", "v", "o", "lse", *offsets)
         scalars = ("scale", "softcap") if softcap else ("scale",)
         problem = _problem(call, sizes, masked, copies, out_strides)
         launch = plan_launches(choice.spec, problem, device, tensors, scalars)
-    key = call.signature()
     return AttentionPlan(
-        key, sizes, masked, out_strides, sizes.lse_shape, sizes.dim**-0.5, launch, copies, choice
+        key=call.signature(),
+        sizes=sizes,
+        band=masked,
+        out_strides=out_strides,
+        lse_shape=sizes.lse_shape,
+        scale=sizes.dim**-0.5,
+        launch=launch,
+        copies=copies,
+        choice=choice,
+        gradients=(call.deterministic, call.backward_spec),
     )
 
 
@@ -168,21 +197,10 @@ def _problem(
     out = call.out
     if out is None:
         out = torch.empty_strided(call.q.shape, out_strides, device="meta")
-    left, right = (masked.left, masked.right) if sizes.packed else masked.shifted(sizes)
     return AttentionProblem(
-        batch=sizes.batch,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        seq_q=sizes.seq_q,
-        seq_k=sizes.seq_k,
-        dim=sizes.dim,
-        total_q=sizes.total_q,
-        total_k=sizes.total_k,
+        **masked.fields(sizes),
         strides_q=placed("q", call.q),
         strides_k=placed("k", call.k),
         strides_v=placed("v", call.v),
         strides_o=strides(out, packed=sizes.packed),
-        left=left,
-        right=right,
-        bottom_right=sizes.packed and masked.bottom_right,
     )

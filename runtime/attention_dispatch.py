@@ -1,30 +1,45 @@
-"""Which kernel an attention gets: the spec that was given, else the schedule of a measured table.
+"""Which kernel an attention gets: the spec that was given, what was tuned, else a table's schedule.
 
-The table lies in configs/attention_schedules.yaml; no shape is decided by a branch here.
+decision.py weighs records and model; what is chosen without them stands in measured tables, one for
+each pass, in configs/. No shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator.families.attention_forward import FAMILY, AttentionOperation
-from warploom.generator.specification import KernelSpec
+from warploom.generator.families import family
+from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
+from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOperation
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.model.shapes import AttentionShape
+from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.attention_mask import Band
 from warploom.runtime.attention_problem import Extents
-from warploom.runtime.dispatch import ARCH, Choice
+from warploom.runtime.decision import Choice, decide
+from warploom.runtime.dispatch import ARCH
 
+Family = Literal["attention_forward", "attention_backward"]
+Operation = AttentionOperation | AttentionBackwardOperation
+
+_TABLES: dict[str, str] = {
+    "attention_forward": "attention_schedules.yaml",
+    "attention_backward": "attention_backward_schedules.yaml",
+}
 _MASKS = ("none", "causal", "window")  # each can compute those before it
 
 
 @cache
-def table() -> tuple[dict[str, Any], ...]:
-    """The classes of the table, as they stand in the file."""
-    text = resources.files("warploom.configs").joinpath("attention_schedules.yaml").read_text()
+def table(name: Family = "attention_forward") -> tuple[dict[str, Any], ...]:
+    """The classes of a family's table, as they stand in the file."""
+    text = resources.files("warploom.configs").joinpath(_TABLES[name]).read_text()
     return tuple(yaml.safe_load(text)["classes"])
 
 
@@ -39,22 +54,73 @@ def operation(element: str, sizes: Extents, band: Band, *, softcap: bool) -> Att
     )
 
 
-def choose(wanted: AttentionOperation, sizes: Extents, spec: KernelSpec | None) -> Choice:
-    """Return the kernel for an operation at these lengths.
+def backward_operation(
+    element: str, sizes: Extents, band: Band, *, softcap: bool, deterministic: bool
+) -> AttentionBackwardOperation:
+    """The operation that computes the gradients of a call with the least work."""
+    return AttentionBackwardOperation(
+        element=element,  # type: ignore[arg-type]
+        dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
+        mask=band.mask,
+        softcap=softcap,
+        lengths="packed" if sizes.packed else "fixed",
+        deterministic=deterministic,
+    )
+
+
+def choose(
+    wanted: Operation,
+    sizes: Extents,
+    spec: KernelSpec | None,
+    band: Band | None = None,
+    device: DeviceLimits | None = None,
+) -> Choice:
+    """Return the kernel for an operation at these lengths, with this mask, on this GPU.
 
     Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
     another one.
     """
-    if reasons := FAMILY.operation_reasons(wanted):
+    described = family(wanted.family)
+    if reasons := described.operation_reasons(wanted):
         value, _, rule = reasons[0].partition(": ")
         raise ProblemError(value, rule=rule, fix="leave out what is not supported")
     if spec is not None:
         return Choice(_checked(spec, wanted), "the spec that was given")
+    return decide(
+        wanted,
+        shape(sizes, band or Band()),
+        device or DeviceLimits(multiprocessors=132),
+        default=lambda: untuned(wanted, sizes),
+        legal=lambda schedule: fitting(wanted, schedule, sizes.sharing),
+        portfolio=lambda: _portfolio(wanted, sizes.sharing),
+    )
+
+
+def shape(sizes: Extents, band: Band) -> AttentionShape:
+    """Return what of a call decides its time."""
+    bounds = (band.left, band.right)
+    bounded = all(bound < UNBOUNDED for bound in bounds)
+    return AttentionShape(
+        batch=sizes.batch,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        seq_q=sizes.seq_q,
+        seq_k=sizes.seq_k,
+        dim=sizes.dim,
+        window=max(1, sum(bounds) + 1) if bounded else 0,
+        total_q=sizes.total_q if sizes.packed else 0,
+        total_k=sizes.total_k if sizes.packed else 0,
+    )
+
+
+def untuned(wanted: Operation, sizes: Extents) -> Choice:
+    """Return the table's choice for a legal operation: what there is without tuning."""
+    described = family(wanted.family)
     refusal: SpecificationError | None = None
     row = _class(wanted, sizes)
     for fields in row["schedules"]:
         try:
-            schedule = FAMILY.complete(ARCH, wanted, fields)
+            schedule = described.complete(ARCH, wanted, fields)
             found = KernelSpec(ARCH, wanted, schedule)
         except SpecificationError as error:
             refusal = error
@@ -64,27 +130,63 @@ def choose(wanted: AttentionOperation, sizes: Extents, spec: KernelSpec | None) 
     raise cast("SpecificationError", refusal)
 
 
-def _class(wanted: AttentionOperation, sizes: Extents) -> dict[str, Any]:
-    length = max(sizes.seq_q, sizes.seq_k)
+def fitting(wanted: Operation, schedule: Schedule, sharing: int) -> KernelSpec | None:
+    """Return the kernel of a schedule where `sharing` query heads have one kv head.
+
+    None where it is not legal, and where it does not suit so many.
+    """
+    if not suits(schedule, sharing):
+        return None
+    try:
+        return KernelSpec(ARCH, wanted, schedule)
+    except SpecificationError:
+        return None
+
+
+def _portfolio(wanted: Operation, sharing: int) -> Iterator[KernelSpec]:
+    """Every schedule of the table that an operation can have: what the model may choose from."""
+    described = family(wanted.family)
+    for row in table(wanted.family):
+        if row["dim"] == wanted.dim:
+            for fields in row["schedules"]:
+                found = fitting(wanted, described.complete(ARCH, wanted, fields), sharing)
+                if found:
+                    yield found
+
+
+def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
+    """The first class that the operation, the longer of its lengths and its heads are in."""
+    length, sharing = max(sizes.seq_q, sizes.seq_k), sizes.sharing
+    deterministic = isinstance(wanted, AttentionBackwardOperation) and wanted.deterministic
     return next(
         row
-        for row in table()
+        for row in table(wanted.family)
         if row["dim"] == wanted.dim
         and wanted.mask in row.get("masks", _MASKS)
-        and wanted.lengths == row.get("lengths", wanted.lengths)
-        and row["seq"][0] <= length <= row["seq"][1]
+        and wanted.lengths in row.get("lengths", (wanted.lengths,))
+        and deterministic == row.get("deterministic", deterministic)
+        and _within(length, row["seq"])
+        and _within(sharing, row.get("sharing", (sharing, sharing)))
     )
 
 
-def _checked(spec: KernelSpec, wanted: AttentionOperation) -> KernelSpec:
-    """A wider mask or head dimension computes the same: its bounds and its zeros are run-time."""
+def _within(number: int, inclusive: Sequence[int]) -> bool:
+    low, high = inclusive
+    return low <= number <= high
+
+
+def _checked(spec: KernelSpec, wanted: Operation) -> KernelSpec:
+    """A wider mask or head dimension computes the same: its bounds and its zeros are run-time.
+
+    So does a deterministic kernel where none is asked for.
+    """
     found = spec.operation
-    if (
-        not isinstance(found, AttentionOperation)
-        or (found.element, found.softcap, found.lengths)
-        != (wanted.element, wanted.softcap, wanted.lengths)
-        or found.dim < wanted.dim
-        or _MASKS.index(found.mask) < _MASKS.index(wanted.mask)
+    if not (
+        isinstance(found, AttentionOperation | AttentionBackwardOperation)
+        and found.family == wanted.family
+        and found.dim >= wanted.dim
+        and _MASKS.index(found.mask) >= _MASKS.index(wanted.mask)
+        and _widened(wanted, found) == found
     ):
         raise ProblemError(
             f"spec {spec.name}",
@@ -92,3 +194,13 @@ def _checked(spec: KernelSpec, wanted: AttentionOperation) -> KernelSpec:
             fix="leave spec out, or pass one of this operation",
         )
     return spec
+
+
+def _widened(wanted: Operation, found: Operation) -> Operation:
+    """What is wanted, with what another operation may have wider."""
+    wider = replace(wanted, dim=found.dim, mask=found.mask)
+    if isinstance(wider, AttentionBackwardOperation) and not wider.deterministic:
+        wider = replace(
+            wider, deterministic=cast("AttentionBackwardOperation", found).deterministic
+        )
+    return wider

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import UNBOUNDED
 from warploom.runtime.attention_problem import Call, Extents, Window
+
+_SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,16 @@ class Band:
         offset = sizes.seq_k - sizes.seq_q if self.bottom_right else 0
         left = self.left - offset if self.left < UNBOUNDED else UNBOUNDED
         return left, self.right + offset if self.right < UNBOUNDED else UNBOUNDED
+
+    def fields(self, sizes: Extents) -> dict[str, Any]:
+        """The fields of a kernel's problem that sizes and mask decide."""
+        left, right = (self.left, self.right) if sizes.packed else self.shifted(sizes)
+        return {
+            **{name: getattr(sizes, name) for name in _SIZES},
+            "left": left,
+            "right": right,
+            "bottom_right": sizes.packed and self.bottom_right,
+        }
 
 
 def band(call: Call, sizes: Extents) -> Band:

@@ -8,7 +8,7 @@ from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
 from warploom.runtime.attention_problem import Call
 from warploom.runtime.counters import counters
-from warploom.runtime.operands import extent_bytes, overlap
+from warploom.runtime.operands import refuse_overlap
 
 Strides = tuple[int, int, int]
 
@@ -61,17 +61,10 @@ def check_out(call: Call) -> None:
         )
 
 
-def refuse_overlap(call: Call, out: torch.Tensor) -> None:
+def check_apart(call: Call, out: torch.Tensor) -> None:
     """Raise ProblemError when `out` shares memory with q, k or v."""
-    for name in ("q", "k", "v"):
-        operand = getattr(call, name)
-        if overlap(out, operand):
-            raise ProblemError(
-                "out at {:#x}..{:#x}".format(*extent_bytes(out))
-                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
-                rule="out does not overlap q, k or v",
-                fix="use another out",
-            )
+    read = (("q", call.q), ("k", call.k), ("v", call.v))
+    refuse_overlap(out, read, "out does not overlap q, k or v")
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,8 @@ class Keywords(TypedDict, total=False):
     max_seqlen_k: int | None
     out: torch.Tensor | None
     spec: KernelSpec | str | None
+    deterministic: bool | None
+    backward_spec: KernelSpec | str | None
 
 
 @dataclass(slots=True)
@@ -55,11 +57,13 @@ class Call:
     max_seqlen_k: int | None = None
     out: torch.Tensor | None = None
     spec: KernelSpec | str | None = None
+    deterministic: bool | None = None
+    backward_spec: KernelSpec | str | None = None
 
     @property
     def kernel(self) -> KernelSpec | None:
         """The spec that was asked for, by itself or by name."""
-        return parse_name(self.spec) if isinstance(self.spec, str) else self.spec
+        return named(self.spec)
 
     @property
     def scaling(self) -> float:
@@ -77,7 +81,8 @@ class Call:
     def signature(self) -> tuple[object, ...]:
         """Everything that decides the plan: all but addresses (their alignment counts) and numbers.
 
-        Whether both cu_seqlens are one tensor counts, since causal=True takes equal lengths.
+        Whether both cu_seqlens are one tensor counts, since causal=True takes equal lengths; what
+        is said of the gradients does not.
         """
         q, k, v, out = self.q, self.k, self.v, self.out
         return (
@@ -118,6 +123,11 @@ class Call:
         return described, one, longest
 
 
+def named(spec: KernelSpec | str | None) -> KernelSpec | None:
+    """The spec that was asked for, by itself or by name."""
+    return parse_name(spec) if isinstance(spec, str) else spec
+
+
 # ---- Extents -------------------------------------------------------------------------------------
 
 
@@ -134,6 +144,11 @@ class Extents:
     total_q: int
     total_k: int
     packed: bool
+
+    @property
+    def sharing(self) -> int:
+        """Query heads of one kv head."""
+        return self.heads // max(1, self.kv_heads)
 
     @property
     def empty(self) -> bool:

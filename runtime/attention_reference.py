@@ -19,10 +19,10 @@ from warploom.runtime.attention_problem import Call
 from warploom.runtime.reference import accumulated, unit_roundoff
 
 _CHUNK = 1 << 25  # scores held at a time
-_FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
-_TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
+FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
+TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
 _WHOLE = Band()
-_EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
+EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,20 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
     The log-sum-exp is taken in fp32, of scores in the type of q.
     """
     out, lse = _empty(q, q.dtype)
-    for chunk in _chunks(q, k):
-        s = _scores(q, k, function, chunk, q.dtype)
-        lse[chunk.batch, :, chunk.rows] = s.float().logsumexp(-1).flatten(1, 2)
-        p = torch.softmax(s, -1).masked_fill(s.amax(-1, keepdim=True) == -torch.inf, 0)
-        out[chunk.batch, :, chunk.rows] = _times_values(p, v[chunk.batch])
+    for chunk in chunks(q, k):
+        at = (chunk.batch, slice(None), chunk.rows)
+        out[at], lse[at] = plain_rows(q, k, v, function, chunk)
     return out, lse
+
+
+def plain_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function, chunk: Rows
+) -> Pair:
+    """Return `plain` of one chunk; autograd can differentiate it."""
+    s = scores(q, k, function, chunk, q.dtype)
+    hidden = s.detach().amax(-1, keepdim=True) == -torch.inf
+    p = torch.softmax(s, -1).masked_fill(hidden, 0)
+    return times_values(p, v[chunk.batch]), s.float().logsumexp(-1).flatten(1, 2)
 
 
 def of_call(call: Call, band: Band, compute: Attention) -> Pair:
@@ -112,34 +120,46 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
     and one rounding to the type of q, relative to the largest of the row. out is then off by at
     most sum(error of p |v|) + |out| sum(error of p), and by its own rounding.
     """
-    unit, dim, length = unit_roundoff(q.dtype), q.shape[-1], k.shape[2]
+    unit, length = unit_roundoff(q.dtype), k.shape[2]
     smallest = torch.finfo(q.dtype).smallest_normal
     denormal = smallest * torch.finfo(q.dtype).eps / 2  # rounding of a p below the normal numbers
     out, lse = _empty(q, torch.float64)
-    sums = accumulated(q.dtype, length) + 2 * _FLOAT_ROUNDOFF * length
-    for chunk in _chunks(q, k):
-        s = _scores(q, k, function, chunk, torch.float64)
-        size = _products(q, k, chunk, torch.float64, magnitude=True) * function.scale
+    sums = accumulated(q.dtype, length) + 2 * FLOAT_ROUNDOFF * length
+    for chunk in chunks(q, k):
+        s = scores(q, k, function, chunk, torch.float64)
         top = s.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-        error = accumulated(q.dtype, dim) * size + _EXP2_ERROR
-        finite = s.masked_fill(s == -torch.inf, 0)
-        error += 4 * _FLOAT_ROUNDOFF * (finite.abs() + top.abs())
-        if function.softcap is not None:
-            error += _TANH_ERROR * finite.abs()
         total = s.logsumexp(-1, keepdim=True)
         p = (s - total).exp().nan_to_num(0.0)
-        error = torch.expm1(error) * p
+        error = torch.expm1(score_error(q, k, function, chunk, s, top)) * p
         relative = error.sum(-1, keepdim=True)
         rounded = error + unit * p + denormal * p.amax(-1, keepdim=True) * (p > 0)
-        exact_out = _times_values(p, v[chunk.batch].double())
-        mass = _times_values(p, v[chunk.batch].double().abs())
-        off = _times_values(rounded, v[chunk.batch].double().abs())
+        exact_out = times_values(p, v[chunk.batch].double())
+        mass = times_values(p, v[chunk.batch].double().abs())
+        off = times_values(rounded, v[chunk.batch].double().abs())
         off += exact_out.abs() * relative.flatten(1, 2) + sums * mass
         out[chunk.batch, :, chunk.rows] = off + unit * (exact_out.abs() + off + smallest)
         relative = relative.squeeze(-1) + sums
-        relative += _EXP2_ERROR * (1 + total.squeeze(-1).abs().nan_to_num(posinf=0.0))
+        relative += EXP2_ERROR * (1 + total.squeeze(-1).abs().nan_to_num(posinf=0.0))
         lse[chunk.batch, :, chunk.rows] = relative.flatten(1, 2)
     return out, lse
+
+
+def score_error(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    function: Function,
+    chunk: Rows,
+    s: torch.Tensor,
+    base: torch.Tensor,
+) -> torch.Tensor:
+    """Return how far a kernel's s - base may be off, with that of its exp2: s are the scores."""
+    size = products(q, k, chunk, torch.float64, magnitude=True) * function.scale
+    error = accumulated(q.dtype, q.shape[-1]) * size + EXP2_ERROR
+    finite = s.masked_fill(s == -torch.inf, 0)
+    error += 4 * FLOAT_ROUNDOFF * (finite.abs() + base.abs())
+    if function.softcap is not None:
+        error += TANH_ERROR * finite.abs()
+    return error
 
 
 # ---- Steps ---------------------------------------------------------------------------------------
@@ -149,12 +169,12 @@ def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function, wide: torch.dtype
 ) -> Pair:
     out, lse = _empty(q, wide if wide == torch.float64 else q.dtype)
-    for chunk in _chunks(q, k):
-        s = _scores(q, k, function, chunk, wide)
+    for chunk in chunks(q, k):
+        s = scores(q, k, function, chunk, wide)
         total = s.logsumexp(-1, keepdim=True)
         lse[chunk.batch, :, chunk.rows] = total.squeeze(-1).flatten(1, 2)
         p = (s - total.masked_fill(total == -torch.inf, 0)).exp()
-        out[chunk.batch, :, chunk.rows] = _times_values(p, v[chunk.batch].to(wide)).to(out.dtype)
+        out[chunk.batch, :, chunk.rows] = times_values(p, v[chunk.batch].to(wide)).to(out.dtype)
     return out, lse
 
 
@@ -164,7 +184,7 @@ def _empty(q: torch.Tensor, dtype: torch.dtype) -> Pair:
     return out, torch.empty(q.shape[:-1], dtype=wide, device=q.device)
 
 
-def _chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
+def chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
     """Cover the batch and the rows in chunks of at most _CHUNK scores (but at least one row)."""
     batch, heads, seq_q, _ = q.shape
     row = max(1, heads * k.shape[2])
@@ -175,7 +195,7 @@ def _chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
             yield Rows(slice(first, first + together), slice(row, min(row + rows, seq_q)))
 
 
-def _products(
+def products(
     q: torch.Tensor, k: torch.Tensor, chunk: Rows, dtype: torch.dtype, *, magnitude: bool = False
 ) -> torch.Tensor:
     """Return q k^T [batch, kv_heads, heads of one, rows, seq_k], of absolute values if asked."""
@@ -187,17 +207,18 @@ def _products(
     return queries.abs() @ keys.abs() if magnitude else queries @ keys
 
 
-def _scores(
+def scores(
     q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the scores of a chunk in `dtype`, each step rounded to it; masked ones are -inf."""
-    s = _products(q, k, chunk, dtype) * function.scale
+    s = products(q, k, chunk, dtype) * function.scale
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
-    return s.masked_fill(~_visible(q, k, function.band, chunk), -torch.inf)
+    return s.masked_fill(~visible(q, k, function.band, chunk), -torch.inf)
 
 
-def _visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch.Tensor:
+def visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch.Tensor:
+    """Return which scores of a chunk are not masked, [rows, seq_k]."""
     seq_q, seq_k = q.shape[2], k.shape[2]
     offset = seq_k - seq_q if band.bottom_right else 0
     row = torch.arange(chunk.rows.start, chunk.rows.stop, device=q.device)[:, None] + offset
@@ -210,7 +231,7 @@ def _visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch
     return shown
 
 
-def _times_values(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def times_values(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Return p v [batch, heads, rows, dim], for p [batch, kv_heads, heads of one, rows, seq_k]."""
     return (p @ v[:, :, None]).flatten(1, 2)
 

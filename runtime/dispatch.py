@@ -1,11 +1,13 @@
-"""Which kernel a problem gets: the spec that was given, else the cheapest schedule of a table.
+"""Which kernel a product gets: the spec that was given, what was tuned, else a table's schedule.
 
-The table is measured and lies in configs/gemm_schedules.yaml; no shape is decided by a branch here.
+decision.py weighs records and model; what is chosen without them is the cheapest schedule of a
+measured table, configs/gemm_schedules.yaml. No shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any, cast
@@ -24,17 +26,11 @@ from warploom.generator.families.gemm import (
     tiles,
 )
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.specification import KernelSpec
+from warploom.generator.model.shapes import GemmShape
+from warploom.generator.specification import KernelSpec, Schedule
+from warploom.runtime.decision import Choice, decide
 
 ARCH = "sm_90a"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The kernel of a problem, and why it is this one."""
-
-    spec: KernelSpec
-    reason: str
 
 
 @cache
@@ -62,6 +58,20 @@ def choose(
         raise ProblemError(value, rule=rule, fix=fix)
     if spec is not None:
         return Choice(_checked(spec, operation, store), "the spec that was given")
+    return decide(
+        operation,
+        GemmShape(problem.m, problem.n, problem.k, problem.batches),
+        device,
+        default=lambda: untuned(operation, problem, store, device),
+        legal=lambda schedule: fitting(operation, schedule, store),
+        portfolio=lambda: _portfolio(operation, store),
+    )
+
+
+def untuned(
+    operation: GemmOperation, problem: GemmProblem, store: str, device: DeviceLimits
+) -> Choice:
+    """Return the table's choice for a legal operation: what there is without tuning."""
     best: tuple[float, KernelSpec] | None = None
     refusal: SpecificationError | None = None
     for row in _class(operation, problem)["schedules"]:
@@ -77,6 +87,31 @@ def choose(
     if best is None:
         raise cast("SpecificationError", refusal)
     return Choice(best[1], f"least waves * cost ({best[0]:.2f}) of its class in the table")
+
+
+def fitting(operation: GemmOperation, schedule: Schedule, store: str) -> KernelSpec | None:
+    """Return the kernel of a schedule that was recorded, for a D that is stored as `store`.
+
+    None where the two do not go together.
+    """
+    found = cast("GemmSchedule", schedule)
+    if store == "direct":
+        found = replace(found, store="direct")
+    try:
+        return KernelSpec(ARCH, operation, found)
+    except SpecificationError:
+        return None
+
+
+def _portfolio(operation: GemmOperation, store: str) -> Iterator[KernelSpec]:
+    """Every schedule of the table that an operation can have: what the model may choose from."""
+    for row in table():
+        if row["bits"] == element(operation.a).bits:
+            for fields in row["schedules"]:
+                try:
+                    yield _candidate(operation, fields, store)
+                except SpecificationError:
+                    continue
 
 
 def _candidate(operation: GemmOperation, row: dict[str, Any], store: str) -> KernelSpec:

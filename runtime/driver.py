@@ -37,7 +37,7 @@ def check(result: tuple[Any, ...]) -> Any:  # noqa: ANN401 (as the driver's wrap
     """Return what a driver call returned beside its status, or raise DeviceError."""
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
-        _refuse_fork()
+        refuse_fork()
         _, text = driver.cuGetErrorString(status)
         raise DeviceError(
             f"{status.name}: {text.decode() if text else 'unknown CUDA error'}",
@@ -46,7 +46,8 @@ def check(result: tuple[Any, ...]) -> Any:  # noqa: ANN401 (as the driver's wrap
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _refuse_fork() -> None:
+def refuse_fork() -> None:
+    """Raise DeviceError in a process that was forked after CUDA was used."""
     if _forked:
         raise DeviceError(
             "a process forked after CUDA was initialised",
@@ -57,7 +58,7 @@ def _refuse_fork() -> None:
 
 def require_usable(device: int) -> None:
     """Raise DeviceError where kernels cannot be built or loaded now on `device`."""
-    _refuse_fork()
+    refuse_fork()
     torch.cuda.init()  # type: ignore[no-untyped-call]
     if torch.cuda.is_current_stream_capturing():
         raise DeviceError(
@@ -78,7 +79,8 @@ def require_usable(device: int) -> None:
 def limits(device: int) -> DeviceLimits:
     """What launches depend on of `device`. Raises DeviceError where none can be made there."""
     require_usable(device)
-    return DeviceLimits(torch.cuda.get_device_properties(device).multi_processor_count)
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceLimits(properties.multi_processor_count, properties.name)
 
 
 os.register_at_fork(after_in_child=limits.cache_clear)
@@ -107,5 +109,5 @@ def current_stream(device: int) -> int:
     try:
         return torch._C._cuda_getCurrentRawStream(device)
     except RuntimeError:
-        _refuse_fork()
+        refuse_fork()
         raise

@@ -18,8 +18,9 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime import dispatch, driver, epilogue, reference
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
+from warploom.runtime.decision import Choice
 from warploom.runtime.epilogue import Item, Keywords
-from warploom.runtime.gemm_operands import Copy, refuse_grad, refuse_overlap
+from warploom.runtime.gemm_operands import Copy, check_apart, refuse_grad
 from warploom.runtime.gemm_problem import Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
@@ -45,7 +46,7 @@ class GemmPlan:
     launch: LaunchPlan | None  # None on the CPU, and where an extent is 0
     copy_a: Copy | None  # where TMA cannot read it
     copy_b: Copy | None
-    choice: dispatch.Choice
+    choice: Choice
     _device: int = -1
     _ready: dict[tuple[int, ...], tuple[Callable[..., bool], Launch]] = field(
         default_factory=dict, repr=False
@@ -107,7 +108,7 @@ class GemmPlan:
         """Launch on tensors that are known to fit; on the CPU, and without products, compute."""
 
         def check() -> None:
-            refuse_overlap(out, a, b, listed)
+            check_apart(out, a, b, listed)
             epilogue.check_finite(listed)
 
         if self.launch is None:

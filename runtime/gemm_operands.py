@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 
-from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import Batches, GemmOperation
 from warploom.generator.specification import KernelSpec
@@ -19,8 +18,6 @@ from warploom.runtime.elements import name_of
 from warploom.runtime.epilogue import Item
 from warploom.runtime.operands import (
     Placement,
-    extent_bytes,
-    overlap,
     padded_copy,
     padded_room,
     place,
@@ -96,30 +93,27 @@ def refuse_grad(
     operands.refuse_grad("warploom.gemm", a, b, out, *values)
 
 
-def refuse_overlap(
+def check_apart(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> None:
     """Raise ProblemError when `out` shares memory with an operand, unless it is the residual."""
     read = [("a", a), ("b", b)]
     read += [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
-    for name, operand in read:
-        same = (
-            name == "residual"
-            and operand.data_ptr() == out.data_ptr()
-            and operand.dtype == out.dtype
-            and operand.numel() == out.numel()
-            and (
-                (operand.shape, operand.stride()) == (out.shape, out.stride())
-                or (operand.is_contiguous() and out.is_contiguous())
-            )
+    others = [(name, one) for name, one in read if name != "residual" or not _same(one, out)]
+    operands.refuse_overlap(out, others, "do not overlap; out may be exactly the residual")
+
+
+def _same(residual: torch.Tensor, out: torch.Tensor) -> bool:
+    """True when each element of the residual is read where the result's is written."""
+    return (
+        residual.data_ptr() == out.data_ptr()
+        and residual.dtype == out.dtype
+        and residual.numel() == out.numel()
+        and (
+            (residual.shape, residual.stride()) == (out.shape, out.stride())
+            or (residual.is_contiguous() and out.is_contiguous())
         )
-        if overlap(out, operand) and not same:
-            raise ProblemError(
-                "out at {:#x}..{:#x}".format(*extent_bytes(out))
-                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
-                rule="do not overlap; out may be exactly the residual",
-                fix="use another out",
-            )
+    )
 
 
 def matrix(a: torch.Tensor) -> torch.Tensor:

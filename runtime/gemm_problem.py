@@ -19,7 +19,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import epilogue
 from warploom.runtime.batches import broadcast
 from warploom.runtime.elements import NAMES, name_of
-from warploom.runtime.epilogue import BoundEpilogue, Item
+from warploom.runtime.epilogue import BoundEpilogue, Item, Keywords
 from warploom.runtime.gemm_operands import Copy, layouts, place_operand
 from warploom.runtime.gemm_result import check_out, result_type, storing
 
@@ -30,6 +30,15 @@ class Options(NamedTuple):
     out_dtype: torch.dtype | None = None
     accumulation: Accumulation = "fast"
     spec: KernelSpec | None = None
+
+
+class PlanKeywords(Keywords, total=False):
+    """The keywords of `warploom.plan`: those of the epilogue, `out` and the fields of Options."""
+
+    out: torch.Tensor | None
+    out_dtype: torch.dtype | None
+    accumulation: Accumulation
+    spec: KernelSpec | str | None
 
 
 @dataclass(frozen=True, slots=True)

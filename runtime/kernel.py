@@ -18,7 +18,7 @@ from warploom.generator.launches import Launch
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.counters import counters
-from warploom.runtime.driver import check, enter, require_usable
+from warploom.runtime.driver import check, enter, refuse_fork, require_usable
 
 _lock = threading.RLock()
 _kernels: dict[KernelSpec, Kernel] = {}
@@ -46,10 +46,12 @@ class Prepared:
 
     def fire(self) -> None:
         """Launch on the stream that it was prepared for."""
-        if self.roams and torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                self.fire()
-            return
+        if self.roams:
+            refuse_fork()  # in our words: torch would be the first to notice
+            if torch._C._cuda_getDevice() != self.device:
+                with torch.cuda.device(self.device):
+                    self.fire()
+                return
         (status,) = self.launch()
         if status:  # the driver's success is 0
             if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread new to CUDA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +88,18 @@ def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
         return tensor.data_ptr(), tensor.data_ptr()
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def refuse_overlap(out: torch.Tensor, read: Iterable[tuple[str, torch.Tensor]], rule: str) -> None:
+    """Raise ProblemError, with this `rule`, when `out` shares memory with what is read."""
+    for name, operand in read:
+        if overlap(out, operand):
+            raise ProblemError(
+                "out at {:#x}..{:#x}".format(*extent_bytes(out))
+                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
+                rule=rule,
+                fix="use another out",
+            )
 
 
 def refuse_grad(function: str, *values: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -27,6 +28,7 @@ Launches = tuple[Prepared, ...]
 Key = TypeVar("Key", bound=tuple[object, ...])
 Value = TypeVar("Value")
 
+_ALIGN = 256  # bytes, of a workspace
 _BOUND = 1024  # combinations of addresses, stream and scalars kept per plan
 _lock = threading.Lock()
 
@@ -56,6 +58,16 @@ class LaunchPlan:
     _bound: dict[tuple[object, ...], Launches] = field(default_factory=dict, repr=False)
     _kept: dict[tuple[str, int], int] = field(default_factory=dict, repr=False)  # by stream
 
+    def __post_init__(self) -> None:
+        self._place = torch.device("cuda", self.device)
+        self._room_bytes: dict[bool, int] = {}  # of the workspaces that are zeroed, and not
+        self._offsets: list[tuple[bool, int]] = []
+        for workspace in self.workspaces:
+            offset = self._room_bytes.get(workspace.zeroed, 0)
+            self._offsets.append((workspace.zeroed, offset))
+            if not workspace.kept:
+                self._room_bytes[workspace.zeroed] = offset + -(-workspace.bytes // _ALIGN) * _ALIGN
+
     def run(
         self,
         addresses: tuple[int, ...],
@@ -69,10 +81,8 @@ class LaunchPlan:
         """
         stream = driver.current_stream(self.device)
         if self.workspaces:
-            buffers = [self._workspace(workspace, stream) for workspace in self.workspaces]
-            addresses += tuple(
-                buffer if isinstance(buffer, int) else buffer.data_ptr() for buffer in buffers
-            )
+            found, _held = self._find_workspaces(stream)  # until all is launched
+            addresses += found
         key = (stream, addresses, scalars)
         prepared = self._bound.get(key)
         if prepared is None:
@@ -83,17 +93,33 @@ class LaunchPlan:
             next(launch_numbers)
         return prepared
 
-    def _workspace(self, workspace: Workspace, stream: int) -> torch.Tensor | int:
-        """A workspace, or the address of one that is kept."""
-        if workspace.kept:
-            key = workspace.tensor, stream
-            fresh = driver.capturing(stream)  # a graph keeps its own
-            found = None if fresh else self._kept.get(key)
-            found = found or kept.take(self.device, workspace.bytes)
-            if found is not None:
-                return found if fresh else self._kept.setdefault(key, found)
-        device = torch.device("cuda", self.device)
-        return torch.zeros(workspace.bytes, dtype=torch.uint8, device=device)
+    def _find_workspaces(self, stream: int) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+        """Return the workspaces' addresses, and the memory that was allocated for them."""
+        rooms = {
+            zeroed: (torch.zeros if zeroed else torch.empty)(
+                size, dtype=torch.uint8, device=self._place
+            )
+            for zeroed, size in self._room_bytes.items()
+        }
+        held, found = list(rooms.values()), []
+        for workspace, (zeroed, offset) in zip(self.workspaces, self._offsets, strict=True):
+            if not workspace.kept:
+                found.append(rooms[zeroed].data_ptr() + offset)
+                continue
+            address = self._keep(workspace, stream)
+            if address is None:
+                held.append(torch.zeros(workspace.bytes, dtype=torch.uint8, device=self._place))
+                address = held[-1].data_ptr()
+            found.append(address)
+        return tuple(found), held
+
+    def _keep(self, workspace: Workspace, stream: int) -> int | None:
+        """Return the address of a workspace that is kept; None where there is no room for it."""
+        key = workspace.tensor, stream
+        fresh = driver.capturing(stream)  # a graph keeps its own
+        address = None if fresh else self._kept.get(key)
+        address = address or kept.take(self.device, workspace.bytes)
+        return address if fresh or address is None else self._kept.setdefault(key, address)
 
     def _bind(
         self,
@@ -106,19 +132,28 @@ class LaunchPlan:
         names = (*self.tensors, *(workspace.tensor for workspace in self.workspaces))
         address = dict(zip(names, addresses, strict=True))
         scalar = dict(zip(self.scalars, scalars, strict=True))
+        encoded = cache(lambda request: encode(request, address[request.tensor]))
         prepared = tuple(
-            self.kernel.prepare(launch, self._pack(launch, address, scalar), self.device, stream)
+            self.kernel.prepare(
+                launch, self._pack(launch, address, scalar, encoded), self.device, stream
+            )
             for launch in self.launches
         )
         remember(self._bound, key, prepared, _BOUND)
         return prepared
 
-    def _pack(self, launch: Launch, address: dict[str, int], scalar: dict[str, float]) -> bytes:
+    def _pack(
+        self,
+        launch: Launch,
+        address: dict[str, int],
+        scalar: dict[str, float],
+        encoded: Callable[[TensorMap], bytes],
+    ) -> bytes:
         values: dict[str, bytes | int | float] = {}
         for name, value in launch.parameters.items():
             match value:
                 case TensorMap():
-                    values[name] = encode(value, address[value.tensor])
+                    values[name] = encoded(value)
                 case Address():
                     values[name] = address[value.tensor]
                 case Argument():

@@ -39,12 +39,14 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def private_store(store_folder: Path) -> Iterator[Path]:
+def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep every test, and every process it starts, away from the user's store and settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WARPLOOM_CACHE_DIR", str(store_folder))
         patch.delenv("WARPLOOM_CACHE_PATH", raising=False)
         patch.delenv("WARPLOOM_COMPILE", raising=False)
+        patch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path_factory.mktemp("records")))
+        patch.delenv("WARPLOOM_RECORDS", raising=False)
         yield store_folder
 
 

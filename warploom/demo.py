@@ -1,13 +1,14 @@
 """`make demo`: from a YAML file to kernels in the store, then one layer of Llama 3 8B, checked.
 
 The kernels of configs/smoke.yaml are generated and compiled, which needs no GPU. Then the seven
-GEMMs of the layer run through `warploom.gemm`, and its attention through `warploom.attention`, and
-are held against float64: on a Hopper GPU, with times beside torch's, or else on the CPU reference
-with fewer tokens. The exit code is 3 if a result is wrong.
+GEMMs of the layer run through `warploom.gemm`, and its attention through `warploom.attention`, with
+its gradients, and are held against float64: on a Hopper GPU, with times beside torch's, or else on
+the CPU reference with fewer tokens. The exit code is 3 if a result is wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -151,7 +152,7 @@ def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
 
 
 def run_attention(output: Output, device: str) -> None:
-    """Run and check the attention of the layer, full and causal; ResultError if one is wrong."""
+    """Run and check the attention of the layer and its gradients; ResultError if one is wrong."""
     import torch
 
     tokens = 8 * TOKENS[device]
@@ -166,10 +167,18 @@ def run_attention(output: Output, device: str) -> None:
     with torch.no_grad():
         rows = [_attend(causal, q, k, v) for causal in (False, True)]
     output.table("attention", columns, rows)
-    wrong = [str(row[0]) for row in rows if not float(str(row[3])) <= 1]
+    output.line("\nIts gradients:")
+    gradients = [_differentiate(causal, q, k, v) for causal in (False, True)]
+    output.table("gradients", columns, gradients)
+    wrong = [
+        f"{what} with mask {row[0]}"
+        for what, found in (("attention", rows), ("gradients", gradients))
+        for row in found
+        if not float(str(row[3])) <= 1
+    ]
     if wrong:
         raise ResultError(
-            f"attention with mask {', '.join(wrong)}",
+            ", ".join(wrong),
             rule="differs from float64 by more than the bound of an element",
             fix="`make gpu-test` finds which kernels are wrong on this GPU",
         )
@@ -203,6 +212,60 @@ def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
     )
     ours, peer = timings["warploom"].median, timings["torch"].median
     return [*row, ours * 1e6, peer * 1e6, peer / ours]
+
+
+def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[object]:
+    """One row of the table of gradients; torch's time is that of its own."""
+    import torch
+
+    import warploom
+    from warploom.runtime import attention_backward_reference as reference
+    from warploom.runtime.attention_mask import Band
+    from warploom.runtime.attention_reference import Function
+    from warploom.runtime.measure import graph_sampler, interleave, largest_share
+
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    dout = torch.randn_like(q)
+    out, lse = warploom.attention(leaves[0], leaves[1], leaves[2], causal=causal, return_lse=True)
+    found = torch.autograd.grad(out, leaves, dout)
+    function = Function(DIM**-0.5, band=Band(right=0) if causal else Band())
+    given = reference.Tensors(q, k, v, out.detach(), lse.detach(), dout)
+    exact, bound = reference.exact(given, function), reference.bound(given, function)
+    share = max(map(largest_share, found, exact, bound))
+    kernel = warploom.explain(warploom.plan_attention(q, k, v, causal=causal)).backward
+    row: list[object] = ["causal" if causal else "none", q.shape[2], kernel, share]
+    if q.device.type == "cpu":
+        return row
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    timings = interleave(
+        {
+            "warploom": graph_sampler([_backward(warploom.attention, leaves, dout, causal=causal)]),
+            "torch": graph_sampler(
+                [_backward(sdpa, leaves, dout, is_causal=causal, enable_gqa=True)]
+            ),
+        }
+    )
+    ours, peer = timings["warploom"].median, timings["torch"].median
+    return [*row, ours * 1e6, peer * 1e6, peer / ours]
+
+
+def _backward(
+    attend: Callable[..., torch.Tensor],
+    leaves: list[torch.Tensor],
+    dout: torch.Tensor,
+    **keywords: bool,
+) -> Callable[[], object]:
+    """A backward pass; the forward pass before it runs once, on the stream that times it."""
+    import torch
+
+    found: list[torch.Tensor] = []
+
+    def call() -> object:
+        if not found:
+            found.append(attend(*leaves, **keywords))
+        return torch.autograd.grad(found[0], leaves, dout, retain_graph=True)
+
+    return call
 
 
 def _has_hopper(output: Output) -> bool:

@@ -47,6 +47,10 @@ class StoreError(WarploomError):
     """A kernel store that cannot be used as asked (permissions, hostile archives)."""
 
 
+class RecordsError(WarploomError):
+    """A file of tuned records, or a journal of measurements, that cannot be read or written."""
+
+
 class KernelMissingError(WarploomError):
     """The store lacks a kernel and WARPLOOM_COMPILE=forbid rules out compiling it."""
 

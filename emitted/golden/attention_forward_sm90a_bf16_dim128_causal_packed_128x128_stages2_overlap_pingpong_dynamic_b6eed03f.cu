@@ -28,17 +28,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside one producer warpgroup
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
-constexpr bool kRescalesIfNeeded = false;  // the output: where a maximum of the warp's rows grew
-constexpr bool kRescalesBetween = false;  // the output, under the product of scores; else after its own
+// The output is rescaled where a maximum of the warp's rows grew; else in every step.
+constexpr bool kRescalesIfNeeded = false;
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
@@ -51,6 +54,7 @@ struct alignas(128) Parameters {
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
   uint32_t* counter;  // tiles taken so far; 0 between launches
+  int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
   int32_t batch;  // sequences
@@ -70,13 +74,13 @@ static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
 static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, cu_seqlens_q) == 400);
 static_assert(OFFSET(Parameters, cu_seqlens_k) == 408 && OFFSET(Parameters, counter) == 416);
-static_assert(OFFSET(Parameters, o_head_stride) == 424 && OFFSET(Parameters, o_row_stride) == 432);
-static_assert(OFFSET(Parameters, batch) == 440 && OFFSET(Parameters, total_q) == 444);
-static_assert(OFFSET(Parameters, dim) == 448 && OFFSET(Parameters, tiles) == 452);
-static_assert(OFFSET(Parameters, q_tiles) == 456 && OFFSET(Parameters, section) == 460);
-static_assert(OFFSET(Parameters, all_heads) == 464 && OFFSET(Parameters, sharing) == 468);
-static_assert(OFFSET(Parameters, right) == 472 && OFFSET(Parameters, bottom_right) == 476);
-static_assert(OFFSET(Parameters, scale) == 480);
+static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
+static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, batch) == 448);
+static_assert(OFFSET(Parameters, total_q) == 452 && OFFSET(Parameters, dim) == 456);
+static_assert(OFFSET(Parameters, tiles) == 460 && OFFSET(Parameters, q_tiles) == 464);
+static_assert(OFFSET(Parameters, section) == 468 && OFFSET(Parameters, all_heads) == 472);
+static_assert(OFFSET(Parameters, sharing) == 476 && OFFSET(Parameters, right) == 480);
+static_assert(OFFSET(Parameters, bottom_right) == 484 && OFFSET(Parameters, scale) == 488);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -129,17 +133,18 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
 
 // Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read or write the next: so the maps are of [dim, row, head, first, back], row and first of
-// one pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros or not stored; `first` moves it to its place. That may be up to kRows to the
-// left: coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are
-// kBack steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
+// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
+// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
+// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
+// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
+// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
 // tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
 constexpr int kBack = 1 << 30;
 
-__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
-                                         Corner corner, int head) {
-  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.first, kBack);
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_5D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.first, kBack);
 }
 
 struct Sequence {
@@ -147,17 +152,25 @@ struct Sequence {
 
   __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
   __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }
-  __device__ __forceinline__ int diagonal(const Parameters& p) const { return bottom_right(p) ? column_count - row_count : 0; }
+  __device__ __forceinline__ int diagonal(const Parameters& p) const {
+    return bottom_right(p) ? column_count - row_count : 0;
+  }
 
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
   template <int kRows> __device__ __forceinline__ static Corner box(int row, int first, int end) {
     const int count = max(0, min(kRows, end - row));
     return {kRows - count, kBack - kRows + (count == 0 ? 0 : first + row + count)};
   }
-  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return box<kRows>(row, first_row, row_count); }
-  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return box<kRows>(column, first_column, column_count); }
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const {
+    return box<kRows>(row, first_row, row_count);
+  }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const {
+    return box<kRows>(column, first_column, column_count);
+  }
 
-  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
-    return head * p.o_head_stride + (first_row + row) * p.o_row_stride;
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t, int64_t head_stride, int64_t row_stride, int head, int row) const {
+    return head * head_stride + (first_row + row) * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return int64_t(head) * p.total_q + first_row + row;
@@ -169,35 +182,44 @@ struct Place {
   int head, row;
 };
 
-// Sequence b has the tiles from cu_seqlens_q[b] / kQTile + b on: as many as it needs, or one more, whose row
-// is not in the sequence. So nobody has to count the tiles of the sequences before.
-__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
+// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
+template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
   int sequence = 0;
-  for (int end = p.batch; end - sequence > 1;) {
+  for (int end = count; end - sequence > 1;) {
     const int middle = (sequence + end) / 2;
-    (p.cu_seqlens_q[middle] / kQTile + middle <= tile ? sequence : end) = middle;
+    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
   }
+  return sequence;
+}
+
+// Tile `tile` of a head, the longest of each sequence first.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
+  const int sequence = sequence_of<kQTile>(p.cu_seqlens_q, p.batch, tile);
   const int first_row = p.cu_seqlens_q[sequence], rows = p.cu_seqlens_q[sequence + 1] - first_row;
   const int first_column = p.cu_seqlens_k[sequence], columns = p.cu_seqlens_k[sequence + 1] - first_column;
   tile -= first_row / kQTile + sequence;
-  return { {first_row, rows, first_column, columns}, head, (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile };
+  const int row = (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile;
+  return { {first_row, rows, first_column, columns}, head, row};
 }
 
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
       load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
 };
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -253,6 +275,7 @@ struct Scaling {
   __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
+// The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float exp2(float x) {
   float y;
@@ -340,13 +363,15 @@ struct SharedStorage {
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][kStageBytes];
   Work work[kQStages][kConsumers];  // guarded by q's barriers
-  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];     // the producer's bytes have arrived
-  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];  // every reader is done with them
+  // The producer's bytes have arrived; every reader is done with them.
+  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
+  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
 static_assert(sizeof(SharedStorage) <= 197632);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2 together; within one the longest tiles of all its heads, then the next.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
+// together; within one the longest tiles of all its heads, then the next.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
@@ -375,8 +400,8 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   return work;
 }
 
-__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty, uint32_t phase, uint8_t* tile,
-                                     const Sequence& sequence, int n, int head) {
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
+                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
   empty.wait(phase);
   full.arrive_and_expect_tx(kStageBytes);
   Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
@@ -392,8 +417,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head / p.sharing;
     // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (work.end > work.begin)
-      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase, shared.k[position.stage],
-           work.sequence, work.end - 1, head);
+      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+           shared.k[position.stage], work.sequence, work.end - 1, head);
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const int row = work.row + consumer * kWgmmaM;
@@ -401,16 +426,18 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.q_empty[q.stage][consumer].wait(q.phase);
       shared.work[q.stage][consumer] = share(p, work, row);
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
-      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer], work.sequence.rows_at<kWgmmaM>(row), work.head);
+      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
+                          work.sequence.rows_at<kWgmmaM>(row), work.head);
     }
     CUTE_NO_UNROLL
     for (int n = work.end - 1; n >= work.begin; --n) {
       const Position before = position;
       position.advance();
       if (n > work.begin)
-        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase, shared.k[position.stage],
-             work.sequence, n - 1, head);
-      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage], work.sequence, n, head);
+        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+             shared.k[position.stage], work.sequence, n - 1, head);
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
+           shared.v[before.stage], work.sequence, n, head);
     }
     q.advance();
   }
@@ -510,24 +537,24 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
+    shared.k_full[position.stage].wait(position.phase);
+    release(shared.k_empty[position.stage]);
+    shared.v_full[position.stage].wait(position.phase);
+    release(shared.v_empty[position.stage]);
+    position.advance();
+  }
 };
 
 // Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
 // before, and the softmax of the one runs under the other's products.
 struct Steps {
-  // The next tile is for rows further down.
-  static __device__ __forceinline__ void skip(Consumer& c) {
-    const Position at = c.position;
-    c.turns.begin();
-    c.turns.pass();
-    c.shared.k_full[at.stage].wait(at.phase);
-    release(c.shared.k_empty[at.stage]);
-    c.shared.v_full[at.stage].wait(at.phase);
-    release(c.shared.v_empty[at.stage]);
-    c.position.advance();
-  }
-
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
     cute::warpgroup_wait<0>();
     fence(scores);
     c.release_operands(n);
@@ -539,7 +566,8 @@ struct Steps {
   }
 
   template <bool kMasked>
-  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n) {
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                              Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
@@ -586,15 +614,19 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
 
 // Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
 // being read. A row that attends to nothing has sum 0: o 0, lse -inf.
-__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs], const Rows& rows) {
+__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
+                                      const Rows& rows) {
+  const Sequence& sequence = work.sequence;
   const int lane = threadIdx.x % 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
-    const bool exists = row < work.sequence.rows(c.p);
+    const bool exists = row < sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
-    if (exists && lane == 0) c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
-    Element* o = c.p.o + work.sequence.o_at(c.p, work.head, row) + lane * 8;
+    if (exists && lane == 0)
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
+    Element* o = c.p.o + lane * 8 +
+                 sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
     for (int column = 0; column < kDim; column += 32) {
       const float* x = output + column / 2 + 2 * r;
@@ -617,21 +649,24 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.turns.pass();
 }
 
-// Passes over the tiles that are for rows further down.
+// Passes over all such tiles at the beginning of a piece of work.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
-  for (int i = 0; i < work.skipped; ++i) Steps::skip(c);
+  for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// The last products of the output are there: their v is free.
-__device__ __forceinline__ void finish(Consumer& c, float (&output)[kOutputs], int stage) {
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  Consumer c{p, shared, consumer, matrix(shared.q[0][consumer], 0, 8 * kSpan, 1), 0,
-             matrix(shared.k[0], 0, 8 * kSpan, 1), matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1), Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, int(threadIdx.x % 4 * 2)};
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
@@ -663,10 +698,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
-        finish(c, output, stage);
+        release_last_v(c, output, stage);
       } else {  // what is skipped may come to where this tile's v still lies
         cute::warpgroup_wait<0>();
-        finish(c, output, stage);
+        release_last_v(c, output, stage);
         skip(c, next);
         begin(c, scores, next);
       }

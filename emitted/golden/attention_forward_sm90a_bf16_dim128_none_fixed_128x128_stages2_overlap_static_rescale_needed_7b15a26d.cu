@@ -28,17 +28,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
-constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside one producer warpgroup
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
 constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
 constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
 constexpr bool kBoundsLeft = false, kBoundsRight = false;
-constexpr bool kRescalesIfNeeded = true;  // the output: where a maximum of the warp's rows grew
-constexpr bool kRescalesBetween = false;  // the output, under the product of scores; else after its own
+// The output is rescaled where a maximum of the warp's rows grew; else in every step.
+constexpr bool kRescalesIfNeeded = true;
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
 constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-using FullBarrier = cutlass::arch::ClusterTransactionBarrier; using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
 
 // Packed by the host: these assertions are what keeps the two sides together.
@@ -122,9 +125,10 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
 
-__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* box, int column,
-                                         Corner corner, int head) {
-  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head, corner.batch);
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
 }
 
 // Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
@@ -139,8 +143,10 @@ struct Sequence {
   template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
   template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
 
-  __device__ __forceinline__ int64_t o_at(const Parameters& p, int head, int row) const {
-    return batch * p.o_batch_stride + head * p.o_head_stride + row * p.o_row_stride;
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
   }
   __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
     return (int64_t(batch) * p.heads + head) * p.seq_q + row;
@@ -158,21 +164,23 @@ __device__ __forceinline__ Place place(const Parameters& p, int tile, int all_he
   return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
 }
 
-// Rows of q, k, v or o in shared memory: boxes of the head dimension side by side, a swizzled row of
-// kSpan bytes per sequence row.
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
 template <int kRows> struct Tile {
   static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
 
-  // Starts the load of a box; those past the end of the sequence become zeros.
-  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint, uint8_t* tile,
-                                              Corner corner, int head) {
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
     CUTE_NO_UNROLL  // the producer has few registers
     for (int box = 0; box < kBoxes; ++box)
       load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
   }
 
   // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
-  __device__ __forceinline__ static constexpr int columns(int step) { return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16; }
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
 };
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -224,6 +232,7 @@ struct Scaling {
   __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
+// The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float exp2(float x) {
   float y;
@@ -311,8 +320,9 @@ struct SharedStorage {
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][kStageBytes];
   Work work[kQStages][kConsumers];  // guarded by q's barriers
-  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];     // the producer's bytes have arrived
-  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];  // every reader is done with them
+  // The producer's bytes have arrived; every reader is done with them.
+  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
+  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
 static_assert(sizeof(SharedStorage) <= 197632);
 
@@ -346,8 +356,8 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   return work;
 }
 
-__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty, uint32_t phase, uint8_t* tile,
-                                     const Sequence& sequence, int n, int head) {
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
+                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
   empty.wait(phase);
   full.arrive_and_expect_tx(kStageBytes);
   Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
@@ -363,8 +373,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head / p.sharing;
     // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (work.end > work.begin)
-      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase, shared.k[position.stage],
-           work.sequence, work.end - 1, head);
+      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+           shared.k[position.stage], work.sequence, work.end - 1, head);
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const int row = work.row + consumer * kWgmmaM;
@@ -372,16 +382,18 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       shared.q_empty[q.stage][consumer].wait(q.phase);
       shared.work[q.stage][consumer] = share(p, work, row);
       full.arrive_and_expect_tx(kQBytes);  // releases the work too
-      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer], work.sequence.rows_at<kWgmmaM>(row), work.head);
+      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
+                          work.sequence.rows_at<kWgmmaM>(row), work.head);
     }
     CUTE_NO_UNROLL
     for (int n = work.end - 1; n >= work.begin; --n) {
       const Position before = position;
       position.advance();
       if (n > work.begin)
-        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase, shared.k[position.stage],
-             work.sequence, n - 1, head);
-      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase, shared.v[before.stage], work.sequence, n, head);
+        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+             shared.k[position.stage], work.sequence, n - 1, head);
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
+           shared.v[before.stage], work.sequence, n, head);
     }
     q.advance();
   }
@@ -481,24 +493,24 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
+    shared.k_full[position.stage].wait(position.phase);
+    release(shared.k_empty[position.stage]);
+    shared.v_full[position.stage].wait(position.phase);
+    release(shared.v_empty[position.stage]);
+    position.advance();
+  }
 };
 
 // Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
 // before, and the softmax of the one runs under the other's products.
 struct Steps {
-  // The next tile is for rows further down.
-  static __device__ __forceinline__ void skip(Consumer& c) {
-    const Position at = c.position;
-    c.turns.begin();
-    c.turns.pass();
-    c.shared.k_full[at.stage].wait(at.phase);
-    release(c.shared.k_empty[at.stage]);
-    c.shared.v_full[at.stage].wait(at.phase);
-    release(c.shared.v_empty[at.stage]);
-    c.position.advance();
-  }
-
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
     cute::warpgroup_wait<0>();
     fence(scores);
     c.release_operands(n);
@@ -510,7 +522,8 @@ struct Steps {
   }
 
   template <bool kMasked>
-  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n) {
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                              Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
@@ -557,15 +570,19 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
 
 // Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
 // being read. A row that attends to nothing has sum 0: o 0, lse -inf.
-__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs], const Rows& rows) {
+__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
+                                      const Rows& rows) {
+  const Sequence& sequence = work.sequence;
   const int lane = threadIdx.x % 4;
   CUTE_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
-    const bool exists = row < work.sequence.rows(c.p);
+    const bool exists = row < sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
-    if (exists && lane == 0) c.p.lse[work.sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
-    Element* o = c.p.o + work.sequence.o_at(c.p, work.head, row) + lane * 8;
+    if (exists && lane == 0)
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
+    Element* o = c.p.o + lane * 8 +
+                 sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
     for (int column = 0; column < kDim; column += 32) {
       const float* x = output + column / 2 + 2 * r;
@@ -588,21 +605,24 @@ __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], con
   if (any) c.turns.pass();
 }
 
-// Passes over the tiles that are for rows further down.
+// Passes over all such tiles at the beginning of a piece of work.
 __device__ __forceinline__ void skip(Consumer& c, const Work& work) {
   CUTE_NO_UNROLL
-  for (int i = 0; i < work.skipped; ++i) Steps::skip(c);
+  for (int i = 0; i < work.skipped; ++i) c.skip();
 }
 
-// The last products of the output are there: their v is free.
-__device__ __forceinline__ void finish(Consumer& c, float (&output)[kOutputs], int stage) {
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
   fence(output);
   release(c.shared.v_empty[stage]);
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
-  Consumer c{p, shared, consumer, matrix(shared.q[0][consumer], 0, 8 * kSpan, 1), 0,
-             matrix(shared.k[0], 0, 8 * kSpan, 1), matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1), Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, int(threadIdx.x % 4 * 2)};
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
   float scores[kScores], output[kOutputs];
   Work work = c.await_work();
   skip(c, work);
@@ -634,10 +654,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         // The next tile's first scores are multiplied while this tile's output is stored.
         begin(c, scores, next);
         cute::warpgroup_wait<1>();
-        finish(c, output, stage);
+        release_last_v(c, output, stage);
       } else {  // what is skipped may come to where this tile's v still lies
         cute::warpgroup_wait<0>();
-        finish(c, output, stage);
+        release_last_v(c, output, stage);
         skip(c, next);
         begin(c, scores, next);
       }

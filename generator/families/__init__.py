@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.errors import UnknownNameError
-from warploom.generator.families import attention_forward, gemm
+from warploom.generator.families import attention_backward, attention_forward, gemm
 from warploom.generator.families.family import Family
 
 FAMILIES: dict[str, Family[Any, Any, Any]] = {
-    known.name: known for known in (gemm.FAMILY, attention_forward.FAMILY)
+    known.name: known
+    for known in (gemm.FAMILY, attention_forward.FAMILY, attention_backward.FAMILY)
 }
 
 

@@ -25,6 +25,8 @@ class Family(Generic[OperationT, ScheduleT, ProblemT]):
     automatic             fields of the schedule that may be `auto`: `complete` resolves them
     context               what the template is rendered with, beside the spec
     launches              the kernel launches of one call; `workspaces` the buffers they need
+    revision              raised when a template's performance changes: records of an older one
+                          are hints
     """
 
     name: str
@@ -40,6 +42,7 @@ class Family(Generic[OperationT, ScheduleT, ProblemT]):
     context: Callable[[KernelSpec], dict[str, Any]]
     launches: Callable[[KernelSpec, ProblemT, DeviceLimits], list[Launch]]
     workspaces: Callable[[KernelSpec, ProblemT], list[Workspace]]
+    revision: int = 1
 
     def reasons(self, arch: Architecture, operation: OperationT, schedule: ScheduleT) -> list[str]:
         """Why a spec of these is not legal; empty when it is."""

@@ -66,7 +66,7 @@ def host_text(spec: KernelSpec) -> str:
             ),
             piece(r"^(struct Corner .*?)$"),
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
-            piece(r"^(struct Sequence \{.*?^\}\n)\n"),
+            piece(r"^(struct Sequence \{.*?)^// Rows of a tensor in shared memory"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
             piece(r"^(struct Tiles \{.*?^\};)"),
             piece(r"^(struct alignas\(16\) Work \{.*?^\};)"),
@@ -81,7 +81,9 @@ def host_text(spec: KernelSpec) -> str:
             "  static void next(int n) { visits.push_back({n, kMasked}); }",
             "};",
             "void visit(const Work& work) {",
-            piece(r"(  for \(int i = 0; i < work\.skipped.*?\n)").replace("skip(c)", "skip()"),
+            piece(r"(  for \(int i = 0; i < work\.skipped.*?\n)").replace(
+                "c.skip()", "Steps::skip()"
+            ),
             "if (work.end > work.begin) {",
             piece(r"(      int n = work\.end - 1;.*?)      const int stage").replace(
                 "c, scores, output, weights, rows, ", ""

@@ -34,13 +34,14 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
     name: str, artifacts: dict[str, Artifact]
 ) -> None:
     artifact = artifacts[name]
-    assert list(artifact.resources) == [name]
-    resources = artifact.resources[name]
-    assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
+    assert name in artifact.resources
+    for entry, resources in artifact.resources.items():
+        assert entry.startswith(name)
+        assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
     assert artifact.serialised == ()
     schedule: Any = SPECS[name].schedule
     # What setmaxnreg shares out is what the launch allocates: 65,536 registers by the warpgroups.
-    assert resources.registers <= {256: 255, 384: 168, 512: 128}[schedule.threads]
+    assert artifact.resources[name].registers <= {256: 255, 384: 168, 512: 128}[schedule.threads]
     assert artifact.cubin[:4] == b"\x7fELF"
 
 
@@ -49,7 +50,8 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     operation: Any = SPECS[name].operation
     lines = render(SPECS[name]).splitlines()
     plain = operation.family == "gemm" and not operation.epilogue
-    assert len(lines) < (460 if plain else 730)
+    three_kernels = operation.family == "attention_backward"
+    assert len(lines) < (460 if plain else 1024 if three_kernels else 760)
     # Nobody reads the operands of an asm, and a name is as long as it is.
     wide = [x for x in lines if len(x) > 112 and name not in x and x.strip()[0] not in ':"']
     assert operation.family != "gemm" or wide == []

@@ -7,8 +7,10 @@ pause, and without the fault, is run first and must pass.
 
 from __future__ import annotations
 
+import faulthandler
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,11 +23,14 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import WorkerPool
-from warploom.runtime import attention
+from warploom.runtime import attention, attention_backward
 from warploom.runtime import kernel as kernels
 
 # 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
 PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
+HANGS_SECONDS = (
+    25  # what takes so long does; a right run takes milliseconds, after seconds of set-up
+)
 # Two stages are few, and blocks are persistent.
 PLAIN = cases.spec(128, 176, dim=128, pingpong=False, stages=2)
 CAUSAL = cases.spec(128, 64, dim=64, mask="causal")
@@ -54,6 +59,10 @@ class Mutant:
         """The text of the kernel that pauses, and of the one that is wrong too."""
         whole = _edited(render(self.kernel), self.pauses)
         return whole, _edited(whole, self.wrong)
+
+    def verify(self, seed: int) -> None:
+        """Assert that a call of its kernel is right."""
+        arena.verify(arena.call(self.kernel, self.shape, seed=seed, **self.keywords))
 
 
 def _edited(text: str, edits: tuple[Edit, ...]) -> str:
@@ -124,7 +133,7 @@ MUTANTS = {
 }
 
 
-def compiled(mutants: dict[str, Mutant]) -> dict[str, tuple[Artifact, Artifact]]:
+def compiled(mutants: Mapping[str, Mutant]) -> dict[str, tuple[Artifact, Artifact]]:
     """Compile both texts of each, all at once."""
     sources = {name: mutant.sources() for name, mutant in mutants.items()}
     with WorkerPool(2 * len(mutants)) as pool:
@@ -142,33 +151,48 @@ def _compile(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: A
 
 def run(mutant: Mutant, artifact: Artifact, seed: int) -> None:
     """Verify a call of the mutant's kernel with `artifact` in its place."""
-    attention._plans.clear()  # they hold the kernel that was there before
+    for plans in (attention._plans, attention_backward._plans):
+        plans.clear()  # they hold the kernel that was there before
     kernels._kernels[mutant.kernel] = kernels.Kernel(mutant.kernel, artifact)
-    arena.verify(arena.call(mutant.kernel, mutant.shape, seed=seed, **mutant.keywords))
+    mutant.verify(seed)
 
 
-def outcome(mutant: Mutant, whole: Artifact, wrong: Artifact) -> str:
-    """Return `caught`, `survived`, or why it cannot be told. The two get different data.
+def judge(mutant: Mutant, whole: Artifact, wrong: Artifact, report: Callable[[str], None]) -> None:
+    """Report `caught`, `survived`, or why it cannot be told.
 
-    What the first left in shared memory would be right for the second otherwise.
+    A kernel that hangs ends the process, so `hung` is what is reported before the wrong one runs.
+    The two get different data: what the first left in shared memory would be right for the second.
     """
+    faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True)
     try:
         run(mutant, whole, seed=1)
     except AssertionError as error:
-        return f"the kernel is wrong without the fault, too: {error}"
+        report(f"the kernel is wrong without the fault, too: {error}")
+        return
+    report("hung")
     try:
         run(mutant, wrong, seed=2)
     except AssertionError:
-        return "caught"
-    return "survived"
+        report("caught")
+    else:
+        report("survived")
+    faulthandler.cancel_dump_traceback_later()
 
 
-def outcomes(mutants: dict[str, Mutant], report: Callable[[str, str], None]) -> None:
-    """Report what became of each mutant, by name."""
-    artifacts = compiled(mutants)
-    for name, mutant in mutants.items():
-        report(name, outcome(mutant, *artifacts[name]))
+def main(mutants: Mapping[str, Mutant]) -> None:
+    """Print what became of the mutants named in the arguments, or of all: a line of JSON for each.
+
+    The last line about a mutant is the one that counts.
+    """
+    chosen = {name: mutants[name] for name in sys.argv[1:] or mutants}
+    artifacts = compiled(chosen)
+    for name, mutant in chosen.items():
+        judge(
+            mutant,
+            *artifacts[name],
+            lambda found, name=name: print(json.dumps({name: found}), flush=True),
+        )
 
 
 if __name__ == "__main__":
-    outcomes(MUTANTS, lambda name, found: print(json.dumps({name: found}), flush=True))
+    main(MUTANTS)

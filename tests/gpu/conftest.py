@@ -1,6 +1,6 @@
 """What the gpu tests share: their kernels, built at once, and the record of a passed session.
 
-`--record FILE` writes what this GPU passed to FILE, if nothing failed; `make gpu-test` asks for it.
+`--record FILE` notes in FILE which files of tests this GPU passed; `make gpu-test` asks for it.
 The tests may run in several processes at a time (pytest-xdist): what takes longest is the host.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from warploom.generator.build import build_many
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 
+_collected: Counter[str] = Counter()  # tests of this run, by file
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ..: which of several processes this is
 
 
@@ -38,22 +40,57 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", type=Path, help="write what passed here, if everything did")
+    parser.addoption("--record", type=Path, help="note the files of tests that passed")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _collect(item.nodeid for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
+    """Every process collects the same: the tests that all of them run together."""
+    _collect(ids)
+
+
+def _collect(ids: Iterable[str]) -> None:
+    _collected.clear()
+    _collected.update(map(_file, ids))
+
+
+def _file(nodeid: str) -> str:
+    return Path(nodeid.split("::")[0]).name
 
 
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    """Record the files of which every test has passed, or was skipped: also when interrupted."""
     if hasattr(config, "workerinput"):  # one of several processes, which knows only its own tests
         return
     path = config.getoption("--record", None)
     stats = terminalreporter.stats
-    if path is None or exitstatus != 0 or "deselected" in stats or "passed" not in stats:
+    if path is None or "deselected" in stats or any("::" in argument for argument in config.args):
         return
-    found = [entry for report in stats["passed"] for entry in report.user_properties]
-    counts = {kind: len(stats.get(kind, ())) for kind in ("passed", "failed", "skipped")}
-    record.write(path, counts, found)
-    terminalreporter.write_line(f"wrote {path}")
+
+    def by_file(kind: str) -> Counter[str]:
+        return Counter(_file(report.nodeid) for report in stats.get(kind, ()))
+
+    passed, skipped, failed = by_file("passed"), by_file("skipped"), by_file("failed")
+    failed += by_file("error")
+    counts = {
+        file: {"passed": passed[file], "skipped": skipped[file]}
+        for file, count in _collected.items()
+        if passed[file] + skipped[file] == count and file not in failed
+    }
+    found = [
+        entry
+        for report in stats.get("passed", ())
+        if _file(report.nodeid) in counts
+        for entry in report.user_properties
+    ]
+    record.write(path, counts, failed, found)
+    terminalreporter.write_line(f"noted {len(counts)} files in {path}")
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +102,9 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def built(private_store: Path) -> dict[str, Artifact]:
-    """Every kernel of the tables, by name, built in parallel before the first test."""
+    """Every GEMM of the tables, by name, built in parallel before the first test of GEMM."""
     others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
     specs = list(dict.fromkeys((*cases.ALL, *cases.ASKED, *others)))
     return _built(private_store, specs)
@@ -79,6 +116,24 @@ def attention_built(private_store: Path) -> dict[str, Artifact]:
     import attention_cases
 
     return _built(private_store, attention_cases.ALL)
+
+
+@pytest.fixture(scope="session")
+def attention_backward_built(private_store: Path) -> dict[str, Artifact]:
+    """Every backward kernel of the tables, by name, and what forward passes before them need."""
+    import attention_backward_cases
+
+    return _built(private_store, [*attention_backward_cases.ALL, *attention_backward_cases.FORWARD])
+
+
+@pytest.fixture(scope="session")
+def processes_built(private_store: Path) -> dict[str, Artifact]:
+    """The few kernels that processes of their own run, built before the first of them."""
+    import mutant
+    import sanitized
+
+    mutants = (one.kernel for one in mutant.MUTANTS.values())
+    return _built(private_store, list({*sanitized.ALL, *mutants, cases.SIMPLE["tma"]}))
 
 
 def _built(folder: Path, specs: Sequence[KernelSpec]) -> dict[str, Artifact]:

@@ -1,7 +1,9 @@
 """tests/gpu/record.json: which GPU passed these tests, with what, and on which state of the code.
 
 `digest()` is of every file that decides what a kernel does; a test on the CPU compares it with the
-record's. Nothing here needs a GPU until `write` is called.
+record's, and the files of tests that passed with those there are. The tests may pass file by file,
+in several runs: `write` keeps what the same code passed on the same machine before. Nothing
+here needs a GPU until it is called.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,24 @@ def digest() -> str:
     return hashed.hexdigest()
 
 
-def write(path: Path, counts: dict[str, int], found: Sequence[tuple[str, object]]) -> None:
-    """Write the record; `found` are dotted names and outcomes, (`sanitizers.memcheck`, `clean`)."""
-    content: dict[str, Any] = {
-        "digest": digest(),
-        "date": datetime.now(UTC).date().isoformat(),
-        **_machine(),
-        "tests": counts,
+def write(
+    path: Path,
+    counts: Mapping[str, Mapping[str, int]],
+    failed: Collection[str],
+    found: Sequence[tuple[str, object]],
+) -> None:
+    """Note the files whose tests have passed, how many passed and were skipped; strike out others.
+
+    `found` are dotted names and outcomes of these tests, (`sanitizers.memcheck`, `clean`).
+    """
+    state = {"digest": digest(), **_machine()}
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    kept = before if all(before.get(name) == value for name, value in state.items()) else {}
+    content: dict[str, Any] = {**kept, **state, "date": datetime.now(UTC).date().isoformat()}
+    content["tests"] = {
+        file: count
+        for file, count in sorted({**kept.get("tests", {}), **counts}.items())
+        if file not in failed
     }
     for name, value in sorted(found):
         group, _, entry = name.partition(".")

@@ -1,25 +1,39 @@
-"""A few tiny kernels, checked on the CPU: what compute-sanitizer watches.
+"""A few tiny kernels of a family, checked on the CPU: what compute-sanitizer watches.
 
 Everything that is not a Warploom kernel happens on the CPU, so that little else is instrumented.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
+import attention_backward_cases
 import attention_cases
 import cases
 import torch
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_reference, reference
+from warploom.runtime import attention_backward_reference, attention_reference, reference
+from warploom.runtime.attention_backward import attention_backward
+from warploom.runtime.attention_backward_problem import BackwardCall
+from warploom.runtime.attention_backward_reference import Tensors
 from warploom.runtime.attention_mask import Band
+from warploom.runtime.attention_problem import Call
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]
 KERNELS += [cases.SWAPPED[1], cases.BATCHED[0]]
 ATTENTIONS = ("none", "causal", "packed", "dynamic")
+BACKWARDS = ("none", "causal", "packed", "deterministic")
+ALL = [
+    *KERNELS,
+    *(attention_cases.SIMPLE[name] for name in ATTENTIONS),
+    *(attention_backward_cases.SIMPLE[name] for name in BACKWARDS),
+]
 
 
 def verify(kernel: KernelSpec) -> None:
@@ -59,14 +73,59 @@ def verify_attention(name: str) -> None:
     assert ((out.double() - exact).abs() <= bound).all(), kernel.name
 
 
+def verify_backward(name: str) -> None:
+    """Run one backward kernel on the GPU, two sequences, and compare with the CPU's float64."""
+    kernel, dim, seq = attention_backward_cases.SIMPLE[name], 64, 131
+    function = attention_reference.Function(
+        dim**-0.5, band=Band() if name == "none" else Band(right=0)
+    )
+    q, k, v = (torch.randn(2, heads, seq, dim).bfloat16() for heads in (4, 2, 2))
+    results = attention_reference.attention(q, k, v, function)
+    given = Tensors(q, k, v, *results, torch.randn(q.shape).bfloat16(), torch.randn(2, 4, seq))
+    keywords: dict[str, Any] = {"causal": "top_left" if name != "none" else False}
+    there = [getattr(given, field.name).cuda() for field in fields(given)]
+    if name == "packed":
+        there = [_in_a_row(tensor) for tensor in there]
+        offsets = torch.tensor([0, seq, 2 * seq], dtype=torch.int32).cuda()
+        keywords |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+        keywords |= {"max_seqlen_q": seq, "max_seqlen_k": seq}
+    found = attention_backward(
+        BackwardCall(Call(*there[:3], **keywords, backward_spec=kernel), *there[3:])
+    )
+    exact, bound = (
+        attention_backward_reference.exact(given, function),
+        attention_backward_reference.bound(given, function),
+    )
+    for one, wanted, allowed in zip(found, exact, bound, strict=True):
+        if name == "packed":
+            one = one.unflatten(0, (2, seq)).transpose(1, 2)
+        assert ((one.cpu().double() - wanted).abs() <= allowed).all(), kernel.name
+
+
+def _in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Two sequences of a batch as packed ones."""
+    if tensor.dim() == 4:
+        return tensor.transpose(1, 2).flatten(0, 1).contiguous()
+    return tensor.transpose(0, 1).flatten(1, 2).contiguous()
+
+
 def _there(value: object) -> object:
     return value.cuda() if isinstance(value, torch.Tensor) else value
 
 
+FAMILIES: dict[str, Callable[[], None]] = {
+    "gemm": lambda: _each(verify, KERNELS),
+    "attention_forward": lambda: _each(verify_attention, ATTENTIONS),
+    "attention_backward": lambda: _each(verify_backward, BACKWARDS),
+}
+
+
+def _each(check: Callable[[Any], None], of: Sequence[Any]) -> None:
+    for one in of:
+        check(one)
+    print(f"verified {len(of)} kernels")
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for each in KERNELS:
-        verify(each)
-    for name in ATTENTIONS:
-        verify_attention(name)
-    print(f"verified {len(KERNELS) + len(ATTENTIONS)} kernels")
+    FAMILIES[sys.argv[1]]()

@@ -9,7 +9,7 @@ from cases import SIMPLE
 
 import warploom
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

@@ -17,7 +17,7 @@ from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import reference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 over_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 

@@ -10,7 +10,7 @@ import torch
 import warploom
 from warploom.runtime import reference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 M = 46_337  # prime
 ROWS = [0, 1, 127, 128, M // 2, 46_271, 46_336]
 GIGABYTES = 30

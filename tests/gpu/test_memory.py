@@ -17,7 +17,7 @@ from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import reference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 BF16 = torch.bfloat16
 
 

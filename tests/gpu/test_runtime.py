@@ -20,7 +20,7 @@ from warploom.errors import DeviceError, ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import reference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds
 
 

@@ -12,7 +12,7 @@ from samples import SAMPLES, Sample
 
 from warploom.generator.artifact import Artifact
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.kernel.digest[:8])

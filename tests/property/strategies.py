@@ -13,11 +13,16 @@ from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS, Residual
 from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import Batches, GemmOperation, GemmProblem, GemmSchedule
 from warploom.generator.specification import KernelSpec
 
 GEMM, ATTENTION = FAMILIES["gemm"], FAMILIES["attention_forward"]
+ATTENTION_BACKWARD = FAMILIES["attention_backward"]
 ATTENTION_LITERALS = ("element", "dim", "mask", "lengths")
 
 
@@ -91,9 +96,39 @@ def attention_specs(draw: st.DrawFn) -> KernelSpec:
     return KernelSpec(arch, operation, schedule)
 
 
+@st.composite
+def attention_backward_specs(draw: st.DrawFn) -> KernelSpec:
+    """Any legal attention backward."""
+    arch = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    operation = AttentionBackwardOperation(
+        **{field: draw(literal(AttentionBackwardOperation, field)) for field in ATTENTION_LITERALS},
+        softcap=draw(st.booleans()),
+        deterministic=draw(st.booleans()),
+    )
+    wide = operation.dim > 128
+    share = draw(literal(AttentionBackwardSchedule, "share")) if wide else "columns"
+    overlap = draw(st.booleans())
+    whole = wide or overlap or operation.softcap  # registers do not suffice for v as well
+    schedule = AttentionBackwardSchedule(
+        q_tile=draw(st.sampled_from((32, 48, 64, 64, 64, 80, 96, 112, 128))),
+        kv_tile=128 if share == "rows" else draw(literal(AttentionBackwardSchedule, "kv_tile")),
+        stages=draw(st.integers(1, 3)),
+        overlap=overlap,
+        accumulate="bulk" if operation.deterministic else draw(st.sampled_from(("bulk", "direct"))),
+        cluster=1
+        if operation.deterministic or share == "rows"
+        else draw(literal(AttentionBackwardSchedule, "cluster")),
+        share=share,
+        single_do=draw(st.booleans()),
+        held="none" if whole else draw(literal(AttentionBackwardSchedule, "held")),
+    )
+    assume(not ATTENTION_BACKWARD.reasons(architecture(arch), operation, schedule))
+    return KernelSpec(arch, operation, schedule)
+
+
 def specs() -> st.SearchStrategy[KernelSpec]:
     """Any legal spec of any family."""
-    return st.one_of(gemm_specs(), attention_specs())
+    return st.one_of(gemm_specs(), attention_specs(), attention_backward_specs())
 
 
 @st.composite

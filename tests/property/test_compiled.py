@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
-from strategies import gemm_specs
+from hypothesis.strategies import SearchStrategy
+from strategies import attention_backward_specs, gemm_specs
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
@@ -16,25 +17,26 @@ from warploom.generator.store import Store
 SIZE = 32
 
 
-def sample() -> list[KernelSpec]:
+def sample(specs: SearchStrategy[KernelSpec], size: int) -> list[KernelSpec]:
     """Return the same specs every time: some that hypothesis makes up, of which it varies each."""
     made: dict[KernelSpec, None] = {}
 
-    @settings(max_examples=4 * SIZE, derandomize=True, phases=(Phase.generate,), database=None)
-    @given(gemm_specs())
+    @settings(max_examples=4 * size, derandomize=True, phases=(Phase.generate,), database=None)
+    @given(specs)
     def collect(spec: KernelSpec) -> None:
         made[spec] = None
 
     collect()
-    return list(made)[:: max(1, len(made) // SIZE)]
+    return list(made)[:: max(1, len(made) // size)]
 
 
-SAMPLE = {spec.name: spec for spec in sample()}
+SAMPLE = {spec.name: spec for spec in sample(gemm_specs(), SIZE)}
+BACKWARD = {spec.name: spec for spec in sample(attention_backward_specs(), SIZE // 2)}
 
 
 @pytest.fixture(scope="module")
 def artifacts(private_store: Path) -> dict[str, Artifact]:
-    results = build_many(list(SAMPLE.values()), Store.default())
+    results = build_many([*SAMPLE.values(), *BACKWARD.values()], Store.default())
     failures = [str(result) for result in results if not isinstance(result, Artifact)]
     assert failures == []
     return {result.name: result for result in results if isinstance(result, Artifact)}
@@ -59,3 +61,13 @@ def test_next_to_none_of_them_spills(artifacts: dict[str, Artifact]) -> None:
     """
     spilled = [name for name in SAMPLE if artifacts[name].resources[name].spill_bytes]
     assert len({SAMPLE[name].operation for name in spilled}) <= SIZE // 16, spilled
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_a_legal_attention_backward_neither_spills_nor_serialises(
+    name: str, artifacts: dict[str, Artifact]
+) -> None:
+    entries = {f"{name}{suffix}" for suffix in ("_preprocess", "", "_postprocess")}
+    assert set(artifacts[name].resources) == entries
+    assert all(resources.clean for resources in artifacts[name].resources.values())
+    assert artifacts[name].serialised == ()

@@ -10,13 +10,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import attention_specs, gemm_specs, literal, operations, specs
+from strategies import (
+    attention_backward_specs,
+    attention_specs,
+    gemm_specs,
+    literal,
+    operations,
+    specs,
+)
 
 from warploom.errors import SpecificationError
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import FAMILIES
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+    attention_backward_layout,
+)
 from warploom.generator.families.attention_forward import (
     AttentionOperation,
     AttentionSchedule,
@@ -68,7 +80,11 @@ def test_the_digest_differs_exactly_where_a_field_does(one: KernelSpec, other: K
 @many
 @given(specs(), st.data())
 def test_the_digest_changes_with_any_one_field(spec: KernelSpec, data: st.DataObject) -> None:
-    of_family = {"gemm": gemm_specs, "attention_forward": attention_specs}
+    of_family = {
+        "gemm": gemm_specs,
+        "attention_forward": attention_specs,
+        "attention_backward": attention_backward_specs,
+    }
     other = data.draw(of_family[spec.operation.family]())
     part = data.draw(st.sampled_from(("operation", "schedule")))
     old, new = getattr(spec, part), getattr(other, part)
@@ -134,6 +150,9 @@ def assert_fits(spec: KernelSpec) -> None:
     if isinstance(spec.operation, AttentionOperation):
         assert_attention_fits(spec)
         return
+    if isinstance(spec.operation, AttentionBackwardOperation):
+        assert_attention_backward_fits(spec)
+        return
     operation, schedule = spec.operation, spec.schedule
     assert isinstance(operation, GemmOperation)
     assert isinstance(schedule, GemmSchedule)
@@ -188,6 +207,39 @@ def assert_attention_fits(spec: KernelSpec) -> None:
     assert warpgroups > 1 or not schedule.pingpong
 
 
+def assert_attention_backward_fits(spec: KernelSpec) -> None:
+    operation, schedule = spec.operation, spec.schedule
+    assert isinstance(operation, AttentionBackwardOperation)
+    assert isinstance(schedule, AttentionBackwardSchedule)
+    layout = attention_backward_layout(architecture(spec.arch), operation, schedule)
+    q, kv = schedule.q_tile * operation.dim * 2, schedule.kv_tile * operation.dim * 2
+    ds, columns = schedule.q_tile * schedule.kv_tile * 2, min(128, operation.dim)
+    shares_rows = schedule.share == "rows"
+    if shares_rows:
+        assert operation.dim > 128 and schedule.kv_tile == 128 and schedule.cluster == 1
+        kv, ds = kv * 5 // 8, 2 * ds  # half of k and of v, a quarter of k more; two stages of p
+    assert not schedule.single_do or schedule.stages > 1
+    columns = {192: 96, 256: 128}.get(operation.dim, columns)
+    sums = schedule.q_tile * columns * 4 if schedule.accumulate == "bulk" else 0
+    barriers = 8 * (4 + 4 * schedule.stages) + 8 * 8 + 64
+    tiles = schedule.stages + (1 if schedule.single_do else schedule.stages)
+    statistics = 2 * 4 * schedule.q_tile * schedule.stages
+    needed = 2 * kv + tiles * q + statistics + ds + sums + barriers
+    assert needed <= layout.shared_bytes <= 232_448
+    # dk, dv, p and dp of a thread, of what setmaxnreg gives it.
+    rows = schedule.q_tile // (2 if shares_rows else 1)
+    held = {"none": 0, "half": operation.dim // 8, "all": operation.dim // 4}[schedule.held]
+    assert columns + rows + held <= {1: 227, 2: 232}[schedule.warpgroups]
+    assert not held or (operation.dim <= 128 and not schedule.overlap and not operation.softcap)
+    assert layout.blocks * layout.splits == schedule.warpgroups
+    assert 32 <= layout.span <= 128
+    assert operation.deterministic <= (schedule.accumulate == "bulk" and schedule.cluster == 1)
+    # A cluster's blocks lay down one gradient in fp32 where k and v were, and share out its parts:
+    # 16 rows by 8 columns each.
+    assert schedule.kv_tile * columns * 4 <= 2 * kv
+    assert schedule.kv_tile // 16 * (columns // 8) % schedule.cluster == 0
+
+
 ATTENTION_BREAKS: dict[str, list[Any]] = {
     "q_tile": [-64, 0, 32, 96, 256],
     "kv_tile": [-16, 0, 8, 24, 264, 272, 512],
@@ -198,6 +250,18 @@ ATTENTION_BREAKS: dict[str, list[Any]] = {
     "mask": ["", "alibi"],
     "lengths": ["ragged"],
     "softcap": [30.0, "yes"],
+}
+ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
+    **{field: ATTENTION_BREAKS[field] for field in ("element", "dim", "mask", "lengths")},
+    **{field: ATTENTION_BREAKS[field] for field in ("stages", "softcap")},
+    "q_tile": [-64, 0, 24, 256, 272],
+    "kv_tile": [-64, 0, 32, 192],
+    "accumulate": ["", "later", "bulk; }"],
+    "cluster": [0, 3, 16, -1],
+    "share": ["", "heads", "rows; }"],
+    "single_do": [2, "yes"],
+    "held": ["", "some", "all; }"],
+    "deterministic": ["yes", 2],
 }
 BREAKS: dict[str, list[Any]] = {
     "tile": [
@@ -228,7 +292,11 @@ BREAKS: dict[str, list[Any]] = {
 def test_a_legal_spec_with_one_illegal_field_never_constructs(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
-    breaks = BREAKS if spec.operation.family == "gemm" else ATTENTION_BREAKS
+    breaks = {
+        "gemm": BREAKS,
+        "attention_forward": ATTENTION_BREAKS,
+        "attention_backward": ATTENTION_BACKWARD_BREAKS,
+    }[spec.operation.family]
     field = data.draw(st.sampled_from(sorted(breaks)))
     value = data.draw(st.sampled_from(breaks[field]))
     operation, schedule = spec.operation, spec.schedule

@@ -73,6 +73,10 @@ def test_every_kernel_and_every_gemm_is_shown() -> None:
     assert all(0 < row["error / bound"] <= 1 for row in shown["attention"])
     kernels = [row["kernel on an H200"] for row in shown["attention"]]
     assert all(name.startswith("attention_forward_sm90a_bf16_dim128_") for name in kernels)
+    assert [row["mask"] for row in shown["gradients"]] == ["none", "causal"]
+    assert all(0 < row["error / bound"] <= 1 for row in shown["gradients"])
+    kernels = [row["kernel on an H200"] for row in shown["gradients"]]
+    assert all(name.startswith("attention_backward_sm90a_bf16_dim128_") for name in kernels)
 
 
 def test_plain_text_without_a_terminal_says_that_there_is_no_gpu() -> None:
@@ -101,6 +105,7 @@ def test_a_wrong_attention_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) 
 
     def wrong(*arguments: torch.Tensor, causal: bool, return_lse: bool) -> object:
         out, lse = right(*arguments, causal=causal, return_lse=True)
+        lse = lse.clone()
         if causal:
             lse[0, 0, 0] += 0.1
         return out, lse
@@ -109,6 +114,18 @@ def test_a_wrong_attention_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) 
     result = run()
     assert result.exit_code == 3
     assert "attention with mask causal" in result.stderr
+
+
+def test_a_wrong_gradient_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = warploom.attention
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: bool) -> object:
+        return right(q, k * 1, v.detach() + 0 * v, **keywords)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(warploom, "attention", wrong)
+    result = run()
+    assert result.exit_code == 3
+    assert "gradients with mask none, gradients with mask causal" in result.stderr
 
 
 def test_a_kernel_that_does_not_compile_ends_in_exit_code_2(

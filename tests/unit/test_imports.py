@@ -62,6 +62,20 @@ def test_generator_never_imports_the_runtime_or_torch_even_inside_a_function() -
     assert found == set()
 
 
+def test_neither_generator_nor_runtime_imports_tuning() -> None:
+    paths = [path for room in ("generator", "runtime") for path in (ROOT / room).rglob("*.py")]
+    assert len(paths) > 50
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in paths
+        for name in imported_names(
+            path, ".".join(["warploom", *path.parent.relative_to(ROOT).parts])
+        )
+        if f"{name}.".startswith("warploom.tuning.")
+    }
+    assert found == set()
+
+
 def test_importing_warploom_is_cheap(tmp_path: Path) -> None:
     loaded = modules_after("import warploom", tmp_path)
     assert loaded & {"torch", "numpy", "pydantic", "jinja2", "warploom.runtime"} == set()

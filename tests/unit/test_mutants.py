@@ -26,9 +26,11 @@ def test_every_mutant_of_gemm_can_be_made(gpu_module: ModuleType) -> None:
         assert mutant.source()  # LookupError where the text to take out is not there
 
 
-@pytest.mark.parametrize("gpu_module", ["attention_mutants"], indirect=True)
+@pytest.mark.parametrize(
+    "gpu_module", ["attention_mutants", "attention_backward_mutants"], indirect=True
+)
 def test_every_mutant_of_attention_differs_by_its_fault_alone(gpu_module: ModuleType) -> None:
-    assert len(gpu_module.MUTANTS) >= 7
+    assert len(gpu_module.MUTANTS) >= 6
     for name, mutant in gpu_module.MUTANTS.items():
         whole, wrong = (source.splitlines() for source in mutant.sources())
         changed = [x for x in difflib.ndiff(whole, wrong) if x[:2] in ("- ", "+ ")]

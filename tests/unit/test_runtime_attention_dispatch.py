@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -10,37 +11,59 @@ import torch
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import (
     UNBOUNDED,
     AttentionOperation,
     AttentionProblem,
-    AttentionSchedule,
 )
 from warploom.runtime import attention as attentions
-from warploom.runtime.attention_dispatch import choose, operation, table
+from warploom.runtime.attention_dispatch import (
+    Family,
+    Operation,
+    _class,
+    _portfolio,
+    choose,
+    fitting,
+    operation,
+    table,
+)
 from warploom.runtime.attention_mask import band
 from warploom.runtime.attention_operands import in_place, ordered_strides, strides
 from warploom.runtime.attention_problem import DIMS, Call, Extents, extents
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
+FAMILIES = ("attention_forward", "attention_backward")
 
 
-def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False) -> Extents:
-    return Extents(2, 8, 2, seq_q, seq_k, dim, seq_q, seq_k, packed)
+def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False, sharing: int = 4) -> Extents:
+    return Extents(2, 2 * sharing, 2, seq_q, seq_k, dim, seq_q, seq_k, packed)
 
 
-@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256])
-def test_no_legal_operation_is_without_a_kernel(dim: int) -> None:
-    described = family("attention_forward")
-    for element, mask, softcap, packed, length in product(
-        ("fp16", "bf16"), ("none", "causal", "window"), (False, True), (False, True), LENGTHS
+def operations(dim: int, packed: bool) -> Iterator[Operation]:
+    """Every operation of both families for a head dimension."""
+    lengths: Any = "packed" if packed else "fixed"
+    for element, mask, softcap in product(
+        ("fp16", "bf16"), ("none", "causal", "window"), (False, True)
     ):
-        problem = sizes(dim, length, length, packed=packed)
-        lengths = "packed" if packed else "fixed"
-        wanted = AttentionOperation(element, problem.kernel_dim, mask, softcap, lengths)  # type: ignore[arg-type]
-        choice = choose(wanted, problem, None)
+        shared: Any = (element, sizes(dim, 1, 1).kernel_dim, mask, softcap, lengths)
+        yield AttentionOperation(*shared)
+        for deterministic in (False, True):
+            yield AttentionBackwardOperation(*shared, deterministic)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["fixed", "packed"])
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256])
+def test_no_legal_operation_is_without_a_kernel(dim: int, packed: bool) -> None:
+    for wanted, length, sharing in product(operations(dim, packed), LENGTHS, (1, 2, 64)):
+        told = sizes(dim, length, length, packed=packed, sharing=sharing)
+        choice = choose(wanted, told, None)
         assert choice.spec.operation == wanted
-        assert isinstance(choice.spec.schedule, AttentionSchedule)
+        described = family(wanted.family)
+        assert isinstance(choice.spec.schedule, described.schedule)
         arch = architecture(choice.spec.arch)
         assert described.reasons(arch, wanted, choice.spec.schedule) == []
 
@@ -51,11 +74,13 @@ def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
     assert DIMS == (32, 64, 96, 128, 192, 256)
 
 
-def test_every_schedule_of_the_table_is_legal_for_some_operation() -> None:
-    described = family("attention_forward")
-    for row in table():
-        assert set(row) <= {"dim", "masks", "lengths", "seq", "schedules"}
-        wanted = AttentionOperation("bf16", row["dim"], row["masks"][0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_schedule_of_the_table_is_legal_for_some_operation(name: Family) -> None:
+    described = family(name)
+    for row in table(name):
+        keys = {"dim", "masks", "lengths", "deterministic", "sharing", "seq", "schedules"}
+        assert set(row) <= keys
+        wanted = described.operation("bf16", row["dim"], row.get("masks", ["none"])[0])
         legal = [
             described.reasons(
                 architecture("sm_90a"), wanted, described.complete("sm_90a", wanted, fields)
@@ -64,6 +89,40 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation() -> None:
             for fields in row["schedules"]
         ]
         assert any(legal)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_class_of_the_table_is_the_first_for_some_call(name: Family) -> None:
+    found = {
+        id(_class(wanted, sizes(dim, length, length, packed=packed, sharing=sharing)))
+        for dim, packed, sharing in product(DIMS, (False, True), (1, 4, 8))
+        for wanted, length in product(operations(dim, packed), [*LENGTHS, 600, 10_000])
+        if wanted.family == name
+    }
+    assert [row for row in table(name) if id(row) not in found] == []
+
+
+def test_heads_that_share_may_take_a_cluster() -> None:
+    wanted = AttentionBackwardOperation("bf16", 128, "causal")
+    clusters = {
+        sharing: choose(wanted, sizes(128, 4096, 4096, sharing=sharing), None).spec.schedule.cluster  # type: ignore[attr-defined]
+        for sharing in (1, 2, 8)
+    }
+    assert clusters == {1: 1, 2: 2, 8: 4}  # few blocks idle, many share out much
+    no_heads = Extents(2, 0, 0, 5, 5, 128, 5, 5, packed=False)
+    assert choose(wanted, no_heads, None).spec.schedule.cluster == 1  # type: ignore[attr-defined]
+
+
+def test_a_cluster_is_not_for_heads_that_share_nothing() -> None:
+    # The record of a shape with grouped heads may lie near one without: its cluster would idle.
+    wanted = AttentionBackwardOperation("bf16", 128, "causal")
+    clustered = AttentionBackwardSchedule(64, 128, overlap=False, cluster=4)
+    assert fitting(wanted, clustered, 1) is None and fitting(wanted, clustered, 0) is None
+    found = fitting(wanted, clustered, 2)
+    assert found and found.schedule == clustered
+    for sharing, clusters in ((1, {1}), (4, {1, 2, 4})):
+        specs = _portfolio(wanted, sharing)
+        assert {spec.schedule.cluster for spec in specs} == clusters  # type: ignore[attr-defined]
 
 
 # ---- Masks ---------------------------------------------------------------------------------------

@@ -103,10 +103,10 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
         "does not overlap",
         "another out",
     ),
-    "a gradient": (
-        lambda: warploom.attention(Q.clone().requires_grad_(), K, K),
-        "requires grad",
-        "warploom.attention is not differentiable",
+    "out beside a gradient": (
+        given(Q.clone().requires_grad_(), out=torch.empty_like(Q)),
+        "out with a tensor that requires grad",
+        "autograd differentiates results",
         "no_grad",
     ),
 }
@@ -127,7 +127,7 @@ def test_a_call_that_cannot_be_computed_says_why_and_what_to_do(case: str) -> No
 
 def test_a_gradient_is_no_matter_without_grad_mode() -> None:
     with torch.no_grad():
-        warploom.attention(Q.clone().requires_grad_(), K, K)
+        warploom.attention(Q.clone().requires_grad_(), K, K, out=torch.empty_like(Q))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def kernel(
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
     chunk = reference.Rows(slice(0, 1), slice(0, q.shape[2]))
-    s = s.masked_fill(~reference._visible(q, k, function.band, chunk), -torch.inf)
+    s = s.masked_fill(~reference.visible(q, k, function.band, chunk), -torch.inf)
     top = torch.full((*q.shape[:-1], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros(q.shape)
     for first in reversed(range(0, k.shape[2], TILE)):

@@ -46,8 +46,8 @@ def test_a_plan_has_one_buffer_for_each_stream_and_one_for_each_captured_launch(
     slab: torch.Tensor, plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "capturing", lambda stream: stream == 9)
-    first, again, other = (plan._workspace(COUNTER, stream) for stream in (1, 1, 2))
+    first, again, other = (plan._keep(COUNTER, stream) for stream in (1, 1, 2))
     assert first == again != other
-    captured = {plan._workspace(COUNTER, 9) for _ in range(3)}
+    captured = {plan._keep(COUNTER, 9) for _ in range(3)}
     assert len(captured) == 3
     assert not captured & {first, other}

@@ -12,7 +12,18 @@ from typing import Any, NoReturn, cast
 
 import click
 
-COMMANDS = ("emit", "compile", "list", "show", "cache", "schema", "doctor")
+COMMANDS = (
+    "emit",
+    "compile",
+    "list",
+    "show",
+    "tune",
+    "records",
+    "bench",
+    "cache",
+    "schema",
+    "doctor",
+)
 
 
 class CommandGroup(click.Group):

@@ -100,6 +100,27 @@ class Output:
 
             yield advance
 
+    @contextmanager
+    def watching(self, total: int) -> Iterator[Callable[[int, str], None]]:
+        """Show how a long run stands on standard error; only a terminal sees it.
+
+        Yields the function to call with how many of `total` are done, and what is to be said.
+        """
+        if self.as_json or not sys.stderr.isatty():
+            yield lambda _done, _text: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("starting", total=total)
+            yield lambda done, text: bar.update(task, completed=done, description=text)
+
+    def warning(self, text: str) -> None:
+        """Say something on standard error that nobody should miss."""
+        click.echo(text, err=True)
+
     def error(self, error: WarploomError) -> None:
         """Put `error` on standard error and take its exit code."""
         self.exit_code = error.exit_code
@@ -119,11 +140,18 @@ def reporting(
     function: Callable[Concatenate[Output, Parameters], None],
 ) -> Callable[Parameters, None]:
     """Add `--json` to a command, hand it its Output, and turn WarploomError into an exit code."""
+    flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    return flag(reporting_text(function))
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+def reporting_text(
+    function: Callable[Concatenate[Output, Parameters], None],
+) -> Callable[Parameters, None]:
+    """Do as `reporting` does, for a command whose `--json` is an option of its own: a file."""
+
     @functools.wraps(function)
     def wrapper(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
-        output = Output(as_json=bool(options.pop("as_json")))
+        output = Output(as_json=bool(options.pop("as_json", False)))
         try:
             function(output, *arguments, **options)
         except WarploomError as error:

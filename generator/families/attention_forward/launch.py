@@ -74,22 +74,23 @@ def _section(problem: AttentionProblem, all_heads: int) -> int:
     return min(kv_heads * sharing, all_heads)
 
 
-def _fixed_values(problem: AttentionProblem) -> dict[str, Value]:
-    return {
-        "o_batch_stride": problem.strides_o[0],
-        "heads": problem.heads,
-        "seq_q": problem.seq_q,
-        "seq_k": problem.seq_k,
-    }
+def length_values(problem: AttentionProblem, *, packed: bool) -> dict[str, Value]:
+    """What both passes are told of lengths: FIXED or PACKED of parameters.py, and total_q."""
+    if packed:
+        offsets: dict[str, Value]
+        offsets = {name: Address(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        return {**offsets, "batch": problem.batch, "total_q": problem.total_q}
+    return {"heads": problem.heads, "seq_q": problem.seq_q, "seq_k": problem.seq_k}
 
 
-def _packed_values(problem: AttentionProblem) -> dict[str, Value]:
-    return {
-        "cu_seqlens_q": Address("cu_seqlens_q"),
-        "cu_seqlens_k": Address("cu_seqlens_k"),
-        "batch": problem.batch,
-        "total_q": problem.total_q,
-    }
+def bound_values(mask: str, problem: AttentionProblem, *, packed: bool) -> dict[str, Value]:
+    """What both passes are told of the mask: `bounds` of parameters.py."""
+    values: dict[str, Value] = {"left": problem.left} if mask == "window" else {}
+    if mask != "none":
+        values["right"] = problem.right
+    if mask != "none" and packed:
+        values["bottom_right"] = int(problem.bottom_right)
+    return values
 
 
 def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) -> list[Launch]:
@@ -120,7 +121,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
             span=layout.span,
         )
 
-    _, o_head_stride, o_row_stride = problem.strides_o
+    o_batch_stride, o_head_stride, o_row_stride = problem.strides_o
     per_head = q_tiles(schedule, problem, packed=packed)
     all_heads = problem.heads * (1 if packed else problem.batch)
     tiles = per_head * all_heads
@@ -131,6 +132,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
         "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, schedule.kv_tile),
         "o": Address("o"),
         "lse": Address("lse"),
+        "o_batch_stride": o_batch_stride,
         "o_head_stride": o_head_stride,
         "o_row_stride": o_row_stride,
         "dim": problem.dim,
@@ -140,18 +142,13 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
         "all_heads": all_heads,
         "sharing": problem.heads // kv_heads,
         "scale": Argument("scale"),
-        **(_packed_values(problem) if packed else _fixed_values(problem)),
+        **length_values(problem, packed=packed),
+        **bound_values(operation.mask, problem, packed=packed),
     }
     if operation.softcap:
         values["softcap"] = Argument("softcap")
     if schedule.scheduler == "dynamic":
         values["counter"] = Address("counter")
-    if operation.mask == "window":
-        values["left"] = problem.left
-    if operation.mask != "none":
-        values["right"] = problem.right
-    if operation.mask != "none" and packed:
-        values["bottom_right"] = int(problem.bottom_right)
     return [
         Launch(
             entry=spec.name,

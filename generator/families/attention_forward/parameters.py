@@ -12,21 +12,29 @@ from warploom.generator.families.attention_forward.schedule import (
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 from warploom.generator.specification import KernelSpec
 
-_FIXED = (
+# These are the backward's too (attention_backward/parameters.py).
+FIXED = (
     Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
-    Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
     Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
     Field("seq_q", Kind.INT32, "int32_t", "rows"),
     Field("seq_k", Kind.INT32, "int32_t", "columns"),
 )
-_PACKED = (
+PACKED = (
     Field("lse", Kind.POINTER, "float", "[heads, total_q]"),
     Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
     Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
     Field("batch", Kind.INT32, "int32_t", "sequences"),
-    Field("total_q", Kind.INT32, "int32_t", "rows of all"),
 )
+SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
+_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
+_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
+_BOTTOM_RIGHT = Field(
+    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
+)
+
+_TOTAL = Field("total_q", Kind.INT32, "int32_t", "rows of all")
 _EVERY = (
+    Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
     Field("o_head_stride", Kind.INT64, "int64_t", "elements"),
     Field("o_row_stride", Kind.INT64, "int64_t", "elements"),
     Field("dim", Kind.INT32, "int32_t", "of a head; at most kDim"),
@@ -37,13 +45,17 @@ _EVERY = (
     Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
-_SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
 _COUNTER = Field("counter", Kind.POINTER, "uint32_t", "tiles taken so far; 0 between launches")
-_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
-_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
-_BOTTOM_RIGHT = Field(
-    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
-)
+
+
+def bounds(mask: str, *, packed: bool) -> list[Field]:
+    """What bounds the columns that a row attends to."""
+    fields = [_LEFT] if mask == "window" else []
+    if mask != "none":
+        fields.append(_RIGHT)
+    if mask != "none" and packed:
+        fields.append(_BOTTOM_RIGHT)
+    return fields
 
 
 def _maps(dimensions: str) -> tuple[Field, ...]:
@@ -61,15 +73,9 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
     packed = operation.lengths == "packed"
     maps = _maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]")
     o = Field("o", Kind.POINTER, element(operation.element).cpp, "as q, but for its strides")
-    fields = [*maps, o, *(_PACKED if packed else _FIXED), *_EVERY]
+    fields = [*maps, o, *((*PACKED, _TOTAL) if packed else FIXED), *_EVERY]
     if operation.softcap:
-        fields.append(_SOFTCAP)
+        fields.append(SOFTCAP)
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
-    if operation.mask == "window":
-        fields.append(_LEFT)
-    if operation.mask != "none":
-        fields.append(_RIGHT)
-    if operation.mask != "none" and packed:
-        fields.append(_BOTTOM_RIGHT)
-    return block(fields)
+    return block(fields + bounds(operation.mask, packed=packed))

@@ -1,3 +1,4 @@
+// The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float exp2(float x) {
   float y;

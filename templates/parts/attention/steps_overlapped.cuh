@@ -1,19 +1,8 @@
 // Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
 // before, and the softmax of the one runs under the other's products.
 struct Steps {
-  // The next tile is for rows further down.
-  static __device__ __forceinline__ void skip(Consumer& c) {
-    const Position at = c.position;
-    c.turns.begin();
-    c.turns.pass();
-    c.shared.k_full[at.stage].wait(at.phase);
-    release(c.shared.k_empty[at.stage]);
-    c.shared.v_full[at.stage].wait(at.phase);
-    release(c.shared.v_empty[at.stage]);
-    c.position.advance();
-  }
-
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
     cute::warpgroup_wait<0>();
     fence(scores);
     c.release_operands(n);
@@ -25,7 +14,8 @@ struct Steps {
   }
 
   template <bool kMasked>
-  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n) {
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                              Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();

@@ -1,21 +1,10 @@
 // Steps of the loop over kv tiles, one after the other: the scores become weights in place, and only
 // another warpgroup's products run under the softmax.
 struct Steps {
-  // The next tile is for rows further down.
-  static __device__ __forceinline__ void skip(Consumer& c) {
-    const Position at = c.position;
-    c.turns.begin();
-    c.turns.pass();
-    c.shared.k_full[at.stage].wait(at.phase);
-    release(c.shared.k_empty[at.stage]);
-    c.shared.v_full[at.stage].wait(at.phase);
-    release(c.shared.v_empty[at.stage]);
-    c.position.advance();
-  }
-
   // Scores that are there become weights, and the output's products are issued.
   template <bool kFirst, bool kMasked>
-  static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
     const Position at = c.position;
     c.release_operands(n);
     c.scaling.cap(scores);
@@ -28,14 +17,16 @@ struct Steps {
     c.position.advance();
   }
 
-  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n, bool masked) {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
     cute::warpgroup_wait<0>();
     fence(scores);
     weigh<true, true>(c, scores, output, weights, rows, n, masked);
   }
 
   template <bool kMasked>
-  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs], Weights& weights, Rows& rows, int n) {
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                              Weights& weights, Rows& rows, int n) {
     const int before = c.before().stage;
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
@@ -48,5 +39,6 @@ struct Steps {
     weigh<false, kMasked>(c, scores, output, weights, rows, n, kMasked);
   }
 
-  static __device__ __forceinline__ void last(Consumer&, float (&)[kOutputs], Weights&, Rows&) {}  // its products are issued already
+  // The last products are issued already.
+  static __device__ __forceinline__ void last(Consumer&, float (&)[kOutputs], Weights&, Rows&) {}
 };

@@ -1,0 +1,227 @@
+"""The backward at launch: the problem, its three launches and its workspaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from warploom.generator.elements import element
+from warploom.generator.families.attention_backward.layout import (
+    MINIMUM_SPAN,
+    attention_backward_layout,
+)
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward.launch import (
+    BACK,
+    AttentionProblem,
+    Strides,
+    bound_values,
+    length_values,
+)
+from warploom.generator.families.attention_forward.schedule import WGMMA_M
+from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import TensorMap
+
+# Of q, do and the sums of dq that blocks in flight work on where rows are bounded: with k and v
+# they stay in 50 MB of L2. Else all tiles take as long, and one head after the other is 1.5 to 2 %
+# faster.
+SECTION_BYTES = 32 << 20
+WARPS = 4  # of a warpgroup: each adds a piece of a q tile's dq
+ROW_THREADS = 256  # of a block of the preprocess and postprocess kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackwardProblem(AttentionProblem):
+    """The forward's problem, and where the gradients lie: strides of (batch, head, seq)."""
+
+    strides_do: Strides
+    strides_dq: Strides
+    strides_dk: Strides
+    strides_dv: Strides
+
+
+def _fields(spec: KernelSpec) -> tuple[AttentionBackwardOperation, AttentionBackwardSchedule]:
+    operation = cast("AttentionBackwardOperation", spec.operation)
+    return operation, cast("AttentionBackwardSchedule", spec.schedule)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """How many tiles there are of one head, and heads in all; packed: as many as there can be.
+
+    There, what follows the last sequence counts as one more.
+    """
+
+    q_tiles: int
+    kv_tiles: int
+    all_heads: int
+    all_kv_heads: int
+
+    @property
+    def all_q_tiles(self) -> int:
+        return self.q_tiles * self.all_heads
+
+
+def _tiles(spec: KernelSpec, problem: AttentionBackwardProblem) -> _Tiles:
+    operation, schedule = _fields(spec)
+    if operation.lengths == "packed":
+        return _Tiles(
+            q_tiles=problem.total_q // schedule.q_tile + problem.batch + 1,
+            kv_tiles=problem.total_k // schedule.kv_tile + problem.batch + 1,
+            all_heads=problem.heads,
+            all_kv_heads=problem.kv_heads,
+        )
+    return _Tiles(
+        q_tiles=-(-problem.seq_q // schedule.q_tile),
+        kv_tiles=-(-problem.seq_k // schedule.kv_tile),
+        all_heads=problem.heads * problem.batch,
+        all_kv_heads=problem.kv_heads * problem.batch,
+    )
+
+
+def _maps(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Value]:
+    operation, schedule = _fields(spec)
+    layout = attention_backward_layout(spec.architecture, operation, schedule)
+    kind = element(operation.element)
+
+    def tensor_map(name: str, seq: int, heads: int, strides: Strides, rows: int) -> TensorMap:
+        batch_stride, head_stride, seq_stride = (stride * kind.bytes for stride in strides)
+        extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
+        pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
+        if operation.lengths == "packed":  # templates/parts/attention/lengths_packed.cuh says why
+            extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
+            pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
+        return TensorMap(
+            tensor=name,
+            element=kind,
+            extents=extents,
+            pitches=pitches,
+            box=(layout.box_columns, rows, *(1 for _ in extents[2:])),
+            span=layout.span,
+        )
+
+    rows, columns, heads, kv_heads = (
+        problem.total_q, problem.total_k, problem.heads, problem.kv_heads
+    )  # fmt: skip
+    maps: dict[str, Value] = {
+        "q_map": tensor_map("q", rows, heads, problem.strides_q, schedule.q_tile),
+        "k_map": tensor_map("k", columns, kv_heads, problem.strides_k, layout.kv_rows),
+        "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, layout.kv_rows),
+        "do_map": tensor_map("do", rows, heads, problem.strides_do, schedule.q_tile),
+    }
+    if schedule.cluster == 1:
+        maps["dk_map"] = tensor_map("dk", columns, kv_heads, problem.strides_dk, WGMMA_M)
+        maps["dv_map"] = tensor_map("dv", columns, kv_heads, problem.strides_dv, WGMMA_M)
+    # A bulk copy without a map would do, but compute-sanitizer takes it for the thread's own write,
+    # and its racecheck knows no barrier that completes by bytes: what threads read is a hazard.
+    maps["statistics_map"] = TensorMap(
+        tensor="statistics",
+        element=element("fp32"),
+        extents=(schedule.q_tile, 2 * _tiles(spec, problem).all_q_tiles),
+        pitches=(4 * schedule.q_tile,),
+        box=(schedule.q_tile, 2),
+        span=MINIMUM_SPAN,
+    )
+    return maps
+
+
+def _rows(name: str, strides: Strides) -> dict[str, Value]:
+    return {
+        f"{name}_rows": Address(name),
+        **{f"{name}_{axis}": s for axis, s in zip(("batch", "head", "seq"), strides, strict=True)},
+    }
+
+
+def _section(spec: KernelSpec, problem: AttentionBackwardProblem, all_kv_heads: int) -> int:
+    """Kv heads whose tiles are worked off together, the longest of all first: at least one."""
+    if _fields(spec)[0].mask == "none":
+        return 1
+    sharing = problem.heads // problem.kv_heads
+    kv_head_bytes = sharing * problem.seq_q * problem.dim * (2 + 2 + 4)
+    return min(max(1, SECTION_BYTES // kv_head_bytes), all_kv_heads)
+
+
+def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Value]:
+    operation, schedule = _fields(spec)
+    packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
+    values: dict[str, Value] = {
+        **_maps(spec, problem),
+        **{name: Address(name) for name in ("lse", "dlse", "statistics", "dq_sum")},
+        "kv_tiles": tiles.kv_tiles,
+        "q_tiles": tiles.q_tiles,
+        "section": _section(spec, problem, tiles.all_kv_heads),
+        "all_kv_heads": tiles.all_kv_heads,
+        "sharing": problem.heads // problem.kv_heads,
+        "dim": problem.dim,
+        "scale": Argument("scale"),
+        **_rows("o", problem.strides_o),
+        **_rows("do", problem.strides_do),
+        **_rows("dq", problem.strides_dq),
+        **length_values(problem, packed=packed),
+        **bound_values(operation.mask, problem, packed=packed),
+    }
+    if schedule.cluster > 1:
+        values |= {**_rows("dk", problem.strides_dk), **_rows("dv", problem.strides_dv)}
+    if packed:
+        values["total_k"] = problem.total_k
+    if operation.deterministic:
+        values |= {name: Address(name) for name in ("turns", "counter")}
+    if operation.softcap:
+        values["softcap"] = Argument("softcap")
+    return values
+
+
+def launches(
+    spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits
+) -> list[Launch]:
+    """Three launches, in order. No extent may be 0: no tensor map describes an empty tensor.
+
+    Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
+    gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), and the
+    workspaces. The gradients of packed rows that are of no sequence become 0. The host scalars are
+    `scale` and, where the kernel has one, `softcap`: both must be positive.
+    """
+    operation, schedule = _fields(spec)
+    layout = attention_backward_layout(spec.architecture, operation, schedule)
+    tiles, values = _tiles(spec, problem), _values(spec, problem)
+
+    def launch(suffix: str, grid: int, block: int, cluster: int, shared_bytes: int) -> Launch:
+        return Launch(spec.name + suffix, grid, block, cluster, shared_bytes, values, early=True)
+
+    return [
+        launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
+        launch(
+            "",
+            tiles.kv_tiles * tiles.all_kv_heads * layout.parts * schedule.cluster,
+            schedule.threads,
+            schedule.cluster_size,
+            layout.shared_bytes,
+        ),
+        launch("_postprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
+    ]
+
+
+def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
+    """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles.
+
+    A deterministic kernel counts who added to each piece of dq, and the blocks that have begun.
+    """
+    operation, schedule = _fields(spec)
+    tiles = _tiles(spec, problem).all_q_tiles
+    rows = tiles * schedule.q_tile
+    found = [
+        Workspace("statistics", 2 * 4 * rows, zeroed=False),
+        Workspace("dq_sum", operation.dim * 4 * rows, zeroed=False),
+    ]
+    if operation.deterministic:
+        layout = attention_backward_layout(spec.architecture, operation, schedule)
+        pieces = tiles * layout.parts * schedule.warpgroups * WARPS
+        found += [
+            Workspace("turns", 4 * pieces, zeroed=False),
+            Workspace("counter", 4, zeroed=False),
+        ]
+    return found

@@ -1,0 +1,176 @@
+"""The backward's shared memory and registers, derived from operation and schedule.
+
+A tile of q, k, v or do lies as boxes side by side: of the head dimension, each as wide as the
+widest swizzle span that divides what a warpgroup has of it. All figures are bytes, or 32-bit
+registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.generator.architectures import Architecture
+from warploom.generator.elements import element
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward.schedule import WGMMA_M
+from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+
+# What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
+# 255, but of those with overlap that are expected to need 244 ptxas serialises some.
+REGISTERS = {1: (0, 240), 2: (24, 240)}
+# Of a softcap without overlap, (dim, q_tile) that ptxas spills although there is room: of all
+# kernels of q_tile 80 and more, compiled, these alone.
+SPILLED_SOFTCAPS = {(32, 128), (64, 112)}
+HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
+# What products in flight, masks and so on take beside accumulators and 16-bit operands; without
+# overlap the compiler saves some of what is counted. Fitted: what these let in compiles without
+# spills (tests/property/test_compiled.py tries a sample).
+SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_DETERMINISTIC_REGISTERS = -4, 8, 12
+OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
+OVERLAP_MASK_REGISTERS, OVERLAP_DETERMINISTIC_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 20, 12
+BARRIERS = 1024
+ALIGNMENT = 1024  # of swizzled tiles
+HELD_REGISTERS = 12  # beside those that hold v
+MINIMUM_SPAN = 16  # bytes: no swizzle
+WIDEST = 128  # columns of dk and of dv that a block has accumulators for
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackwardLayout:
+    """Where everything of one block lies, and how blocks and warpgroups share out the gradients.
+
+    Accumulators of 64 rows of dk and dv have room for 128 columns. Wider heads take two blocks for
+    a kv tile. Where they share columns, each computes all its scores, and half the `columns` of the
+    gradients. Where they share rows, each has 64 rows of k and v: its warpgroups share the scores
+    by rows of q, and dk and dv by columns; of dq each block adds half the columns.
+
+    dq = ds k has rows of q. Where their number is no multiple of 64 its transpose is computed
+    (`swap`), with rows of the head dimension. The warpgroups share its 64-row `blocks`, and where
+    there are fewer of them than warpgroups also its columns, in `splits` parts.
+    """
+
+    parts: int  # that the columns of dq, dk and dv are shared out in, to one block each
+    columns: int  # of one part
+    kv_rows: int  # rows of k and v that a block has
+    q_rows: int  # rows of q whose scores a warpgroup computes
+    span: int  # bytes of a box's row
+    boxes: int  # side by side in a tile
+    held_steps: int  # of 16 columns: those of v that a warpgroup has in registers
+    kv_bytes: int  # of k, and of v
+    peer_bytes: int  # of the peer's k, in the columns of dq that the block adds
+    q_bytes: int  # of one stage of q, and of do
+    statistics_bytes: int  # of one stage: lse and delta of the rows of q
+    p_bytes: int  # of both stages, where dv is multiplied from shared memory
+    ds_bytes: int  # of one stage, of the whole kv tile
+    ds_stages: int  # two where there is room, so that nobody waits for one to be free
+    sums_bytes: int  # staging of dq
+    stages: int  # of q
+    do_stages: int
+    swap: bool
+    blocks: int
+    splits: int
+    query_n: int  # columns of one warpgroup's share of dq
+    registers: int  # that a consumer's thread is expected to need
+    producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
+    register_budget: int  # that a consumer's thread may have
+
+    @property
+    def box_columns(self) -> int:
+        """Elements of a box's row."""
+        return self.span // 2
+
+    @property
+    def layout_type(self) -> int:
+        """The descriptor's swizzle mode."""
+        return LAYOUT_TYPES[self.span]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the main launch."""
+        stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes
+        scores = self.p_bytes + self.ds_stages * self.ds_bytes
+        every = 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes + BARRIERS
+        return -(-every // ALIGNMENT) * ALIGNMENT  # as long as the struct that the kernel declares
+
+
+def attention_backward_layout(
+    arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
+) -> AttentionBackwardLayout:
+    """Lay out a schedule, legal or not."""
+    bits = element(operation.element).bits
+    row_bytes = operation.dim * bits // 8
+    parts = -(-operation.dim // WIDEST)
+    part = operation.dim // parts
+    swap = schedule.q_tile % WGMMA_M != 0
+    rows, columns = (part, schedule.q_tile) if swap else (schedule.q_tile, part)
+    blocks = max(1, rows // WGMMA_M)
+    splits = max(1, schedule.warpgroups // blocks)
+    query_n = columns // splits
+    # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
+    span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
+    producer_registers, register_budget = REGISTERS[schedule.warpgroups]
+    shares_rows = schedule.share == "rows"
+    kv_rows = WGMMA_M if shares_rows else schedule.kv_tile
+    q_rows = schedule.q_tile // schedule.warpgroups if shares_rows else schedule.q_tile
+    ds_bytes = schedule.q_tile * schedule.kv_tile * bits // 8
+    held_steps = int(HELD[schedule.held] * operation.dim) // element(operation.element).wgmma_k
+    layout = AttentionBackwardLayout(
+        parts=parts,
+        columns=part,
+        kv_rows=kv_rows,
+        q_rows=q_rows,
+        span=span,
+        boxes=row_bytes // span,
+        held_steps=held_steps,
+        kv_bytes=kv_rows * row_bytes,
+        peer_bytes=kv_rows * row_bytes // parts if shares_rows else 0,
+        q_bytes=schedule.q_tile * row_bytes,
+        statistics_bytes=2 * 4 * schedule.q_tile,
+        p_bytes=ds_bytes if shares_rows else 0,  # two stages, of half the kv tile
+        ds_bytes=ds_bytes,
+        ds_stages=1,
+        sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
+        stages=schedule.stages,
+        do_stages=1 if schedule.single_do else schedule.stages,
+        swap=swap,
+        blocks=blocks,
+        splits=splits,
+        query_n=query_n,
+        registers=_registers(operation, schedule, q_rows, part, query_n)
+        + (4 * held_steps + HELD_REGISTERS if held_steps else 0),
+        producer_registers=producer_registers,
+        register_budget=register_budget,
+    )
+    twice = replace(layout, ds_stages=2)
+    once = schedule.overlap or shares_rows or twice.shared_bytes > arch.shared_bytes
+    return layout if once else twice
+
+
+def _registers(
+    operation: AttentionBackwardOperation,
+    schedule: AttentionBackwardSchedule,
+    q_rows: int,
+    columns: int,
+    query_n: int,
+) -> int:
+    scores, weights, gradients = q_rows // 2, q_rows // 4, columns
+    first = 2 * scores + weights  # p, dp and p in 16 bits, before and while dv is multiplied
+    if schedule.overlap:
+        second = query_n // 2 + scores + weights  # dq and the next scores, while dk is multiplied
+        beside = OVERLAP_REGISTERS + operation.softcap * OVERLAP_SOFTCAP_REGISTERS
+        if schedule.share == "columns":  # with rows there is room to spare
+            beside += (
+                (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
+                + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
+                + operation.deterministic * OVERLAP_DETERMINISTIC_REGISTERS
+                + (columns < operation.dim) * OVERLAP_PARTS_REGISTERS
+            )
+    else:
+        second = query_n // 2 + 2 * weights  # dq, while dk is multiplied
+        beside = SERIAL_REGISTERS + operation.softcap * (
+            SOFTCAP_REGISTERS + operation.deterministic * SOFTCAP_DETERMINISTIC_REGISTERS
+        )
+    return gradients + max(first, second) + beside

@@ -1,0 +1,130 @@
+"""The backward's rules: which operations and schedules are legal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from warploom.generator import rules
+from warploom.generator.architectures import Architecture
+from warploom.generator.families.attention_backward.layout import (
+    SPILLED_SOFTCAPS,
+    WIDEST,
+    attention_backward_layout,
+)
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward.schedule import WGMMA_M
+from warploom.generator.specification import Schedule
+
+
+def operation_reasons(operation: AttentionBackwardOperation) -> list[str]:
+    """Why the operation is not legal; empty when it is."""
+    return rules.broken(
+        [
+            rules.one_of("softcap", operation.softcap, (False, True)),
+            rules.one_of("deterministic", operation.deterministic, (False, True)),
+        ]
+    )
+
+
+def schedule_reasons(
+    arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation on `arch`; empty when it does."""
+    first = rules.broken(
+        [
+            rules.multiple_of("q_tile", schedule.q_tile, 16)
+            or rules.wgmma_n("q_tile", schedule.q_tile, integer=False),
+            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: is 1 to 8",
+        ]
+    )
+    if first:
+        return first
+    layout = attention_backward_layout(arch, operation, schedule)
+    warpgroups, box = schedule.warpgroups, WGMMA_M if layout.swap else layout.box_columns
+    rows = layout.columns if layout.swap else schedule.q_tile
+    return rules.broken(
+        [
+            None
+            if rows % WGMMA_M == 0 and warpgroups == layout.blocks * layout.splits
+            else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: "
+            f"{warpgroups} warpgroups cannot share dq",
+            None
+            if layout.splits == 1 or layout.query_n % (8 if layout.swap else box) == 0
+            else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "
+            f"{layout.query_n} columns of dq end within a box of {box}",
+            None
+            if schedule.accumulate == "bulk" or not operation.deterministic
+            else "accumulate direct: a deterministic kernel takes bulk",
+            None
+            if schedule.cluster == 1 or not operation.deterministic
+            else f"cluster {schedule.cluster}: blocks of a deterministic kernel take tickets one "
+            "by one; take cluster 1",
+            *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
+            None
+            if schedule.held == "none"
+            or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
+            else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
+            f"{WIDEST}, do registers suffice for v; take none",
+            rules.one_of("single_do", schedule.single_do, (False, True)),
+            None
+            if schedule.stages > 1 or not schedule.single_do
+            else "stages 1 with single_do: q has one stage as well; take false, or 2 stages",
+            None
+            if schedule.stages > 1 or not schedule.overlap
+            else "stages 1 with overlap: the next q arrives before this one is let go; take 2 "
+            "stages, or no overlap",
+            None
+            if layout.span >= 32
+            else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "
+            f"{layout.query_n} columns of dq are no multiple of 16",
+            None
+            if schedule.overlap
+            or not operation.softcap
+            or (operation.dim, schedule.q_tile) not in SPILLED_SOFTCAPS
+            else f"q_tile {schedule.q_tile} with dim {operation.dim}, softcap and no overlap: it "
+            "spills registers; take another q_tile",
+            rules.fits_registers(layout.registers, layout.register_budget),
+            rules.fits_shared(layout.shared_bytes, arch),
+        ]
+    )
+
+
+def _shared_rows(
+    operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
+) -> list[str | None]:
+    """What two blocks ask for that share the rows of a kv tile."""
+    return [
+        None
+        if operation.dim > WIDEST
+        else f"share rows: a block has room for all gradients of a head of {operation.dim}; take "
+        "columns",
+        None
+        if schedule.kv_tile == 2 * WGMMA_M
+        else f"share rows with kv_tile {schedule.kv_tile}: two blocks have 64 rows each; take 128",
+        None
+        if schedule.cluster == 1
+        else f"share rows with cluster {schedule.cluster}: the two blocks are a cluster already; "
+        "take cluster 1",
+    ]
+
+
+def suits(schedule: Schedule, sharing: int) -> bool:
+    """Whether a schedule is worth a thought where `sharing` query heads have one kv head.
+
+    Legal it is with any: but a cluster has nothing to share out of a single head. What this says of
+    other families' schedules is yes.
+    """
+    return (
+        sharing > 1 or not isinstance(schedule, AttentionBackwardSchedule) or schedule.cluster == 1
+    )
+
+
+def complete(
+    arch: str, operation: AttentionBackwardOperation, fields: Mapping[str, Any]
+) -> AttentionBackwardSchedule:
+    """Make a schedule of `fields`; none of them may be `auto`."""
+    return AttentionBackwardSchedule(**fields)

@@ -1,0 +1,66 @@
+"""What the backward template is rendered with: the spec's choices as constants and parts."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from warploom.generator.elements import element
+from warploom.generator.families.attention_backward.launch import ROW_THREADS
+from warploom.generator.families.attention_backward.layout import attention_backward_layout
+from warploom.generator.families.attention_backward.parameters import parameters
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.specification import KernelSpec
+from warploom.generator.wgmma import wgmma
+
+
+def context(spec: KernelSpec) -> dict[str, Any]:
+    """What the template is rendered with, beside the spec itself."""
+    operation = cast("AttentionBackwardOperation", spec.operation)
+    schedule = cast("AttentionBackwardSchedule", spec.schedule)
+    layout = attention_backward_layout(spec.architecture, operation, schedule)
+    kind, shares_rows = element(operation.element), schedule.share == "rows"
+    ordered = "ticket_pair" if shares_rows else "ticket"
+    return {
+        "operation": operation,
+        "schedule": schedule,
+        "layout": layout,
+        "parameters": parameters(spec),
+        "element": kind,
+        "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
+        "row_threads": ROW_THREADS,
+        "row_lanes": 1 << (operation.dim // 8 - 1).bit_length(),
+        "scores_wgmma": wgmma(kind, kind, layout.q_rows, name="ScoresWgmma"),
+        "held_wgmma": wgmma(kind, kind, layout.q_rows, name="HeldWgmma", a_in_registers=True),
+        "key_wgmma": wgmma(
+            kind,
+            kind,
+            layout.columns,
+            name="KeyWgmma",
+            a_in_registers=not shares_rows,
+            a_k_major=not shares_rows,
+            b_k_major=False,
+        ),
+        "query_wgmma": wgmma(
+            kind,
+            kind,
+            layout.query_n,
+            name="QueryWgmma",
+            a_k_major=not layout.swap,
+            b_k_major=layout.swap,
+        ),
+        "bounds_left": operation.mask == "window",
+        "bounds_right": operation.mask != "none",
+        "shares_work": operation.deterministic or operation.lengths == "packed",
+        "scaling_part": "softcap" if operation.softcap else "plain",
+        "order_part": "fixed" if operation.deterministic else "any",
+        "accumulate_part": "ordered" if operation.deterministic else schedule.accumulate,
+        "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
+        "number_part": ordered if operation.deterministic else "grid",
+        "steps_part": ("pair_" if shares_rows else "")
+        + ("overlapped" if schedule.overlap else "serial"),
+        "held_part": "some" if layout.held_steps else "none",
+        "query_part": "swapped" if layout.swap else "straight",
+    }

@@ -1,0 +1,29 @@
+"""The cost model: seconds that a kernel should take, from its spec and shape, without a GPU.
+
+Each family has a module with its arithmetic; what a GPU kind is like lies in constants, fitted from
+measurements (`fit.py`) and kept in configs/model, a file for each kind. The model ranks schedules
+of one problem and carries a measured time to a near shape; it is no promise of a time.
+"""
+
+from __future__ import annotations
+
+from warploom.generator.model.constants import (
+    Constants,
+    FamilyConstants,
+    load,
+)
+from warploom.generator.model.predict import Prediction, predict, proposals, rank
+from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+
+__all__ = [
+    "AttentionShape",
+    "Constants",
+    "FamilyConstants",
+    "GemmShape",
+    "Prediction",
+    "Shape",
+    "load",
+    "predict",
+    "proposals",
+    "rank",
+]

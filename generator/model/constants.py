@@ -1,0 +1,143 @@
+"""What the model knows of a GPU kind: a JSON file for each, in configs/model.
+
+Every figure in it is fitted (`warploom records fit`); the file says from how many measurements and
+how well, and which of the constants they do not determine. Nothing in it is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import RecordsError
+from warploom.generator.gpus import file_name
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What the model is worth, held against exhaustive sweeps: shares of the best known time.
+
+    problems   swept problems that it was held against
+    first      geometric mean of its first choice's time over the best known
+    kept       share of problems whose best of the first 12 is within 3 % of the best known
+    """
+
+    problems: int
+    first: float
+    kept: float
+
+    @property
+    def decides(self) -> bool:
+        """True when the model may choose where nothing near was measured."""
+        return self.problems >= 4 and self.first <= 1.10 and self.kept >= 0.90
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyConstants:
+    """The constants of one family: by name, what they were fitted from, and what that is worth.
+
+    measurements, problems   how many of each the fit saw
+    error                    the median of |log(predicted / measured)|
+    assumed                  of which constants these say too little: they are the start's, or near
+    """
+
+    values: Mapping[str, float]
+    measurements: int
+    problems: int
+    error: float
+    assumed: tuple[str, ...] = ()
+    quality: Quality | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """All that is known of one GPU kind. `stand_in` names another whose constants these are."""
+
+    gpu: str
+    multiprocessors: int
+    families: Mapping[str, FamilyConstants] = field(default_factory=dict)
+    stand_in: str = ""
+
+
+def load(gpu: str) -> Constants | None:
+    """Return the constants of a GPU kind, those of another as its stand-in, or None.
+
+    A stand-in ranks what is measured next; it decides nothing.
+    """
+    folder = resources.files("warploom.configs").joinpath("model")
+    known = sorted(Path(str(folder)).glob("*.json"))
+    own = [path for path in known if path.name == file_name(gpu)]
+    if not known:
+        return None
+    found = read((own or known)[0])
+    if own:
+        return found
+    return Constants(gpu, found.multiprocessors, found.families, stand_in=found.gpu)
+
+
+@cache
+def read(path: Path) -> Constants:
+    """Read a file of constants; RecordsError for one that is damaged or of another schema."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']}, this version reads {SCHEMA}")
+        families = {name: _family(entry) for name, entry in document["families"].items()}
+        return Constants(document["gpu"], document["multiprocessors"], families)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise RecordsError(
+            f"{path}: {error}",
+            rule="a file of constants is what `warploom records fit` writes",
+            fix="move it away, and fit again",
+        ) from error
+
+
+def _family(entry: Mapping[str, Any]) -> FamilyConstants:
+    values = {name: float(value) for name, value in entry["values"].items()}
+    if not all(math.isfinite(value) and value > 0 for value in values.values()):
+        raise ValueError("a constant is finite and greater than 0")
+    quality = entry["quality"]
+    return FamilyConstants(
+        values,
+        entry["measurements"],
+        entry["problems"],
+        entry["error"],
+        tuple(entry["assumed"]),
+        None if quality is None else Quality(**quality),
+    )
+
+
+def text(constants: Constants) -> str:
+    """Return the file of `constants`; figures have four digits."""
+    families = {
+        name: {
+            "values": {key: float(f"{value:.4g}") for key, value in one.values.items()},
+            "measurements": one.measurements,
+            "problems": one.problems,
+            "error": float(f"{one.error:.3g}"),
+            "assumed": list(one.assumed),
+            "quality": None
+            if one.quality is None
+            else {
+                "problems": one.quality.problems,
+                "first": float(f"{one.quality.first:.4g}"),
+                "kept": float(f"{one.quality.kept:.4g}"),
+            },
+        }
+        for name, one in sorted(constants.families.items())
+    }
+    document = {
+        "schema": SCHEMA,
+        "gpu": constants.gpu,
+        "multiprocessors": constants.multiprocessors,
+        "families": families,
+    }
+    return json.dumps(document, indent=1) + "\n"

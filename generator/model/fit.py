@@ -1,0 +1,171 @@
+"""Constants from measurements: least squares on the logarithms of times.
+
+What counts most is how schedules of one problem compare, so a problem's mean error, which clocks
+and power cause, has a smaller weight than what is left of each measurement. Constants are fitted by
+their logarithms, and drawn weakly to the hardware's figures where measurements do not tell
+(Gauss-Newton with damping, after Levenberg and Marquardt).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from warploom.errors import RecordsError
+from warploom.generator.architectures import ARCHITECTURES
+from warploom.generator.model.constants import Constants, FamilyConstants, Quality
+from warploom.generator.model.predict import MODELS, proposals, rank
+from warploom.generator.model.shapes import Shape
+from warploom.generator.specification import KernelSpec, Operation, Schedule
+
+MEAN_WEIGHT = 0.3  # of a problem's mean error, beside 1 for how its schedules compare
+PULL = 0.15  # towards the start: of one measurement's error of 100 %, for a constant e times off
+ROUNDS = 60
+SWEPT = 120  # schedules of one problem that make a sweep,
+WHOLE = 0.9  # or this share of all that are legal, where these are fewer
+FIRST = 12  # schedules that the model proposes
+NEAR = 1.03  # what they must be within, of the best known
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+Legal = Callable[[Operation, Shape], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The seconds that a schedule of an operation took for a shape."""
+
+    operation: Operation
+    shape: Shape
+    schedule: Schedule
+    seconds: float
+    multiprocessors: int
+
+
+def fit(
+    gpu: str,
+    measurements: Sequence[Measurement],
+    known: Constants | None = None,
+    legal: Legal | None = None,
+) -> Constants:
+    """Return constants of every family measured; those of the others are `known`'s.
+
+    `legal` counts the schedules that a problem can be swept over; 0 where that is not known. Raises
+    RecordsError where nothing was measured.
+    """
+    if not measurements:
+        raise RecordsError(
+            "no measurement of a correct kernel",
+            rule="constants are fitted from measurements",
+            fix="give the journal of a tuning run, or a result of the benchmarks",
+        )
+    families = dict(known.families) if known and known.gpu == gpu else {}
+    for name in MODELS:
+        own = [one for one in measurements if one.operation.family == name]
+        if own:
+            families[name] = _fit(name, own, legal or _unknown)
+    return Constants(gpu, measurements[0].multiprocessors, families)
+
+
+def _fit(name: str, measured: Sequence[Measurement], legal: Legal) -> FamilyConstants:
+    start, seconds = MODELS[name]
+    names = list(start)
+    groups = _groups(measured)
+    begin = np.log([start[key] for key in names])
+
+    def errors(logarithms: Vector) -> Vector:
+        values = dict(zip(names, np.exp(logarithms).tolist(), strict=True))
+        found = []
+        for group in groups:
+            own = np.array([_error(seconds, values, one) for one in group])
+            found += [own - own.mean(), [MEAN_WEIGHT * math.sqrt(len(group)) * own.mean()]]
+        return np.concatenate([*found, PULL * (logarithms - begin)])
+
+    fitted = _least_squares(errors, begin)
+    values = dict(zip(names, np.exp(fitted).tolist(), strict=True))
+    off = median(abs(_error(seconds, values, one)) for one in measured)
+    told = (_slopes(errors, fitted)[: -len(names)] ** 2).sum(axis=0)
+    assumed = tuple(key for key, size in zip(names, told, strict=True) if size < PULL**2)
+    found = FamilyConstants(values, len(measured), len(groups), off, assumed)
+    return replace(found, quality=quality(name, values, measured, legal))
+
+
+def _unknown(_operation: Operation, _shape: Shape) -> int:
+    return 0
+
+
+def _error(seconds: Any, values: Mapping[str, float], one: Measurement) -> float:  # noqa: ANN401
+    predicted = seconds(values, one.operation, one.schedule, one.shape, one.multiprocessors)
+    return math.log(predicted / one.seconds)
+
+
+def _groups(measured: Iterable[Measurement]) -> list[list[Measurement]]:
+    """The measurements of each problem."""
+    found: dict[tuple[Operation, Shape], list[Measurement]] = {}
+    for one in measured:
+        found.setdefault((one.operation, one.shape), []).append(one)
+    return list(found.values())
+
+
+def _least_squares(errors: Any, begin: Vector) -> Vector:  # noqa: ANN401 (a function of vectors)
+    at, damping = begin, 1e-2
+    now = errors(at)
+    for _ in range(ROUNDS):
+        slopes = _slopes(errors, at)
+        square, down = slopes.T @ slopes, slopes.T @ now
+        while damping < 1e8:
+            step = np.linalg.solve(square + damping * np.eye(len(at)), -down)
+            step = np.clip(step, -1, 1)
+            there = errors(at + step)
+            if there @ there < now @ now:
+                break
+            damping *= 4
+        else:
+            break
+        gained = float(now @ now - there @ there) / float(now @ now)
+        at, now, damping = at + step, there, damping / 4
+        if gained < 1e-7:
+            break
+    return at
+
+
+def _slopes(errors: Any, at: Vector) -> Vector:  # noqa: ANN401 (a function of vectors)
+    """The derivative of every error by every logarithm of a constant."""
+    now = errors(at)
+    return np.stack([(errors(at + step) - now) / 1e-4 for step in np.eye(len(at)) * 1e-4], axis=1)
+
+
+def quality(
+    name: str,
+    values: Mapping[str, float],
+    measured: Sequence[Measurement],
+    legal: Legal,
+) -> Quality | None:
+    """Hold a model against every problem of which enough schedules were measured.
+
+    SWEPT are more than a search measures, which begins with what a model proposes; small spaces are
+    measured nearly whole. None where there is no such problem: a model that was held against none
+    decides nothing.
+    """
+    fitted = FamilyConstants(values, 0, 0, 0.0)
+    firsts, kept = [], []
+    for group in _groups(measured):
+        one = group[0]
+        enough = min(SWEPT, WHOLE * (legal(one.operation, one.shape) or math.inf))
+        if len({m.schedule for m in group}) < enough:
+            continue
+        constants = Constants("", one.multiprocessors, {name: fitted})
+        times = {m.schedule: m.seconds for m in group}
+        arch = next(iter(ARCHITECTURES))
+        specs = [KernelSpec(arch, one.operation, schedule) for schedule in times]
+        ranked = rank(constants, specs, one.shape, one.multiprocessors)
+        proposed = [times[spec.schedule] for spec in proposals(ranked, FIRST)]
+        best = min(times.values())
+        firsts.append(math.log(proposed[0] / best))
+        kept.append(min(proposed) <= NEAR * best)
+    if not firsts:
+        return None
+    return Quality(len(firsts), math.exp(sum(firsts) / len(firsts)), sum(kept) / len(kept))

@@ -1,0 +1,83 @@
+"""Predictions of any family: one function for each, the same arguments for all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from warploom.generator.model import attention, attention_backward, gemm
+from warploom.generator.model.constants import Constants
+from warploom.generator.model.shapes import Shape
+from warploom.generator.specification import KernelSpec
+
+# (constants, operation, schedule, shape, multiprocessors) -> seconds
+Seconds = Callable[[Mapping[str, float], Any, Any, Any, int], float]
+
+MODELS: dict[str, tuple[Mapping[str, float], Seconds]] = {
+    "gemm": (gemm.START, gemm.seconds),
+    "attention_forward": (attention.START, attention.seconds),
+    "attention_backward": (attention_backward.START, attention_backward.seconds),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A kernel and the seconds that it should take."""
+
+    spec: KernelSpec
+    seconds: float
+
+
+def predict(
+    constants: Constants | None, spec: KernelSpec, shape: Shape, multiprocessors: int
+) -> float | None:
+    """Return the seconds that `spec` should take for `shape`; None where no model knows."""
+    name = spec.operation.family
+    fitted = constants and constants.families.get(name)
+    if not fitted or name not in MODELS:
+        return None
+    _, seconds = MODELS[name]
+    return seconds(fitted.values, spec.operation, spec.schedule, shape, multiprocessors)
+
+
+def rank(
+    constants: Constants | None, specs: Iterable[KernelSpec], shape: Shape, multiprocessors: int
+) -> list[Prediction]:
+    """Return `specs` by predicted time, the least first.
+
+    Of equal ones that with more fields at their defaults comes first, then canonical JSON decides.
+    Without constants of the family, its model's starting values rank, which no fit has touched. A
+    family without a model has infinite times, and this order alone.
+    """
+    predictions = []
+    for spec in specs:
+        found = predict(constants, spec, shape, multiprocessors)
+        if found is None and spec.operation.family in MODELS:
+            start, seconds = MODELS[spec.operation.family]
+            found = seconds(start, spec.operation, spec.schedule, shape, multiprocessors)
+        predictions.append(Prediction(spec, math.inf if found is None else found))
+    return sorted(predictions, key=lambda one: (one.seconds, *preference(one.spec)))
+
+
+def preference(spec: KernelSpec) -> tuple[int, str]:
+    """The order of specs that nothing else tells apart."""
+    schedule = spec.schedule
+    unusual = sum(getattr(schedule, f.name) != f.default for f in fields(schedule))
+    return unusual, spec.canonical_json
+
+
+def proposals(ranked: Sequence[Prediction], count: int) -> list[KernelSpec]:
+    """The first `count` of a ranking that differ in what the model can tell.
+
+    Of schedules with one predicted time, which differ in a field that it does not know, it proposes
+    the first.
+    """
+    found: dict[object, KernelSpec] = {}
+    for one in ranked:
+        if len(found) == count:
+            break
+        told = float(f"{one.seconds:.9g}")
+        found.setdefault(told if math.isfinite(told) else one.spec, one.spec)
+    return list(found.values())

@@ -1,0 +1,151 @@
+"""The files of tuned records: JSON, one for each GPU kind, sorted, a contender to a line.
+
+Shipped ones lie in configs/records, a user's own in WARPLOOM_RECORDS_DIR or the user's data folder.
+A file that is damaged, cut short or of a newer schema is refused and left as it is. Files are
+replaced whole, under a lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from filelock import FileLock
+
+from warploom.errors import RecordsError, SpecificationError
+from warploom.generator.gpus import file_name
+from warploom.generator.records import Record, Records, from_plain, to_plain
+
+SCHEMA = 1
+_LISTS = ("runners_up",)
+
+
+def folder() -> Path:
+    """Where this user's records lie: WARPLOOM_RECORDS_DIR, or the user's data folder."""
+    given = os.environ.get("WARPLOOM_RECORDS_DIR")
+    return Path(given) if given else platformdirs.user_data_path("warploom") / "records"
+
+
+def shipped(gpu: str) -> Path | None:
+    """The file of records that came with the package; None where there is none for this GPU."""
+    path = Path(str(resources.files("warploom.configs").joinpath("records", file_name(gpu))))
+    return path if path.is_file() else None
+
+
+def every() -> list[Path]:
+    """Every file of records there is: those that came with the package, then the user's."""
+    came = Path(str(resources.files("warploom.configs").joinpath("records")))
+    return [path for where in (came, folder()) for path in sorted(where.glob("*.json"))]
+
+
+def read(path: Path) -> Records:
+    """Read a file of records; RecordsError for one that cannot be read, or is not one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RecordsError(f"{path}: cannot be read", rule=reason, fix="check the path") from error
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordsError(
+            f"{path}:{error.lineno}: {error.msg}",
+            rule="a file of records is one JSON object; this one is damaged or cut short",
+            fix="it was left as it is: restore it, or move it away and tune again",
+        ) from error
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        raise RecordsError(
+            f"{path}: no schema",
+            rule="a file of records names its schema",
+            fix="this is some other JSON file: give another path",
+        )
+    if document["schema"] != SCHEMA:
+        newer = document["schema"] > SCHEMA
+        raise RecordsError(
+            f"{path}: schema {document['schema']}",
+            rule=f"this version reads schema {SCHEMA}",
+            fix="it was left as it is: upgrade warploom" if newer else "tune again",
+        )
+    return _parsed(path, document)
+
+
+def _parsed(path: Path, document: dict[str, Any]) -> Records:
+    gpu, listed = document.get("gpu"), document.get("records")
+    if not isinstance(gpu, str) or not isinstance(listed, list):
+        raise RecordsError(
+            f"{path}: no gpu or no records",
+            rule="a file of records has both",
+            fix="it was left as it is: restore it, or move it away and tune again",
+        )
+    records = []
+    for index, fields in enumerate(listed):
+        try:
+            records.append(from_plain(fields, gpu))
+        except (SpecificationError, TypeError, ValueError, AttributeError) as error:
+            raise RecordsError(
+                f"{path}: records[{index}]: {error}",
+                rule="every record is of this version's families",
+                fix="it was left as it is: upgrade warploom, or remove that record",
+            ) from error
+    return Records(gpu, tuple(records))
+
+
+def text(records: Records) -> str:
+    """Return the file of `records`: the same records give the same bytes."""
+    entries = ",\n".join(_entry(to_plain(record)) for record in records)
+    head = f'{{\n "schema": {SCHEMA},\n "gpu": {json.dumps(records.gpu)},\n "records": ['
+    return f"{head}\n{entries}\n ]\n}}\n" if entries else f"{head}]\n}}\n"
+
+
+def _entry(fields: dict[str, Any]) -> str:
+    lines = []
+    for name, value in fields.items():
+        if name in _LISTS and value:
+            inner = ",\n".join(f"    {json.dumps(item)}" for item in value)
+            lines.append(f"   {json.dumps(name)}: [\n{inner}\n   ]")
+        else:
+            lines.append(f"   {json.dumps(name)}: {json.dumps(value)}")
+    return "  {\n" + ",\n".join(lines) + "\n  }"
+
+
+def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
+    """Merge `more` into the file at `path`, which is made if missing, and return all of it.
+
+    RecordsError, and the file as it was, where it cannot be read or written or is of another GPU.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(path.name + ".lock")):
+            known = read(path) if path.exists() else Records(gpu)
+            merged = known.merged(more)
+            replace_file(path, text(merged))
+    except OSError as error:
+        raise RecordsError(
+            f"{path}: cannot be written",
+            rule=error.strerror or str(error),
+            fix="set WARPLOOM_RECORDS_DIR, or give another path",
+        ) from error
+    return merged
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Put `content` in the place of the file at `path`, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise

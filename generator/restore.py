@@ -1,0 +1,84 @@
+"""Frozen dataclasses from plain JSON values: the reverse of `dataclasses.asdict`.
+
+Operations, schedules and shapes come back from records this way, without the YAML edge and without
+pydantic, which no call may cost.
+"""
+
+# ruff: noqa: ANN401 (type hints and parsed JSON are values here)
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from warploom.errors import SpecificationError
+
+T = TypeVar("T")
+
+
+def restore(kind: type[T], value: Any) -> T:
+    """Return the dataclass `kind` that `value`, a mapping of plain values, was made of.
+
+    Fields that are missing take their defaults. Raises SpecificationError for a field that `kind`
+    does not have, and for a value that is not of its field's type.
+    """
+    found: T = _restored(kind, value, kind.__name__)
+    return found
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+def _restored(hint: Any, value: Any, place: str) -> Any:
+    arguments = get_args(hint)
+    if is_dataclass(hint):
+        return _dataclass(hint, value, place)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise _refusal(place, value, "is a list")
+        inner = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if len(inner) != len(value):
+            raise _refusal(place, value, f"has {len(inner)} items")
+        return tuple(_restored(h, v, place) for h, v in zip(inner, value, strict=True))
+    if get_origin(hint) in (Union, UnionType):
+        return _dataclass(_named(arguments, value, place), value, place)
+    if get_origin(hint) is Literal:
+        if not any(value == one and type(value) is type(one) for one in arguments):
+            raise _refusal(place, value, f"is one of {', '.join(map(str, arguments))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise _refusal(place, value, f"is of type {hint.__name__}")
+    return value
+
+
+def _dataclass(kind: Any, value: Any, place: str) -> Any:
+    if not isinstance(value, dict):
+        raise _refusal(place, value, "is a mapping of fields")
+    hints = _hints(kind)
+    if unknown := sorted(value.keys() - hints.keys()):
+        raise _refusal(place, unknown[0], f"is no field; there are {', '.join(hints)}")
+    given = {name: _restored(hints[name], v, f"{place}.{name}") for name, v in value.items()}
+    try:
+        return kind(**given)
+    except TypeError as error:  # a field without a default is missing
+        raise _refusal(place, value, str(error).partition(") ")[2] or str(error)) from error
+
+
+def _named(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
+    """The dataclass of a union whose `step` is that of `value`."""
+    step = value.get("step") if isinstance(value, dict) else None
+    for kind in kinds:
+        if step in get_args(_hints(kind)["step"]):
+            return kind
+    raise _refusal(place, value, "names no step there is")
+
+
+def _refusal(place: str, value: Any, rule: str) -> SpecificationError:
+    return SpecificationError(f"{place} {value!r}", rule=rule)

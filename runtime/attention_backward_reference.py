@@ -1,0 +1,290 @@
+"""The gradients of attention in plain torch: for CPU tensors, and what kernels are held against.
+
+Each function takes the `Tensors` of a backward pass, [batch, heads, seq, dim] each, and a
+`Function`, and returns dq, dk and dv; `of_call` applies one to the tensors of a call, sequence by
+sequence where they are packed. With s the scores before the cap, p = exp(cap(s) - lse):
+
+    dv = p^T dout
+    ds = scale p cap'(s) (dout v^T - rowsum(dout out) + dlse)
+    dq = ds k    dk = ds^T q
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from warploom.runtime import attention_reference as forward
+from warploom.runtime.attention_backward_problem import BackwardCall
+from warploom.runtime.attention_mask import Band
+from warploom.runtime.attention_reference import (
+    EXP2_ERROR,
+    FLOAT_ROUNDOFF,
+    TANH_ERROR,
+    Function,
+    Rows,
+    chunks,
+    products,
+    score_error,
+    scores,
+)
+from warploom.runtime.reference import accumulated, unit_roundoff
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What gradients are computed from: out and lse of the forward pass, and their gradients."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None = None
+
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # dq, dk and dv
+Backward = Callable[[Tensors, Function], Gradients]
+
+
+def gradients(given: Tensors, function: Function) -> Gradients:
+    """Return the gradients in the type of q, computed in fp32 and rounded once."""
+    dq, dk, dv = _gradients(given, function, torch.float32)
+    return dq.to(given.q.dtype), dk.to(given.q.dtype), dv.to(given.q.dtype)
+
+
+def exact(given: Tensors, function: Function) -> Gradients:
+    """Return the gradients in float64, of an exact forward pass: out and lse are not looked at."""
+    out, lse = forward.exact(given.q, given.k, given.v, function)
+    return _gradients(replace(given, out=out, lse=lse), function, torch.float64)
+
+
+def plain(given: Tensors, function: Function) -> Gradients:
+    """Return what autograd makes of the plain torch expression in the type of q.
+
+    Each step of it is rounded to that type, the sums over chunks of rows are not.
+    """
+    leaves = [tensor.detach().requires_grad_() for tensor in (given.q, given.k, given.v)]
+    sums = [torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in leaves]
+    for chunk in chunks(given.q, given.k):
+        at = (chunk.batch, slice(None), chunk.rows)
+        with torch.enable_grad():
+            results = list(forward.plain_rows(leaves[0], leaves[1], leaves[2], function, chunk))
+        arriving = [given.dout[at]]
+        if given.dlse is None:
+            results.pop()
+        else:
+            arriving.append(given.dlse[at])
+        for total, found in zip(sums, torch.autograd.grad(results, leaves, arriving), strict=True):
+            total += found
+    dq, dk, dv = (total.to(given.q.dtype) for total in sums)
+    return dq, dk, dv
+
+
+def of_call(call: BackwardCall, band: Band, compute: Backward) -> Gradients:
+    """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU.
+
+    Rows of no packed sequence, and of sequences with nothing to attend to, get gradients of 0.
+    """
+    q, k, v = call.forward.q, call.forward.k, call.forward.v
+    function = Function(call.forward.scaling, call.forward.softcap, band)
+    given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
+    if not call.forward.offsets:
+        return compute(given, function)
+    starts_q, starts_k = (offsets.tolist() for offsets in call.forward.offsets)
+    found: list[torch.Tensor] = []
+    for index in range(len(starts_q) - 1):
+        queries = slice(starts_q[index], starts_q[index + 1])
+        keys = slice(starts_k[index], starts_k[index + 1])
+        if queries.start == queries.stop or keys.start == keys.stop:
+            continue
+        one = compute(_sequence(given, queries, keys), function)
+        found = found or [part.new_zeros(t.shape) for part, t in zip(one, (q, k, v), strict=True)]
+        for total, rows, part in zip(found, (queries, keys, keys), one, strict=True):
+            total[rows] = part[0].transpose(0, 1)
+    dq, dk, dv = found or (tensor.new_zeros(tensor.shape) for tensor in (q, k, v))
+    return dq, dk, dv
+
+
+def _sequence(given: Tensors, queries: slice, keys: slice) -> Tensors:
+    """One packed sequence as a batch of one."""
+
+    def rows(tensor: torch.Tensor, at: slice) -> torch.Tensor:
+        return tensor[at].transpose(0, 1)[None]
+
+    return Tensors(
+        rows(given.q, queries),
+        rows(given.k, keys),
+        rows(given.v, keys),
+        rows(given.out, queries),
+        given.lse[None, :, queries],
+        rows(given.dout, queries),
+        None if given.dlse is None else given.dlse[None, :, queries],
+    )
+
+
+# ---- Steps ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """The operands of one chunk of rows in a wide type: q, dout and p of every group of heads.
+
+    They are [batch, kv_heads, heads of one, rows, ..], keys and values [batch, kv_heads, 1, ..].
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    dout: torch.Tensor
+    s: torch.Tensor  # the scores, masked ones being -inf
+    p: torch.Tensor
+    difference: torch.Tensor  # dout v^T - rowsum(dout out) + dlse
+
+
+def _chunk(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype) -> _Chunk:
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        return _grouped(tensor[chunk.batch, :, chunk.rows].to(wide), given)
+
+    keys, values = (t[chunk.batch, :, None].to(wide) for t in (given.k, given.v))
+    dout, lse = rows(given.dout), rows(given.lse)[..., None]
+    s = scores(given.q, given.k, function, chunk, wide)
+    delta = (dout * rows(given.out)).sum(-1, keepdim=True)
+    if given.dlse is not None:
+        delta -= rows(given.dlse)[..., None]
+    p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
+    return _Chunk(rows(given.q), keys, values, dout, s, p, dout @ values.mT - delta)
+
+
+def _grouped(tensor: torch.Tensor, given: Tensors) -> torch.Tensor:
+    """Tell apart the query heads of each kv head: [batch, kv_heads, heads of one, ..]."""
+    batch, heads, *rest = tensor.shape
+    kv_heads = given.k.shape[1]
+    return tensor.reshape(batch, kv_heads, heads // kv_heads, *rest)
+
+
+def _slope(s: torch.Tensor, function: Function) -> torch.Tensor:
+    """The derivative of the cap: 1 - tanh^2 of the score before it."""
+    if function.softcap is None:
+        return s.new_ones(())
+    return 1 - (s.masked_fill(s == -torch.inf, 0) / function.softcap) ** 2
+
+
+def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradients:
+    dq, dk, dv = (
+        torch.zeros(t.shape, dtype=wide, device=t.device) for t in (given.q, given.k, given.v)
+    )
+    for rows in chunks(given.q, given.k):
+        one = _chunk(given, function, rows, wide)
+        ds = one.p * one.difference * _slope(one.s, function) * function.scale
+        dq[rows.batch, :, rows.rows] = (ds @ one.keys).flatten(1, 2)
+        dk[rows.batch] += (ds.mT @ one.queries).sum(2)
+        dv[rows.batch] += (one.p.mT @ one.dout).sum(2)
+    return dq, dk, dv
+
+
+# ---- Bounds --------------------------------------------------------------------------------------
+
+
+def bound(given: Tensors, function: Function) -> Gradients:
+    """Return how far a kernel's gradients may be from `exact`, by element, in float64.
+
+    A probability has the errors of its score and of lse, what multiplies it those of the products
+    dout v^T and of rowsum(dout out), where out is as far off as the forward pass may be. Both
+    p and ds are rounded to the type of q before the second products, whose sums lose what the
+    tensor core truncates. Each gradient is rounded once more.
+    """
+    q, k, v = given.q, given.k, given.v
+    out, lse = forward.exact(q, k, v, function)
+    errors = forward.bound(q, k, v, function)
+    return _bound(replace(given, out=out, lse=lse), function, *errors)
+
+
+def following(given: Tensors, function: Function) -> tuple[Gradients, Gradients]:
+    """Return the gradients in float64 of out and lse as they are, and how far off a kernel may be.
+
+    No forward pass is computed: this is cheap for some rows, or some columns, of long sequences.
+    """
+    out_error = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.q.shape)
+    lse_error = out_error[..., 0]
+    wide = replace(given, out=given.out.double(), lse=given.lse.double())
+    found = _gradients(wide, function, torch.float64)
+    return found, _bound(wide, function, out_error, lse_error)
+
+
+def _bound(
+    given: Tensors, function: Function, out_error: torch.Tensor, lse_error: torch.Tensor
+) -> Gradients:
+    q, k = given.q, given.k
+    unit, smallest = unit_roundoff(q.dtype), torch.finfo(q.dtype).smallest_normal
+    denormal = smallest * torch.finfo(q.dtype).eps / 2  # rounding below the normal numbers
+    sharing = q.shape[1] // k.shape[1]
+    over_rows, over_columns = (
+        accumulated(q.dtype, length) + 2 * FLOAT_ROUNDOFF * length
+        for length in (q.shape[2] * sharing, k.shape[2])
+    )
+    dq, dk, dv = (
+        torch.zeros(t.shape, dtype=torch.float64, device=t.device) for t in (q, k, given.v)
+    )
+    for rows in chunks(q, k):
+        one = _chunk(given, function, rows, torch.float64)
+        at = (rows.batch, slice(None), rows.rows)
+        p_error = _probability_error(given, function, rows, one, lse_error[at])
+        ds, ds_error = _score_gradient_error(given, function, rows, one, p_error, out_error[at])
+        p_error += unit * (one.p + p_error) + denormal * (one.p > 0)
+        ds_error += unit * (ds.abs() + ds_error) + denormal * (one.p > 0)
+        of_columns = (ds_error + over_columns * ds.abs()) * function.scale
+        of_rows = (ds_error + over_rows * ds.abs()) * function.scale
+        dq[at] = (of_columns @ one.keys.abs()).flatten(1, 2)
+        dk[rows.batch] += (of_rows.mT @ one.queries.abs()).sum(2)
+        dv[rows.batch] += ((p_error + over_rows * one.p).mT @ one.dout.abs()).sum(2)
+    for found, error in zip(_gradients(given, function, torch.float64), (dq, dk, dv), strict=True):
+        error += unit * (found.abs() + error + smallest * (error > 0))
+    return dq, dk, dv
+
+
+def _probability_error(
+    given: Tensors, function: Function, rows: Rows, one: _Chunk, lse_error: torch.Tensor
+) -> torch.Tensor:
+    """How far p may be off: by its score, by lse and by exp2."""
+
+    def column(tensor: torch.Tensor) -> torch.Tensor:
+        return _grouped(tensor, given)[..., None].nan_to_num(neginf=0.0)
+
+    lse = column(given.lse[rows.batch, :, rows.rows])
+    exponent = score_error(given.q, given.k, function, rows, one.s, lse)
+    return torch.expm1(exponent + column(lse_error)) * one.p
+
+
+def _score_gradient_error(
+    given: Tensors,
+    function: Function,
+    rows: Rows,
+    one: _Chunk,
+    p_error: torch.Tensor,
+    out_error: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of the scores over `scale`, and how far it may be off before it is rounded."""
+    dim, dtype = given.q.shape[-1], given.q.dtype
+    at = (rows.batch, slice(None), rows.rows)
+    mass = (one.dout * _grouped(given.out[at], given)).abs().sum(-1, keepdim=True)
+    off = (one.dout.abs() * _grouped(out_error, given)).sum(-1, keepdim=True)
+    off = off + FLOAT_ROUNDOFF * (dim + 4) * mass
+    if given.dlse is not None:
+        off = off + FLOAT_ROUNDOFF * _grouped(given.dlse[at].double(), given)[..., None].abs()
+    size = one.dout.abs() @ one.values.mT.abs()
+    off = off + (accumulated(dtype, dim) + 4 * FLOAT_ROUNDOFF) * size
+    difference = one.difference.abs()
+    error = p_error * difference + (one.p + p_error) * (off + 4 * FLOAT_ROUNDOFF * difference)
+    ds = one.p * one.difference
+    if function.softcap is None:
+        return ds, error
+    slope = _slope(one.s, function)
+    argument = products(given.q, given.k, rows, torch.float64, magnitude=True) * function.scale
+    turned = (1 - slope).clamp(min=0) ** 0.5  # the tanh
+    turned_error = TANH_ERROR * turned + accumulated(dtype, dim) * argument / function.softcap
+    slope_error = (2 * turned + turned_error) * turned_error + EXP2_ERROR
+    return ds * slope, error * slope + (ds.abs() + error) * slope_error

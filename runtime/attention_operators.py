@@ -1,0 +1,208 @@
+"""The operators of attention that torch.compile sees, registered with torch.library.
+
+Eager calls do not pass here: a torch operator costs several microseconds a call. `causal` crosses
+as the name of its alignment, "equal" being that of True; a window as its two bounds. The backward
+pass is an operator too, so that a compiler sees what it reads and writes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import torch
+
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import attention as attentions
+from warploom.runtime import attention_gradient
+from warploom.runtime.attention_backward import attention_backward
+from warploom.runtime.attention_backward_problem import BackwardCall
+from warploom.runtime.attention_operands import ordered_strides
+from warploom.runtime.attention_problem import Call
+from warploom.runtime.operator_schema import arguments
+
+
+class _Function(NamedTuple):
+    """What all operators take of a call beside q, k and v, each with its type in their schemas."""
+
+    causal: Annotated[str | None, "str?"]
+    left: Annotated[int | None, "SymInt?"]
+    right: Annotated[int | None, "SymInt?"]
+    softcap: Annotated[float | None, "float?"]
+    scale: Annotated[float | None, "float?"]
+    cu_seqlens_q: Annotated[torch.Tensor | None, "Tensor?"]
+    cu_seqlens_k: Annotated[torch.Tensor | None, "Tensor?"]
+    max_seqlen_q: Annotated[int | None, "SymInt?"]
+    max_seqlen_k: Annotated[int | None, "SymInt?"]
+
+
+_FUNCTION = arguments(_Function)
+_OPERANDS = "Tensor q, Tensor k, Tensor v"
+_OPTIONS = "bool? deterministic, str? backward_spec"
+_ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
+
+_library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(f"attention({_OPERANDS}, {_FUNCTION}, str? spec, {_OPTIONS}) -> (Tensor, Tensor)")
+# Not called `out`: torch.compile refuses operators with a strided one.
+_library.define(f"attention_into({_OPERANDS}, {_FUNCTION}, str? spec, Tensor(a!) result) -> Tensor")
+_library.define(
+    f"attention_backward(Tensor dout, Tensor? dlse, {_OPERANDS}, Tensor out, Tensor lse, "
+    f"{_FUNCTION}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
+    """The call that the arguments of _OPERANDS and _FUNCTION stand for."""
+    function = _Function(*given)
+    causal, left, right = function[:3]
+    aligned: Any = causal == "equal" if causal in (None, "equal") else causal
+    window = None if left is None and right is None else (left, right)
+    return Call(q, k, v, aligned, window, *function[3:])
+
+
+def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *given, spec, _, _ = inputs  # how gradients are computed is no matter here
+    call = _call(*given)
+    call.spec = spec
+    with torch.no_grad():
+        return attentions.attention(call)
+
+
+def _attention_into(*inputs: Any) -> torch.Tensor:
+    *given, spec, result = inputs
+    call = _call(*given)
+    call.spec, call.out = spec, result
+    with torch.no_grad():
+        return attentions.attention(call)[1]
+
+
+def _attention_backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    *function, deterministic, spec = rest
+    call = _call(q, k, v, *function)
+    call.deterministic, call.backward_spec = deterministic, spec
+    return attention_backward(BackwardCall(call, out, lse, dout, dlse))
+
+
+for _key in ("CUDA", "CPU"):
+    _library.impl("attention", _attention, _key)
+    _library.impl("attention_into", _attention_into, _key)
+    _library.impl("attention_backward", _attention_backward, _key)
+
+
+# ---- Without data --------------------------------------------------------------------------------
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty_strided(tensor.shape, ordered_strides(tensor))
+
+
+@torch.library.register_fake("warploom::attention", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_attention(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _like(q), _fake_attention_into(q, *rest)
+
+
+@torch.library.register_fake(  # type: ignore[untyped-decorator]
+    "warploom::attention_into", lib=_library
+)
+def _fake_attention_into(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
+    return q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.register_fake(  # type: ignore[untyped-decorator]
+    "warploom::attention_backward", lib=_library
+)
+def _fake_attention_backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _like(q), _like(k), _like(v)
+
+
+# ---- Autograd ------------------------------------------------------------------------------------
+
+
+def _save(
+    ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+    inputs: tuple[Any, ...],
+    output: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    q, k, v, *given, _, deterministic, backward_spec = inputs
+    function = _Function(*given)
+    ctx.save_for_backward(q, k, v, *output, function.cu_seqlens_q, function.cu_seqlens_k)
+    ctx.set_materialize_grads(False)
+    # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
+    causal = "bottom_right" if function.causal == "equal" else function.causal
+    ctx.function = function._replace(causal=causal, cu_seqlens_q=None, cu_seqlens_k=None)
+    ctx.options = (deterministic, backward_spec)
+
+
+def _differentiate(
+    ctx: Any,  # noqa: ANN401
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    found = torch.ops.warploom.attention_backward(
+        dout, dlse, q, k, v, out, lse, *function, *ctx.options
+    )
+    needed = ctx.needs_input_grad
+    return tuple(
+        one if need else None
+        for one, need in zip((*found, *[None] * (len(needed) - 3)), needed, strict=True)
+    )
+
+
+torch.library.register_autograd(
+    "warploom::attention", _differentiate, setup_context=_save, lib=_library
+)
+torch.library.register_autograd(
+    "warploom::attention_backward", attention_gradient.refuse_second_derivative, lib=_library
+)
+
+
+def attention(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a call as an operator, for a compiler to trace; return out and lse."""
+    left, right = call.window or (None, None)
+    operands = (call.q, call.k, call.v)
+    causal: Any = _ALIGNMENTS.get(call.causal, call.causal)
+    function = _Function(
+        causal,
+        left,
+        right,
+        call.softcap,
+        call.scale,
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
+        call.max_seqlen_q,
+        call.max_seqlen_k,
+    )
+    spec = _name(call.spec)
+    out = call.out
+    if out is None:
+        result: tuple[torch.Tensor, torch.Tensor] = torch.ops.warploom.attention(
+            *operands, *function, spec, call.deterministic, _name(call.backward_spec)
+        )
+        return result
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands, out)):
+        attention_gradient.refuse_out()
+    return out, torch.ops.warploom.attention_into(*operands, *function, spec, out)
+
+
+def _name(spec: KernelSpec | str | None) -> str | None:
+    return spec.name if isinstance(spec, KernelSpec) else spec

@@ -1,0 +1,91 @@
+"""The records and constants that this process decides by: what came with the package, and a user's.
+
+They are read once for each GPU kind. A file that cannot be read is left out with a warning, and
+`explain` says so; `warploom records show` has the error. WARPLOOM_RECORDS=ignore leaves all of them
+out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from warploom.errors import ConfigurationError, RecordsError, ToolchainError
+from warploom.generator import records_file
+from warploom.generator.families import family
+from warploom.generator.gpus import file_name
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.model import Constants
+from warploom.generator.model.constants import load
+from warploom.generator.records import Environment, Records
+from warploom.generator.toolchain import find
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a GPU kind: records, constants, and why some of it was not read."""
+
+    records: Records
+    constants: Constants | None
+    unread: tuple[str, ...] = ()
+
+
+@cache
+def known(gpu: str) -> Known:
+    """Return what is known of a GPU kind; of one without a name, and where told so, nothing."""
+    if not gpu or _ignored():
+        return Known(Records(gpu), None)
+    records, unread = Records(gpu), []
+    for path in (records_file.shipped(gpu), user_file(gpu)):
+        if path is None or not path.exists():
+            continue
+        try:
+            records = records.merged(records_file.read(path))
+        except RecordsError as error:
+            unread.append(str(error))
+    constants = None
+    try:
+        constants = load(gpu)
+    except RecordsError as error:
+        unread.append(str(error))
+    for reason in unread:
+        logger.warning("not read: %s", reason)
+    return Known(records, constants, tuple(unread))
+
+
+def user_file(gpu: str) -> Path:
+    """The file of this user's records of a GPU kind."""
+    return records_file.folder() / file_name(gpu)
+
+
+def forget() -> None:
+    """Read the files again when they are next asked for; plans that exist keep their kernels."""
+    known.cache_clear()
+
+
+def environment(device: DeviceLimits, family_name: str) -> Environment:
+    """What a measurement on `device` depends on, beside the problem."""
+    return Environment(device.gpu, device.multiprocessors, _nvrtc(), family(family_name).revision)
+
+
+def _ignored() -> bool:
+    given = os.environ.get("WARPLOOM_RECORDS") or "use"
+    if given not in ("use", "ignore"):
+        raise ConfigurationError(
+            f"WARPLOOM_RECORDS={given}", rule="is use or ignore", fix="set it to one of them"
+        )
+    return given == "ignore"
+
+
+@cache
+def _nvrtc() -> str | None:
+    """NVRTC's major.minor; None where there is no compiler."""
+    try:
+        return ".".join(find().versions["NVRTC"].split(".")[:2])
+    except ToolchainError:
+        return None

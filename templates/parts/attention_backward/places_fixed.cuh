@@ -1,0 +1,16 @@
+// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
+// head's first q tile, in the storage of statistics and sums.
+struct KvPlace {
+  Sequence sequence;
+  int head, column, first_tile;
+};
+__device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
+  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
+  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
+}
+
+// Where the q tile with that number is.
+__device__ __forceinline__ Place place_q(const Parameters& p, int number) {
+  const int all_head = number / p.q_tiles, batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
+}

@@ -1,0 +1,77 @@
+// ---- Preprocess and postprocess: one block per q tile ----------------------------------------------
+// Threads of a block; those that share a row, 8 columns each.
+constexpr int kRowThreads = {{ row_threads }}, kRowLanes = {{ row_lanes }};
+
+struct alignas(16) Eight {
+  Element values[8];
+};
+
+// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    {{ spec.name }}_preprocess(const __grid_constant__ Parameters p) {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+{% if operation.deterministic %}
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
+{% endif %}
+  const Place at = place_q(p, blockIdx.x);
+  const int rows = at.sequence.rows(p);
+  if (at.row >= rows) return;
+  const int column = threadIdx.x % kRowLanes * 8;
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  CUTE_UNROLL
+  for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
+    const int row = at.row + i;
+    float delta = 0;
+    if (row < rows && column < p.dim) {
+      const int64_t o_row = at.sequence.row_at(p.o_batch, p.o_head, p.o_seq, at.head, row);
+      const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+      const Eight o = *reinterpret_cast<const Eight*>(p.o_rows + o_row + column);
+      const Eight d_o = *reinterpret_cast<const Eight*>(p.do_rows + do_row + column);
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j) delta += float(o.values[j]) * float(d_o.values[j]);
+    }
+    CUTE_UNROLL
+    for (int lanes = kRowLanes / 2; lanes > 0; lanes /= 2) delta += __shfl_xor_sync(~0u, delta, lanes);
+    if (threadIdx.x % kRowLanes == 0) {
+      const float infinity = __int_as_float(0x7f800000);  // exp2 of what is below it is 0
+      float lse = infinity;
+      if (row < rows) {
+        const int64_t place = at.sequence.lse_at(p, at.head, row);
+        lse = p.lse[place];
+        if (p.dlse != nullptr) delta -= p.dlse[place];
+      }
+      statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
+      statistics[kQTile + i] = delta;
+    }
+  }
+  auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
+  CUTE_UNROLL
+  for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
+{% if operation.deterministic %}
+  constexpr int kTurns = kParts * kConsumers * 4;
+  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
+{% endif %}
+}
+
+// dq in 16 bits, by rows: scale times the sums.
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    {{ spec.name }}_postprocess(const __grid_constant__ Parameters p) {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  const Place at = place_q(p, blockIdx.x);
+  const int rows = at.sequence.rows(p);
+  if (at.row >= rows) return;
+  const auto* sums = reinterpret_cast<const float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
+  Element* dq = p.dq_rows + at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, at.row);
+  CUTE_UNROLL
+  for (int i = threadIdx.x; i < kParts * kPieces; i += kRowThreads) {
+    const int part = i / kPieces;
+    unpack(sums + part * (kPartSums / 4), i - part * kPieces, [&](int row, int part_column, const float (&values)[8]) {
+      const int column = part * kColumns + part_column;
+      if (at.row + row >= rows || column >= p.dim) return;
+      Eight eight;
+      CUTE_UNROLL
+      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
+      *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
+    });
+  }
+}

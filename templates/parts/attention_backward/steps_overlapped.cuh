@@ -1,0 +1,54 @@
+// The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
+// while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
+// leaves products of the step before in flight: it does not see around the loop, and would wait for all.
+struct Steps {
+  float scores[kScores];  // of the next step
+
+  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(at));
+    c.shared.v_full.wait(0);
+  }
+
+  __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
+                                       Position at, bool more) {
+    const Position of_do = beside(at, step.parity);
+    float dp[kScores], dq[kQueries];
+    Weights weights;  // p^T, then ds^T
+    c.shared.do_full[of_do.stage].wait(of_do.phase);
+    cute::warpgroup_wait<0>();  // the scores are there
+    fence(scores);
+    multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
+    weigh(c, weights, scores, step, at);
+    multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
+    cute::warpgroup_wait<1>();  // dp is there; dv's products run on
+    fence(dp);
+    differentiate(c, dp, scores, at);
+    await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
+    cute::warpgroup_wait<0>();
+    fence(dv);
+    release(c.shared.do_empty[of_do.stage]);
+    pack(weights, dp);
+    write(c, c.own_ds(step), weights);
+    multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
+    meet();
+    multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
+    // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
+    // around products in flight makes the compiler wait for them.
+    Position ahead = at;
+    ahead.advance();
+    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
+    multiply_scores(scores, c.k + c.own, c.staged_q(ahead));
+    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
+    fence(dk);
+    fence(dq);
+    release(c.shared.q_empty[at.stage]);
+    release_ds(c);
+    accumulate(c, dq, step);
+  }
+
+  __device__ __forceinline__ void end(const Consumer&, int) {
+    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
+    fence(scores);
+  }
+};

@@ -1,0 +1,260 @@
+"""Which pairs a block of the backward pass computes, when it adds to dq, and what it stores.
+
+The ranges, masks and turns of the emitted text run on the CPU, and what takes sums of dq apart.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+
+HARNESS = Path(__file__).with_name("attention_backward_ranges.cpp")
+SUMS = Path(__file__).with_name("attention_backward_sums.cpp")
+FRAGMENTS = Path(__file__).with_name("attention_backward_fragments.cpp")
+PROBLEMS = 25
+STUBS = """
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+using std::max; using std::min;
+#define __device__
+#define __forceinline__ inline
+#define CUTE_UNROLL
+#define CUTE_NO_UNROLL
+namespace cute { struct TmaDescriptor {}; }
+namespace cutlass { struct bfloat16_t {}; }
+using Element = cutlass::bfloat16_t;
+struct { int x; } blockIdx, threadIdx;
+struct SharedStorage {} shared;
+inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
+inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+"""
+STRUCT = "struct float4 { float x, y, z, w; };"
+
+
+def host_text(spec: KernelSpec) -> str:
+    """Cut out of the emitted text what needs no GPU: places, ranges, the mask, the order."""
+    text = render(spec)
+
+    def piece(pattern: str) -> str:
+        (found,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+        assert isinstance(found, str)
+        return found
+
+    packed, ordered = "cu_seqlens_q" in text, "take numbers when they begin" in text
+    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
+    assigned = [
+        *(["(p).left = (l);"] if bounds_left else []),
+        *(["(p).right = (r);"] if bounds_right else []),
+        *(["(p).bottom_right = (b);"] if bounds_right and packed else []),
+    ]
+    return "\n".join(
+        (
+            STUBS,
+            f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
+            f"#define PROBLEMS {PROBLEMS}",
+            *(["#define PACKED"] if packed else []),
+            *(["#define ORDERED"] if ordered else []),
+            *re.findall(
+                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|KvRows|Scores|Parts|Cluster)"
+                r"|bool kBounds|uint32_t kHidden).*?$",
+                text,
+                re.MULTILINE,
+            ),
+            piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
+            *re.findall(
+                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
+            ),
+            piece(r"^(struct Corner .*?)$"),
+            *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
+            piece(r"^(struct Sequence \{.*?)^// (?:Starts the store|Where a row of k or v begins)"),
+            piece(r"^(struct Work \{.*?^\};)"),
+            piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$"),
+            piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
+            *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
+            piece(r"^(// (?:Which of two blocks|To the dq of).*?)^// ---- Producer"),
+            piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
+            piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
+            f'#line 1 "{HARNESS}"',
+            HARNESS.read_text(),
+        )
+    )
+
+
+def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
+    """Build what the kernel's text says of ranges, and run it over random problems."""
+    source, program = folder / "ranges.cpp", folder / "ranges"
+    source.write_text(host_text(kernel))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize(
+    ("deterministic", "cluster"),
+    [(False, 1), (True, 1), (False, 2), (False, 8)],
+    ids=["any_order", "deterministic", "cluster2", "cluster8"],
+)
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("tile", [(64, 64, 64), (80, 128, 64), (64, 128, 192)], ids=str)
+def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
+    tile: tuple[int, int, int],
+    mask: str,
+    lengths: str,
+    deterministic: bool,
+    cluster: int,
+    tmp_path: Path,
+) -> None:
+    q_tile, kv_tile, dim = tile
+    operation = AttentionBackwardOperation(
+        "bf16",
+        dim,
+        mask,
+        lengths=lengths,
+        deterministic=deterministic,  # type: ignore[arg-type]
+    )
+    schedule = AttentionBackwardSchedule(
+        q_tile,
+        kv_tile,  # type: ignore[arg-type]
+        2 if q_tile > 64 else 1,
+        overlap=q_tile > 64,
+        cluster=cluster,  # type: ignore[arg-type]
+    )
+    verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize(("dim", "q_tile"), [(192, 64), (256, 48)])
+def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
+    dim: int, q_tile: int, mask: str, lengths: str, deterministic: bool, tmp_path: Path
+) -> None:
+    fields: Any = (dim, mask, False, lengths, deterministic)
+    operation = AttentionBackwardOperation("bf16", *fields)
+    schedule = AttentionBackwardSchedule(q_tile, 128, share="rows")
+    verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize(
+    ("dim", "q_tile", "kv_tile"),
+    [
+        *(
+            (32, 64, 128),
+            (32, 128, 128),
+            (64, 96, 128),
+            (64, 112, 128),
+            (64, 64, 64),
+            (96, 64, 128),
+        ),
+        *(
+            (96, 64, 64),
+            (128, 80, 128),
+            (192, 64, 128),
+            (192, 64, 64),
+            (256, 64, 128),
+            (256, 48, 128),
+        ),
+    ],
+)
+def test_sums_lie_where_they_are_looked_for(
+    dim: int, q_tile: int, kv_tile: int, tmp_path: Path
+) -> None:
+    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+    overlap = q_tile > 64 and dim < 128
+    schedule = AttentionBackwardSchedule(q_tile, kv_tile, 1 + overlap, overlap, "direct")  # type: ignore[arg-type]
+    text = render(KernelSpec("sm_90a", operation, schedule))
+    constants = re.findall(
+        r"^constexpr int k(?:Dim|Consumers|WgmmaM|Parts|QuerySplits|Queries|PartSums|Pieces)\b.*?$",
+        text,
+        re.MULTILINE,
+    )
+    (unpack,) = re.findall(r"^(template <class Take>.*?^\}\n)", text, re.MULTILINE | re.DOTALL)
+    swapped = "#define SWAPPED" if q_tile % 64 else ""
+    source, program = tmp_path / "sums.cpp", tmp_path / "sums"
+    source.write_text("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+FRAGMENT_STUBS = """
+#include <functional>
+#include <vector>
+static std::vector<std::vector<float4>> blocks;  // what each block of the cluster has laid down
+static std::function<void(const void*)> stored;
+namespace cute { inline uint32_t cast_smem_ptr_to_uint(const void*) { return 0; } }
+struct Parameters { int dim; };
+struct Sequence { int count; int columns(const Parameters&) const { return count; } };
+struct Work { Sequence sequence; int column; };
+struct Consumer { const Parameters& p; const Work& work; int part; };
+inline float4 load_remote(uint32_t address, int rank) { return blocks[rank][address / 16]; }
+inline uint32_t pair(float low, float high) { return uint32_t(low) | uint32_t(high) << 16; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("dim", "kv_tile"),
+    [(32, 64), (32, 128), (64, 128), (96, 64), (96, 128), (128, 128), (192, 64), (256, 128)],
+)
+def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
+    dim: int, kv_tile: int, cluster: int, tmp_path: Path
+) -> None:
+    operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
+    fields = (64, kv_tile, 1, False, "direct", cluster)
+    text = render(KernelSpec("sm_90a", operation, AttentionBackwardSchedule(*fields)))  # type: ignore[arg-type]
+    constants = re.findall(
+        r"^constexpr int k(?:Dim|Consumers|WgmmaM|KvRows|Parts|Scores|Cluster|Warps|OwnFragments"
+        r"|FragmentBytes)\b.*?$",
+        text,
+        re.MULTILINE,
+    )
+    (rank,) = re.findall(r"^__device__ [^\n]* rank\(\)[^\n]*$", text, re.MULTILINE)
+    functions = re.findall(
+        r"^__device__ __forceinline__ void (?:lay|store_sums)\(.*?^\}\n",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert len(functions) == 2
+    emitted = "\n".join(functions).replace(
+        "*reinterpret_cast<uint32_t*>(place", "*counted<uint32_t*>(place"
+    )
+    counted = (
+        "template <class T> T counted(void* at) { stored(at); return reinterpret_cast<T>(at); }"
+    )
+    source, program = tmp_path / "fragments.cpp", tmp_path / "fragments"
+    stubs = (STUBS.replace("cutlass::bfloat16_t;", "uint16_t;"), STRUCT, FRAGMENT_STUBS, counted)
+    source.write_text("\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text())))
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-o", str(program), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

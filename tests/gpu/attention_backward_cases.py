@@ -1,0 +1,229 @@
+"""The backward kernels that the gpu tests run; their shapes and masks are those of the forward."""
+
+from __future__ import annotations
+
+from itertools import cycle, product
+from typing import Any, cast
+
+import attention_cases
+from attention_cases import ARCH, OTHER_DIMS
+
+from warploom.generator.families import family
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.attention_dispatch import choose
+from warploom.runtime.attention_problem import DIMS, Extents
+
+
+def wanted(
+    dim: int,
+    *,
+    element: str = "bf16",
+    mask: str = "none",
+    softcap: bool = False,
+    lengths: str = "fixed",
+    deterministic: bool = False,
+) -> AttentionBackwardOperation:
+    """Return an operation by what is not as usual."""
+    fields: Any = (element, dim, mask, softcap, lengths, deterministic)
+    return AttentionBackwardOperation(*fields)
+
+
+def chosen(dim: int, *, seq: int = 4096, sharing: int = 1, **others: Any) -> KernelSpec:
+    """Return the kernel that the table has for sequences of one length, and heads that share."""
+    packed = others.get("lengths") == "packed"
+    sizes = Extents(1, sharing, 1, seq, seq, dim, seq, seq, packed)
+    return choose(wanted(sizes.kernel_dim, **others), sizes, None).spec
+
+
+def spec(dim: int, fields: dict[str, Any], **others: Any) -> KernelSpec:
+    """Return a kernel by the fields of its schedule."""
+    operation = wanted(dim, **others)
+    schedule = family(operation.family).complete(ARCH, operation, fields)
+    return KernelSpec(ARCH, operation, schedule)
+
+
+def operation(kernel: KernelSpec) -> AttentionBackwardOperation:
+    """The operation of a backward kernel."""
+    return cast("AttentionBackwardOperation", kernel.operation)
+
+
+def short(kernel: KernelSpec) -> str:
+    """The kernel's name without what all names share."""
+    return kernel.name.removeprefix("attention_backward_sm90a_")[:-9]
+
+
+_element = cycle(("bf16", "fp16"))
+_mask = cycle(("causal", "none", "window"))
+OPERATIONS = [
+    *(
+        chosen(dim, element=next(_element), mask=mask)
+        for dim, mask in product(DIMS, ("none", "causal", "window"))
+    ),
+    *(chosen(128, element=element, mask="causal") for element in ("bf16", "fp16")),
+]
+SOFTCAPS = [
+    chosen(dim, element=element, mask=mask, softcap=True)
+    for dim, element, mask in (
+        (64, "bf16", "none"),
+        (128, "fp16", "causal"),
+        (128, "bf16", "window"),
+        (256, "bf16", "causal"),
+    )
+]
+DETERMINISTIC = [
+    *(
+        chosen(dim, element=next(_element), mask=next(_mask), deterministic=True)
+        for dim in (*DIMS, *DIMS)
+    ),
+    chosen(64, mask="causal", softcap=True, deterministic=True),
+]
+PACKED = [
+    *(
+        chosen(dim, element=next(_element), mask=mask, lengths="packed")
+        for dim, mask in product((64, 128, 256), ("none", "causal", "window"))
+    ),
+    chosen(96, mask="causal", softcap=True, lengths="packed"),
+    *(chosen(dim, mask="causal", lengths="packed", deterministic=True) for dim in (64, 128, 256)),
+]
+_cluster = cycle((2, 4, 8))
+CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the other
+    spec(dim, {**fields, "cluster": cluster}, element=next(_element), mask=mask, lengths=lengths)
+    for dim, fields, mask, lengths, cluster in (
+        *(
+            (128, {"q_tile": 64, "kv_tile": 128, "overlap": False}, mask, lengths, cluster)
+            for mask, lengths, cluster in product(
+                ("none", "causal"), ("fixed", "packed"), (2, 4, 8)
+            )
+        ),
+        *(
+            (dim, fields, mask, lengths, next(_cluster))
+            for (dim, fields), (mask, lengths) in product(
+                (
+                    (32, {"q_tile": 128, "kv_tile": 128, "accumulate": "direct"}),
+                    (64, {"q_tile": 96, "kv_tile": 128, "accumulate": "direct"}),
+                    (96, {"q_tile": 64, "kv_tile": 64, "overlap": False}),
+                    (128, {"q_tile": 80, "kv_tile": 128, "overlap": False}),
+                    (128, {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False}),
+                    (192, {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False}),
+                    (256, {"q_tile": 64, "kv_tile": 64, "stages": 1, "overlap": False}),
+                ),
+                (("causal", "fixed"), ("window", "packed")),
+            )
+        ),
+    )
+]
+HELD = [  # v in registers, of every dim that it fits
+    spec(
+        dim,
+        {"kv_tile": 128, "overlap": False, **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        deterministic=fields["accumulate"] == "bulk",
+    )
+    for (dim, fields), (mask, lengths) in product(
+        (
+            (32, {"q_tile": 64, "held": "half", "accumulate": "direct"}),
+            (64, {"q_tile": 96, "held": "all", "accumulate": "direct"}),
+            (64, {"q_tile": 128, "held": "half", "accumulate": "direct"}),
+            (64, {"q_tile": 64, "kv_tile": 64, "held": "all", "accumulate": "bulk"}),
+            (96, {"q_tile": 64, "held": "half", "accumulate": "bulk"}),
+            (128, {"q_tile": 64, "held": "half", "accumulate": "direct"}),
+            (128, {"q_tile": 64, "held": "half", "accumulate": "bulk"}),
+            (128, {"q_tile": 48, "held": "all", "accumulate": "direct"}),
+        ),
+        (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
+    )
+]
+PAIRS = [  # blocks that share the rows of a kv tile: dq straight and swapped
+    spec(
+        dim,
+        {"kv_tile": 128, "share": "rows", **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        softcap=softcap,
+    )
+    for (dim, fields), (mask, lengths, softcap) in product(
+        (
+            (192, {"q_tile": 64, "overlap": False}),
+            (192, {"q_tile": 64, "stages": 2}),
+            (192, {"q_tile": 128, "stages": 1, "overlap": False, "accumulate": "direct"}),
+            (256, {"q_tile": 64, "stages": 1, "overlap": False}),
+            (256, {"q_tile": 48, "overlap": False}),
+            (256, {"q_tile": 48}),
+            (256, {"q_tile": 32, "stages": 3}),
+            (256, {"q_tile": 96, "stages": 1, "overlap": False, "accumulate": "direct"}),
+            (256, {"q_tile": 64, "overlap": False, "accumulate": "direct", "single_do": True}),
+            (256, {"q_tile": 64, "accumulate": "direct", "single_do": True}),
+        ),
+        (
+            ("none", "fixed", False),
+            ("causal", "fixed", True),
+            ("window", "fixed", False),
+            ("causal", "packed", False),
+            ("window", "packed", True),
+        ),
+    )
+]
+DETERMINISTIC_PAIRS = [
+    spec(
+        dim,
+        {"kv_tile": 128, "share": "rows", **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        deterministic=True,
+    )
+    for (dim, fields), (mask, lengths) in product(
+        (
+            (192, {"q_tile": 64, "overlap": False}),
+            (256, {"q_tile": 64, "stages": 1, "overlap": False}),
+            (256, {"q_tile": 48}),
+        ),
+        (("none", "fixed"), ("causal", "fixed"), ("window", "packed")),
+    )
+]
+SIMPLE = {  # for tests of something else than the kernel itself
+    "none": chosen(64, seq=512),
+    "causal": chosen(64, mask="causal", seq=512),
+    "long": chosen(128, mask="causal"),
+    "wide": chosen(256, mask="causal", seq=512),
+    "packed": chosen(64, mask="causal", lengths="packed", seq=512),
+    "deterministic": chosen(64, mask="causal", deterministic=True, seq=512),
+    "deterministic, packed": chosen(64, mask="causal", lengths="packed", deterministic=True),
+    "cluster": spec(
+        128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4}, mask="causal"
+    ),
+    "pair": spec(
+        256,
+        {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False, "share": "rows"},
+        mask="causal",
+    ),
+    "pair, overlapped": spec(
+        256,
+        {"q_tile": 64, "kv_tile": 128, "accumulate": "direct", "share": "rows", "single_do": True},
+        mask="causal",
+    ),
+    "pair, deterministic": spec(
+        256, {"q_tile": 48, "kv_tile": 128, "share": "rows"}, mask="causal", deterministic=True
+    ),
+}
+SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("none", "causal")]
+
+ALL = list(
+    dict.fromkeys(
+        (
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *HELD),
+            *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
+        )
+    )
+)
+FORWARD = [  # what `warploom.attention` runs in tests that begin there
+    attention_cases.chosen(dim, mask=mask, lengths=lengths, seq=seq)
+    for dim in (64, 128)
+    for mask in ("none", "causal")
+    for lengths in ("fixed", "packed")
+    for seq in (512, 4096)
+]

@@ -1,0 +1,117 @@
+"""Runs backward kernels that are wrong in one place each; attention_mutants.py says how and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import attention_backward_arena as arena
+import attention_mutants
+import torch
+from attention_backward_cases import SIMPLE
+from attention_cases import Shape
+from attention_mutants import PAUSE
+
+from warploom.generator.specification import KernelSpec
+
+LONG = Shape(2, 6, 2, 1031, 1031)
+# Fewer q tiles than multiprocessors: the next kernel's blocks start beside those of the preprocess.
+ONE_WAVE = Shape(1, 61, 61, 127, 349)
+# One step: who does not wait for the peer there would be two ahead of it in the next but one, which
+# the peer's barriers cannot tell from none, and both would wait for ever.
+ONE_STEP = Shape(1, 61, 61, 63, 349)
+RUNS = 10
+
+
+@dataclass(frozen=True)
+class Mutant(attention_mutants.Mutant):
+    """A backward kernel. `repeats`: that gradients are the same every time is verified, too."""
+
+    kernel: KernelSpec = SIMPLE["long"]
+    repeats: bool = False
+
+    def verify(self, seed: int) -> None:
+        """Assert that a pass is right, and all that repeat it bit-equal."""
+        made = arena.make(self.kernel, self.shape, seed=seed, causal="top_left")
+        first = arena.clones(arena.verify(made))
+        for _ in range(RUNS * self.repeats):
+            assert all(map(torch.equal, made.run(), first))
+
+
+AWAIT_DO = "    c.shared.do_full[of_do.stage].wait(of_do.phase);\n"
+DP = "    held.multiply(c, dp, c.staged_do(of_do));\n"
+LOAD_DO = "      do_full.arrive_and_expect_tx(kQBytes);\n"
+WRITE = "    write(c, c.own_ds(step), ds);\n"
+DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
+RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
+MEET = "    meet();\n"
+ASK_TURN = "  do {  // all lanes ask"
+AWAIT_TURN = "  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));\n"
+BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
+WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
+SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
+LAY_DV = "  lay(of_dv, dv, warp);\n"
+AWAIT_PEER = "  c.shared.peer_full.wait(step.parity);\n"
+EXCHANGE = "    exchange(c, step);\n"
+MULTIPLY_PEER = "    multiply_peer_query(c, dq, step);\n"
+LATE_PEER = "    if (c.part == 1)\n" + PAUSE + MULTIPLY_PEER
+RELEASE_PEER = "    release_ds(c);\n"
+# Only one of the two lets go early. If both did, one would be two steps ahead (see ONE_STEP).
+RELEASE_FIRST = "    if (c.part == 0) release_ds(c);\n"
+RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
+PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
+
+MUTANTS = {
+    "dq is multiplied before the other warpgroup has written its part of ds": Mutant(
+        wrong=((MEET, ""),),
+        shape=LONG,
+        pauses=((WRITE, "    if (c.consumer == 1)\n" + PAUSE + WRITE),),
+    ),
+    "dp is multiplied before its do is there": Mutant(
+        wrong=((AWAIT_DO + DP, DP + AWAIT_DO),),
+        shape=LONG,
+        pauses=((LOAD_DO, PAUSE + LOAD_DO),),
+    ),
+    "q is given back before dk is multiplied with it": Mutant(
+        wrong=((RELEASE_Q, ""), (PAUSE + DK, RELEASE_Q + PAUSE + DK)),
+        shape=LONG,
+        pauses=((DK, PAUSE + DK),),
+    ),
+    "the main kernel does not wait for the preprocess": Mutant(
+        wrong=((BEFORE_WAIT + WAIT, BEFORE_WAIT + WAIT.replace("griddepcontrol.wait;\\n", "")),),
+        shape=ONE_WAVE,
+        pauses=((PLACE, PAUSE + PLACE),),
+    ),
+    "a row attends to the column right of the diagonal": Mutant(
+        wrong=(("? column - right(p) - row : 0", "? column - right(p) - 1 - row : 0"),),
+        shape=Shape(2, 3, 3, 257, 257),
+    ),
+    "a cluster's blocks sum dk and dv that others have not laid down": Mutant(
+        wrong=((SYNC_SUMS, ""),),
+        shape=LONG,
+        pauses=((LAY_DV, "  if (rank() == 1)\n" + PAUSE + LAY_DV),),
+        kernel=SIMPLE["cluster"],
+    ),
+    "dq is multiplied before the peer's ds has arrived": Mutant(
+        wrong=((AWAIT_PEER, ""),),
+        shape=ONE_STEP,
+        pauses=((EXCHANGE, "    if (c.part == 1)\n" + PAUSE + EXCHANGE),),
+        kernel=SIMPLE["pair"],
+    ),
+    "the peer may overwrite its ds before dq is multiplied with it": Mutant(
+        wrong=((RELEASE_SECOND, ""), (LATE_PEER, RELEASE_SECOND + LATE_PEER)),
+        shape=LONG,
+        pauses=((MULTIPLY_PEER, LATE_PEER), (RELEASE_PEER, RELEASE_FIRST + RELEASE_SECOND)),
+        kernel=SIMPLE["pair"],
+    ),
+    "kv tiles do not wait for their turn": Mutant(
+        wrong=((AWAIT_TURN, "  } while (false);\n"),),
+        shape=LONG,
+        pauses=((ASK_TURN, "    if (clock64() >> 6 & 1)\n" + PAUSE + ASK_TURN),),
+        kernel=SIMPLE["deterministic"],
+        repeats=True,
+    ),
+}
+
+
+if __name__ == "__main__":
+    attention_mutants.main(MUTANTS)

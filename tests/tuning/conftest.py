@@ -1,0 +1,31 @@
+"""Makes the sweeps beside these tests importable by name, and shares those that cost time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sweeps import SHAPES, SPACE, write_sweep
+
+from warploom.tuning.problems import Problem, problems
+
+
+@pytest.fixture(scope="session")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("space") / "space.yaml"
+    path.write_text(SPACE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def listed(space: Path) -> list[Problem]:
+    return problems(space, SHAPES)
+
+
+@pytest.fixture(scope="session")
+def sweep(listed: list[Problem], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sweep(tmp_path_factory.mktemp("sweep") / "sweep.jsonl", listed)

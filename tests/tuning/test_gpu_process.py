@@ -1,0 +1,168 @@
+"""The measuring process may hang, crash or never start: the kernel is named, the others go on.
+
+The processes here speak the worker's protocol and do what kernels do to a real one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweeps import GPU
+
+from warploom.errors import DeviceError
+from warploom.tuning.gpu import About, Batch, GpuProcess, visible
+from warploom.tuning.problems import Problem
+
+WORKER = """
+import json, os, signal, sys, time
+fates = json.loads(sys.argv[1])
+say = lambda message: print(json.dumps(message), flush=True)
+time.sleep(fates.get("starting", 0))
+if "error" in fates:
+    say({"error": {"value": "no GPU", "rule": fates["error"], "fix": "none"}})
+    sys.exit(1)
+say({"gpu": "NVIDIA H200", "multiprocessors": 132})
+for line in sys.stdin:
+    kernels, results = json.loads(line)["kernels"], {}
+    say({"trying": None})
+    if fates.get("preparing") == "die":
+        os._exit(7)
+    for name in kernels:
+        say({"trying": name})
+        fate = next((f for part, f in fates.items() if name.endswith(part)), "correct")
+        if fate == "hang":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(600)
+        if fate == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fate == "illegal":
+            say({"illegal": "an illegal memory access was encountered"})
+            os._exit(1)
+        if fate == "exit":
+            os._exit(3)
+        results[name] = {"outcome": fate, "reason": "" if fate == "correct" else "as told"}
+        if fate == "correct":
+            results[name] |= {"seconds": 1.0, "spread": 0.0, "relative": 1.0}
+    say({"results": results})
+"""
+
+
+def process(tmp_path: Path, fates: str, **limits: float) -> GpuProcess:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    return GpuProcess("0", [sys.executable, str(script), fates], **limits)
+
+
+def batch(problem: Problem, count: int = 4) -> Batch:
+    return Batch(problem.operation, problem.shape, problem.space[:count], 4)
+
+
+def fates_of(problem: Problem, **fates: str) -> str:
+    import json
+
+    names = {f"k{index}": spec.name[-8:] for index, spec in enumerate(problem.space)}
+    return json.dumps({names.get(key, key): fate for key, fate in fates.items()})
+
+
+def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Problem]) -> None:
+    gpu = process(tmp_path, fates_of(listed[0], k1="wrong", k2="launch error"))
+    assert gpu.about == About(GPU, 132)
+    found = gpu.measure(batch(listed[0]))
+    assert [result.outcome for result in found.values()] == [
+        *("correct", "wrong", "launch error", "correct")
+    ]
+    gpu.close()
+
+
+@pytest.mark.parametrize(
+    ("fate", "outcome", "reason"),
+    [
+        ("segfault", "illegal", "SIGSEGV"),
+        ("exit", "illegal", "exit status 3"),
+        ("illegal", "illegal", "an illegal memory access was encountered"),
+        ("hang", "timeout", "no answer for 1 seconds"),
+    ],
+)
+def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
+    tmp_path: Path, listed: list[Problem], fate: str, outcome: str, reason: str
+) -> None:
+    gpu = process(tmp_path, fates_of(listed[0], k1=fate), trying=1.0)
+    found = gpu.measure(batch(listed[0]))
+    outcomes = {spec.name: found[spec].outcome for spec in listed[0].space[:4]}
+    assert list(outcomes.values()) == ["correct", outcome, "correct", "correct"]
+    assert reason in found[listed[0].space[1]].reason
+    assert found[listed[0].space[0]].seconds == 1.0
+    again = gpu.measure(batch(listed[0], 1))  # and the process goes on
+    assert [result.outcome for result in again.values()] == ["correct"]
+    gpu.close()
+
+
+def test_two_kernels_that_hang_are_both_marked(tmp_path: Path, listed: list[Problem]) -> None:
+    gpu = process(tmp_path, fates_of(listed[0], k0="hang", k3="hang"), trying=0.5)
+    found = gpu.measure(batch(listed[0]))
+    assert [found[spec].outcome for spec in listed[0].space[:4]] == [
+        *("timeout", "correct", "correct", "timeout")
+    ]
+    gpu.close()
+
+
+def test_a_gpu_on_which_everything_dies_ends_the_run(tmp_path: Path, listed: list[Problem]) -> None:
+    fates = {f"k{index}": "segfault" for index in range(20)}
+    gpu = process(tmp_path, fates_of(listed[0], **fates))
+    with pytest.raises(DeviceError, match=r"ended 6 times.*journal"):
+        gpu.measure(batch(listed[0], 12))
+    gpu.close()
+
+
+def test_a_process_that_dies_before_any_kernel_is_not_blamed_on_one(
+    tmp_path: Path, listed: list[Problem]
+) -> None:
+    gpu = process(tmp_path, fates_of(listed[0], preparing="die"))
+    with pytest.raises(DeviceError, match="exit status 7"):
+        gpu.measure(batch(listed[0]))
+    gpu.close()
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path, listed: list[Problem]) -> None:
+    with pytest.raises(DeviceError, match="tuning measures on a GPU"):
+        process(tmp_path, '{"error": "tuning measures on a GPU"}')
+    with pytest.raises(DeviceError, match=r"GPU 0: no answer for 0\.3 seconds"):
+        process(tmp_path, '{"starting": 60}', starting=0.3)
+
+
+def test_on_a_machine_without_a_gpu_the_real_process_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(DeviceError, match="no GPU"):
+        GpuProcess("")
+
+
+def test_closing_ends_a_process_that_hangs(tmp_path: Path, listed: list[Problem]) -> None:
+    from threading import Thread
+
+    gpu = process(tmp_path, fates_of(listed[0], k0="hang"))
+    child = gpu._process
+    assert child
+    thread = Thread(target=gpu.measure, args=(batch(listed[0]),))
+    thread.start()
+    time.sleep(0.5)
+    gpu.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive() and child.returncode == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible(2) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-abc")
+    assert visible(2) == ["3", "GPU-abc"]
+    with pytest.raises(DeviceError, match="shows 2"):
+        visible(3)

@@ -1,0 +1,271 @@
+"""Records: what they say comes back from disk, and nothing damaged is taken or overwritten."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sweeps import GPU, environment
+
+from warploom.cli import main
+from warploom.errors import RecordsError, SpecificationError
+from warploom.generator import records_file
+from warploom.generator.epilogue import Bias, Residual, Scale
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.model.shapes import AttentionShape, GemmShape
+from warploom.generator.records import Record, Records, Timed, from_plain, to_plain
+
+PLAIN = GemmOperation("bf16", "bf16", "bf16")
+FUSED = GemmOperation(
+    "e4m3", "e5m2", "bf16", epilogue=(Scale("row"), Bias("fp32"), Residual("bf16"))
+)
+WIDE = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")
+SLIM = GemmSchedule((64, 32, 64), 18, consumers=1)
+
+
+EARLY, LATE = "2026-11-21T10:00:00+00:00", "2026-11-22T00:00:00+00:00"
+
+
+def record(m: int = 512, seconds: float = 4e-5, measured: str = EARLY) -> Record:
+    return Record(
+        PLAIN,
+        GemmShape(m, 6144, 4096),
+        environment(),
+        Timed(WIDE, seconds, 0.004),
+        Timed(SLIM, 5e-5, 0.003),
+        (Timed(replace(WIDE, group=4), 4.1e-5, 0.002),),
+        measured,
+    )
+
+
+ATTENTION = Record(
+    AttentionOperation("bf16", 128, "causal"),
+    AttentionShape(1, 64, 8, 8192, 8192, 128),
+    environment("attention_forward"),
+    Timed(AttentionSchedule(128, 128, scheduler="dynamic"), 1.5e-3, 0.001),
+    None,
+)
+
+BACKWARD = Record(
+    AttentionBackwardOperation("bf16", 64, "causal", deterministic=True),
+    AttentionShape(32, 32, 32, 512, 512, 64),
+    environment("attention_backward"),
+    Timed(AttentionBackwardSchedule(96, 128), 6e-4, 0.001),
+    Timed(AttentionBackwardSchedule(64, 128, overlap=False), 7e-4, 0.001),
+)
+
+
+# ---- What comes back -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", [record(), replace(record(), operation=FUSED), ATTENTION, BACKWARD])
+def test_a_record_comes_back_from_json_as_it_was(one: Record) -> None:
+    assert from_plain(json.loads(json.dumps(to_plain(one))), GPU) == one
+
+
+def test_files_have_the_same_bytes_in_any_order_and_a_contender_to_a_line() -> None:
+    listed = (record(16), record(2048), record(512), ATTENTION)
+    texts = {records_file.text(Records(GPU, order)) for order in (listed, listed[::-1])}
+    (text,) = texts
+    assert max(map(len, text.splitlines())) < 420
+    lines = [line for line in text.splitlines() if '"shape"' in line]
+    assert [json.loads(f"{{{line.strip().rstrip(',')}}}")["shape"].get("m") for line in lines] == [
+        *(None, 16, 512, 2048)  # by family, then numbers by their size, not their first digit
+    ]
+    changed = Records(GPU, (*listed[:3], replace(ATTENTION, noisy=True)))
+    pairs = zip(text.splitlines(), records_file.text(changed).splitlines(), strict=True)
+    assert [after for before, after in pairs if before != after] == ['   "noisy": true,']
+
+
+def test_of_two_records_of_one_problem_the_later_stays() -> None:
+    early, late = record(seconds=4e-5), record(seconds=5e-5, measured=LATE)
+    for first, then in ((early, late), (late, early)):
+        merged = Records(GPU, (first,)).merged([then])
+        assert [one.best.seconds for one in merged] == [5e-5]
+
+
+def test_a_new_revision_replaces_the_old_and_other_compilers_stay_beside_it() -> None:
+    old = record()
+    new = replace(old, environment=replace(old.environment, revision=2))
+    other = replace(old, environment=replace(old.environment, nvrtc="13.1"))
+    merged = Records(GPU, (old, other)).merged([new])
+    assert sorted((r.environment.revision, r.environment.nvrtc) for r in merged) == [
+        *((1, "13.1"), (2, "13.0"))
+    ]
+    assert len(merged.merged([old])) == 2  # and the old one does not come back
+
+
+def test_every_difference_makes_a_record_stale_and_no_compiler_none() -> None:
+    here = environment()
+    for field, value in (("gpu", "NVIDIA H100"), ("multiprocessors", 114), ("revision", 2)):
+        (told,) = replace(here, **{field: value}).differences(here)
+        assert str(value) in told and field in told
+    assert replace(here, nvrtc="13.1").differences(here) == ("nvrtc 13.1, here 13.0",)
+    assert here.differences(replace(here, nvrtc=None)) == ()
+
+
+def test_nearest_is_by_ratio_of_extents_prefers_what_is_not_stale_and_has_bounds() -> None:
+    stale = replace(record(500), environment=replace(environment(), nvrtc="12.9"))
+    records = Records(GPU, (record(256), record(1024), stale))
+
+    def near(m: int) -> int | None:
+        found = records.nearest(PLAIN, GemmShape(m, 6144, 4096), environment())
+        return found.shape.m if found and isinstance(found.shape, GemmShape) else None
+
+    assert (near(300), near(900), near(501)) == (256, 1024, 256)
+    assert near(8192) is None  # eight times as many rows say nothing
+    assert records.nearest(FUSED, GemmShape(256, 6144, 4096), environment()) is None
+    only_stale = Records(GPU, (stale,))
+    assert only_stale.nearest(PLAIN, GemmShape(512, 6144, 4096), environment()) is stale
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"operation": {"family": "convolution"}}, "convolution"),
+        ({"shape": {"m": 1, "n": 2}}, "k"),
+        ({"shape": {"m": 1.5, "n": 2, "k": 3}}, "1.5"),
+        ({"best": {"seconds": 0, "spread": 0, "schedule": {}}}, "seconds 0"),
+        ({"best": {"seconds": 1.0, "spread": 0.0, "schedule": {"tile": [1], "stages": 2}}}, "tile"),
+        (
+            {"environment": {"multiprocessors": 0, "nvrtc": "13.0", "revision": 1}},
+            "multiprocessors",
+        ),
+        ({"environment": {"multiprocessors": 1}}, "nvrtc"),
+    ],
+)
+def test_what_is_no_record_is_refused_by_name(change: dict[str, object], named: str) -> None:
+    with pytest.raises(SpecificationError, match=named):
+        from_plain({**to_plain(record()), **change}, GPU)
+
+
+# ---- Files ---------------------------------------------------------------------------------------
+
+
+def test_damaged_newer_and_foreign_files_are_refused_and_left_as_they_are(tmp_path: Path) -> None:
+    whole = records_file.text(Records(GPU, (record(),)))
+    bad = {
+        "cut short": (whole[: len(whole) // 2], "damaged or cut short"),
+        "newer": (whole.replace('"schema": 1', '"schema": 2', 1), "upgrade warploom"),
+        "older": (whole.replace('"schema": 1', '"schema": 0', 1), "tune again"),
+        "unknown field": (whole.replace('"stages"', '"stagez"', 1), "stagez"),
+        "another file": ('{"benchmark": 1}', "no schema"),
+        "a list": ("[]", "no schema"),
+        "no records": ('{"schema": 1, "gpu": "x"}', "no gpu or no records"),
+        "bytes": ("\x00\x01", "damaged"),
+    }
+    for name, (content, told) in bad.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(content)
+        with pytest.raises(RecordsError, match=told):
+            records_file.read(path)
+        with pytest.raises(RecordsError, match=told):
+            records_file.update(path, GPU, [record(16)])
+        assert path.read_text() == content, name
+
+
+def test_records_of_another_gpu_are_not_merged(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    records_file.update(path, GPU, [record()])
+    before = path.read_bytes()
+    other = replace(record(), environment=environment(gpu="NVIDIA H100"))
+    with pytest.raises(RecordsError, match="a file for each GPU"):
+        records_file.update(path, GPU, [other])
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordsError, match="WARPLOOM_RECORDS_DIR"):
+        records_file.update(tmp_path / "file" / "records.json", GPU, [record()])
+
+
+def _add(path: Path, first: int) -> None:
+    for m in range(first, first + 10):
+        records_file.update(path, GPU, [record(m)])
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    start = multiprocessing.get_context("fork").Process
+    processes = [start(target=_add, args=(path, 100 * index)) for index in range(1, 5)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert len(records_file.read(path)) == 40
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    code = (
+        "import sys; from pathlib import Path; from test_records import record, GPU\n"
+        "from warploom.generator import records_file\n"
+        "m = 0\n"
+        "while True:\n"
+        "    m += 1\n"
+        "    records_file.update(Path(sys.argv[1]), GPU, [record(m)])\n"
+    )
+    held = 0
+    for _ in range(5):
+        path_of = os.pathsep.join(sys.path)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], env=os.environ | {"PYTHONPATH": path_of}
+        )
+        until = time.monotonic() + 60
+        while time.monotonic() < until and child.poll() is None:
+            if path.exists() and len(records_file.read(path)) > held + 5:
+                break
+            time.sleep(0.003)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        held = len(records_file.read(path))
+    assert held > 25
+
+
+# ---- Commands ------------------------------------------------------------------------------------
+
+
+def test_show_and_merge(tmp_path: Path) -> None:
+    one, other, target = (tmp_path / f"{name}.json" for name in ("one", "other", "target"))
+    records_file.update(one, GPU, [record(16), ATTENTION])
+    records_file.update(other, GPU, [record(512)])
+    done = CliRunner().invoke(main, ["records", "merge", str(target), str(one), str(other)])
+    assert done.exit_code == 0, done.stderr
+    assert "records: 3" in done.stdout
+    shown = CliRunner().invoke(main, ["records", "show", str(target)])
+    assert "512x6144x4096" in shown.stdout and "1.25" in shown.stdout
+    assert "seq_q8192" in shown.stdout
+    as_json = json.loads(
+        CliRunner().invoke(main, ["records", "show", str(target), "--json"]).stdout
+    )
+    assert len(as_json[str(target)]["records"]) == 3
+
+
+def test_merge_reads_all_before_it_writes(tmp_path: Path) -> None:
+    good, bad, target = (tmp_path / f"{name}.json" for name in ("good", "bad", "target"))
+    records_file.update(good, GPU, [record(16)])
+    bad.write_text("{")
+    done = CliRunner().invoke(main, ["records", "merge", str(target), str(good), str(bad)])
+    assert done.exit_code == 1
+    assert "cut short" in done.stderr and not target.exists()
+
+
+def test_shipped_records_are_whole() -> None:
+    for path in records_file.every():
+        records = records_file.read(path)
+        assert path.read_text() == records_file.text(records), f"{path} is not in its order"

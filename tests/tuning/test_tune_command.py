@@ -1,0 +1,343 @@
+"""`warploom tune` end to end on a replayed sweep: bad input, interrupts, kill -9 and resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from sweeps import GPU, SHAPES, entries, own_share, write_sweep
+
+from warploom.cli import main, tune
+from warploom.errors import DeviceError
+from warploom.generator import records_file
+from warploom.tuning import journal
+from warploom.tuning import problems as problem_lists
+from warploom.tuning.problems import Problem
+
+ALL = ",".join(SHAPES)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["tune", *map(str, arguments)])
+
+
+def start(*arguments: object, **keywords: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "warploom", "tune", *map(str, arguments)]
+    path = os.pathsep.join(sys.path)
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **keywords,
+    )
+
+
+def picks(path: Path) -> dict[Any, Any]:
+    return {(one.operation, one.shape): one.best.schedule for one in records_file.read(path)}
+
+
+def test_a_run_records_and_reports(space: Path, sweep: Path, tmp_path: Path) -> None:
+    records = tmp_path / "records.json"
+    options = ("--records", records, "--replay", sweep)
+    done = run(space, "--shapes", ALL, *options, "--json")
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["problems ended"]["tuned"] == 3
+    assert len(picks(records)) == 3
+    assert all(row["default / best"] >= 1 for row in document["problems"])
+    again = run(space, "--shapes", ALL, *options)
+    assert again.exit_code == 0 and again.stdout.count("recorded before") == 4
+    assert (tmp_path / "records.journal.jsonl").stat().st_size > 1000
+
+
+def test_exhaustive_and_default_runs_pick_alike(space: Path, sweep: Path, tmp_path: Path) -> None:
+    found = []
+    for name, flags in (("searched", []), ("swept", ["--exhaustive"])):
+        path = tmp_path / f"{name}.json"
+        options = ("--records", path, "--replay", sweep, *flags)
+        assert run(space, "--shapes", SHAPES[1], *options).exit_code == 0
+        (record,) = records_file.read(path)
+        found.append(record.best.seconds)
+    swept = journal.read(tmp_path / "swept.journal.jsonl")
+    assert len({entry.result.schedule for entry in swept}) > 50
+    assert found[0] <= 1.02 * found[1]
+
+
+def test_wrong_results_are_loud_and_the_exit_code_is_3(
+    space: Path, listed: list[Problem], tmp_path: Path
+) -> None:
+    sweep = write_sweep(
+        tmp_path / "sweep.jsonl",
+        listed[:1],
+        lambda spec: "wrong" if own_share(spec.name) < 0.3 else "correct",
+    )
+    records = tmp_path / "records.json"
+    done = run(space, "--shapes", SHAPES[0], "--records", records, "--replay", sweep)
+    assert done.exit_code == 3
+    assert "WRONG RESULT: gemm_sm90a" in done.stderr
+    assert len(picks(records)) == 1
+
+
+# ---- Kill, interrupt, resume ---------------------------------------------------------------------
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def until(condition: Any, process: subprocess.Popen[str]) -> None:  # noqa: ANN401 (a function)
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_run_killed_at_any_time_goes_on_and_ends_as_if_it_had_not_been(
+    space: Path, sweep: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.json"
+    assert run(space, "--shapes", ALL, "--records", whole, "--replay", sweep).exit_code == 0
+    records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
+    options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
+    for more in (14, 20, 15):
+        before = lines(log)
+        process = start(*options, "--pace", 0.2)
+        until(lambda before=before, more=more: lines(log) >= before + more, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert len(journal.read(log)) >= before + more - 1  # the first line is its head
+    measured = lines(log)
+    done = run(*options)
+    assert done.exit_code == 0, done.stderr
+    assert picks(records) == picks(whole)
+    uninterrupted = lines(tmp_path / "whole.journal.jsonl")
+    assert lines(log) < measured + uninterrupted  # what was measured was not measured again
+
+
+def test_an_interrupt_keeps_what_is_done_and_says_so(
+    space: Path, sweep: Path, tmp_path: Path
+) -> None:
+    records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
+    options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
+    process = start(*options, "--pace", 1.0)
+    signal.signal(signal.SIGINT, before)
+    until(lambda: lines(log) >= 8, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the same command goes on" in err and "not reached" in out
+    assert "Traceback" not in err
+    assert run(*options).exit_code == 0
+    assert len(picks(records)) == 3
+
+
+def test_two_runs_do_not_share_a_journal(space: Path, sweep: Path, tmp_path: Path) -> None:
+    records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
+    options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
+    process = start(*options, "--pace", 1.0)
+    until(lambda: lines(log) >= 2, process)
+    done = run(*options)
+    assert done.exit_code == 1 and "one run at a time" in done.stderr
+    process.kill()
+    process.communicate()
+
+
+# ---- Bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--shapes, --model and --cells"),
+        (["--cells", "--shapes", "1x8x8"], "--shapes, --model and --cells"),
+        (["--shapes", "512x6144"], "a shape of this product is mxnxk"),
+        (["--shapes", "512x6144x-1"], "positive numbers"),
+        (["--shapes", "0x6144x64"], "positive numbers"),
+        (["--model", "llama9"], "llama3-8b"),
+        (["--shapes", "16x64x64", "--budget", "0"], "more than 0 seconds"),
+        (["--shapes", "16x64x64", "--budget", "-3"], "more than 0 seconds"),
+        (["--shapes", "16x64x64", "--budget", "nan"], "more than 0 seconds"),
+        (["--shapes", "16x64x64", "--gpus", "0"], "--gpus"),
+        (["--model", "llama3-8b", "--m", "x"], "positive numbers"),
+        (["--shapes", "16x64x64", "--replay", "none.jsonl"], "a file of its own"),
+        (["--shapes", "16x64x64", "--replay", "no.jsonl", "--records", "r.json"], "No such file"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said(space: Path, arguments: list[str], told: str) -> None:
+    done = run(space, *arguments)
+    assert done.exit_code == 1
+    assert told in done.stderr, done.stderr
+
+
+def test_a_space_without_a_legal_point_names_the_rule_that_emptied_it(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(
+        "version: 1\narch: sm_90a\nkernels:\n"
+        "  - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]\n"
+        "    schedules: [{tile: [[128, 512, 64], [128, 320, 64]]}]\n"
+    )
+    done = run(path, "--shapes", "16x64x64")
+    assert done.exit_code == 1
+    assert "no legal schedule" in done.stderr and "wgmma takes multiples of 8" in done.stderr
+
+
+def test_shapes_that_no_schedule_of_the_space_can_store_are_named(
+    space: Path, sweep: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "space.yaml"  # 208 accumulators leave no registers for direct stores
+    path.write_text(
+        "version: 1\narch: sm_90a\nkernels:\n"
+        "  - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]\n"
+        "    schedules: [{tile: [128, 208, 64], consumers: 1}]\n"
+    )
+    done = run(path, "--shapes", "16x6143x4096", "--replay", sweep, "--records", tmp_path / "r")
+    assert done.exit_code == 1 and "add schedules with store: direct" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["{", '{"schema": 9, "gpu": "x", "records": []}'])
+def test_damaged_records_stop_a_run_before_it_measures(
+    space: Path, sweep: Path, tmp_path: Path, damage: str
+) -> None:
+    records = tmp_path / "records.json"
+    records.write_text(damage)
+    done = run(space, "--shapes", ALL, "--records", records, "--replay", sweep)
+    assert done.exit_code == 1 and "it was left as it is" in done.stderr
+    assert records.read_text() == damage and not (tmp_path / "records.journal.jsonl").exists()
+
+
+def test_a_damaged_journal_stops_a_run_before_it_measures(
+    space: Path, sweep: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("{}\nx\n")
+    records = tmp_path / "records.json"
+    done = run(space, "--shapes", ALL, "--records", records, "--replay", sweep, "--journal", log)
+    assert done.exit_code == 1 and "a journal is one JSON object to a line" in done.stderr
+    assert log.read_text() == "{}\nx\n" and not records.exists()
+
+
+def test_without_a_gpu_the_command_says_so(
+    space: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(space, "--shapes", ALL, "--records", tmp_path / "records.json")
+    assert done.exit_code == 1
+    assert "no GPU" in done.stderr and "doctor" in done.stderr
+
+
+def test_a_sweep_of_another_family_is_refused(sweep: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    space = root / "configs" / "attention_space.yaml"
+    done = run(space, "--cells", "--replay", sweep, "--records", tmp_path / "r.json")
+    assert done.exit_code == 1 and "attention_forward" in done.stderr
+
+
+def test_shapes_of_attention(tmp_path: Path) -> None:
+    from warploom.tuning.problems import problems
+
+    path = tmp_path / "space.yaml"
+    kinds = (
+        f"{{family: attention_forward, element: bf16, dim: 64{more}}}"
+        for more in ("", ", mask: window", ", mask: causal, lengths: packed")
+    )
+    found = []
+    for kind, shape in zip(
+        kinds, ("2x8x2x512", "2x8x2x1x4096:window=128", "4x8x8x512:total=1024"), strict=True
+    ):
+        path.write_text(
+            f"version: 1\narch: sm_90a\nkernels:\n  - operations: [{kind}]\n"
+            "    schedules: [{q_tile: 128, kv_tile: 64}]\n"
+        )
+        found += problems(path, [shape])
+    assert [one.shape.window for one in found] == [0, 128, 0]  # type: ignore[union-attr]
+    assert [(one.shape.seq_q, one.shape.seq_k) for one in found] == [  # type: ignore[union-attr]
+        *((512, 512), (1, 4096), (512, 512))
+    ]
+    assert found[2].shape.total_q == 1024  # type: ignore[union-attr]
+    for bad, told in (
+        ("4x8x8x512", "total=NUMBER"),
+        ("4x8x8x512:total=99999", "longest"),
+        ("4x8x8x512:window=12", "total=NUMBER"),
+        ("4x8x3x512:total=1024", "multiple of kv_heads"),
+        ("4x8x8", "batchxheads"),
+    ):
+        done = run(path, "--shapes", bad)
+        assert done.exit_code == 1 and told in done.stderr, done.stderr
+
+
+def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
+    from warploom.tuning.problems import problems
+
+    root = Path(__file__).parents[2]
+    gemm = problems(root / "configs" / "gemm_space.yaml")
+    assert len(gemm) == 70 and min(len(one.space) for one in gemm) > 500
+    eight = problems(root / "configs" / "gemm_8bit_space.yaml")
+    assert len(eight) == 3 * 70 and min(len(one.space) for one in eight) > 500
+    attention = problems(root / "configs" / "attention_space.yaml")
+    assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
+    backward = problems(root / "configs" / "attention_backward_space.yaml")
+    assert len(backward) == 35 and min(len(one.space) for one in backward) > 3
+    assert [one.shape for one in backward] == [one.shape for one in attention]
+    for one in backward:  # what clusters share out are the query heads of a kv head
+        clusters = {spec.schedule.cluster for spec in one.space}  # type: ignore[attr-defined]
+        grouped = one.shape.sharing > 1  # type: ignore[union-attr]
+        assert clusters == ({1, 2, 4, 8} if grouped else {1})
+    assert any(one.shape.sharing > 1 for one in backward)  # type: ignore[union-attr]
+
+
+def test_clusters_alone_are_no_space_where_heads_share_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_text(
+        "version: 1\narch: sm_90a\nkernels:\n"
+        "  - operations: [{family: attention_backward, element: bf16, dim: 128}]\n"
+        "    schedules: [{q_tile: 64, kv_tile: 128, overlap: false, cluster: [2, 4]}]\n"
+    )
+    assert [len(one.space) for one in problem_lists.problems(path, ["1x8x2x512"])] == [2]
+    done = run(path, "--shapes", "1x8x8x512")
+    assert done.exit_code == 1 and "add schedules with cluster: 1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "families"),
+    [
+        ("attention", {"attention_forward", "attention_backward"}),
+        ("attention_forward", {"attention_forward"}),
+        ("attention_backward", {"attention_backward"}),
+    ],
+)
+def test_attention_is_both_passes(
+    name: str, families: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def engines(*_: object) -> None:
+        raise DeviceError("enough")
+
+    monkeypatch.setattr(tune, "_engines", engines)
+    plain = problem_lists.problems
+
+    def listed(*arguments: Any, **keywords: Any) -> list[Problem]:
+        asked.extend(plain(*arguments, **keywords))
+        return asked
+
+    monkeypatch.setattr(problem_lists, "problems", listed)
+    done = run(name, "--cells")
+    assert done.exit_code == 1 and "enough" in done.stderr
+    assert {one.operation.family for one in asked} == families
+    assert len(asked) == 35 * len(families)
+
+
+def test_the_sweep_is_of_the_gpu_it_says(listed: list[Problem]) -> None:
+    assert {entry.environment.gpu for entry in entries(listed[0])} == {GPU}

@@ -1,0 +1,121 @@
+"""The attention backward's rules: what is legal, and what is said of what is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from attention_backward_specs import ARCH, FAMILY, OPERATION, SCHEDULE, SMALL
+
+from warploom.errors import SpecificationError
+from warploom.generator.families.attention_forward import DIMS
+from warploom.generator.specification import KernelSpec
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ({"q_tile": 100}, "q_tile 100: is a positive multiple of 16"),
+        ({"q_tile": 0}, "q_tile 0: is a positive multiple of 16"),
+        ({"q_tile": 272}, "q_tile 272: wgmma takes multiples of 8, at most 256"),
+        ({"kv_tile": 192}, "kv_tile 192: is one of 64, 128"),
+        ({"stages": 0}, "stages 0: is 1 to 8"),
+        ({"stages": 9}, "stages 9: is 1 to 8"),
+        ({"accumulate": "later"}, "accumulate 'later': is one of bulk, direct"),
+        ({"cluster": 3}, "cluster 3: is one of 1, 2, 4, 8"),
+        ({"q_tile": 96}, "244 registers expected, 240 to have"),
+        ({"stages": 1, "overlap": True}, "stages 1 with overlap: the next q arrives before"),
+        ({"stages": 1, "single_do": True}, "stages 1 with single_do: q has one stage as well"),
+        ({"held": "half", "overlap": True}, "held half: only without overlap"),
+        ({"held": "all"}, "248 registers expected, 240 to have"),
+        ({"held": "some"}, "held 'some': is one of none, half, all"),
+        ({"share": "heads"}, "share 'heads': is one of columns, rows"),
+        (
+            {"share": "rows"},
+            "share rows: a block has room for all gradients of a head of 128; take",
+        ),
+        ({"q_tile": 80, "kv_tile": 64}, "q_tile 80 with kv_tile 64: 1 warpgroups cannot share dq"),
+        ({"stages": 4}, "shared memory 248832 bytes: sm_90a gives a block 232448"),
+    ],
+)
+def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
+    schedule: dict[str, Any], reason: str
+) -> None:
+    found = FAMILY.reasons(ARCH, OPERATION, replace(SCHEDULE, **schedule))
+    assert any(one.startswith(reason) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("operation", "schedule", "reason"),
+    [
+        ({"deterministic": True}, {"accumulate": "direct"}, "accumulate direct: a deterministic"),
+        (
+            {"deterministic": True},
+            {"cluster": 4},
+            "cluster 4: blocks of a deterministic kernel take tickets one by one; take cluster 1",
+        ),
+        ({"softcap": True, "deterministic": True}, {"q_tile": 80}, "244 registers expected, 240"),
+        (
+            {"dim": 64, "softcap": True},
+            {"q_tile": 144, "kv_tile": 64},
+            "248 registers expected, 240 to have",
+        ),
+        (
+            {"dim": 64, "softcap": True},
+            {"q_tile": 112},
+            "q_tile 112 with dim 64, softcap and no overlap: it spills registers; take another",
+        ),
+        (
+            {"dim": 256},
+            {"q_tile": 32, "held": "half"},
+            "held half: only without overlap",
+        ),
+        ({"dim": 256}, {}, "shared memory 313344 bytes"),
+        (
+            {"dim": 256},
+            {"share": "rows", "kv_tile": 64},
+            "share rows with kv_tile 64: two blocks have 64 rows each; take 128",
+        ),
+        (
+            {"dim": 256},
+            {"share": "rows", "cluster": 2},
+            "share rows with cluster 2: the two blocks are a cluster already; take cluster 1",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_its_operation_is_told_why(
+    operation: dict[str, Any], schedule: dict[str, Any], reason: str
+) -> None:
+    found = FAMILY.reasons(ARCH, replace(OPERATION, **operation), replace(SCHEDULE, **schedule))
+    assert any(one.startswith(reason) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        ({"element": "fp32"}, "element 'fp32': is one of fp16, bf16"),
+        ({"dim": 80}, "dim 80: is one of 32, 64, 96, 128, 192, 256"),
+        ({"mask": "alibi"}, "mask 'alibi': is one of none, causal, window"),
+        ({"lengths": "ragged"}, "lengths 'ragged': is one of fixed, packed"),
+        ({"softcap": 30.0}, "softcap 30.0: is one of False, True"),
+        ({"deterministic": 1.5}, "deterministic 1.5: is one of False, True"),
+    ],
+)
+def test_an_operation_that_is_not_legal_says_why(operation: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecificationError, match=re.escape(reason)):
+        KernelSpec("sm_90a", replace(OPERATION, **operation), SCHEDULE)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("softcap", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_every_operation_has_a_legal_schedule(
+    dim: int, mask: str, lengths: str, softcap: bool, deterministic: bool
+) -> None:
+    fields = {"dim": dim, "mask": mask, "lengths": lengths, "softcap": softcap}
+    operation = replace(OPERATION, **fields, deterministic=deterministic)
+    assert FAMILY.reasons(ARCH, operation, SMALL) == []

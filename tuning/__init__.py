@@ -1,0 +1,13 @@
+"""Tuning: which schedule is best for a shape, found by measuring on the GPU at hand.
+
+Imports `warploom.runtime`, never the reverse: no call needs what is here.
+
+problems.py   what is tuned: operations of a configuration, at shapes
+search.py     which schedules of one problem to measure next, and which of them wins
+journal.py    every outcome on disk as it happens: what a second start resumes from
+gpu.py        the interface of what measures, and a process of its own that does so
+worker.py     that process; replay.py: a recorded sweep in its place
+tuner.py      the run: compiles ahead, measures, records, keeps to the budget
+families.py   what tuning knows of each family; gemm_trial.py, attention_trial.py and
+              attention_backward_trial.py: random operands, calls and checks
+"""

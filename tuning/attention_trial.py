@@ -1,0 +1,102 @@
+"""Random operands of an attention, calls of its kernels, and their check against float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.generator.model.shapes import AttentionShape
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import api
+from warploom.runtime import attention_reference as reference
+from warploom.runtime.attention_mask import band
+from warploom.runtime.attention_problem import Call as Arguments
+from warploom.runtime.attention_problem import extents
+from warploom.runtime.measure import Call
+from warploom.tuning.attention_data import AttentionData
+from warploom.tuning.trial import sets_for
+
+_CHECKED_ROWS = 128  # at the beginning and at the end of a sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """One set of buffers: q, k, v, the output, and the offsets of packed sequences."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lengths: dict[str, Any]
+
+
+class AttentionTrial(AttentionData):
+    """An attention on normal random data that lies as a model's does, [batch, seq, heads, dim]."""
+
+    def __init__(
+        self, operation: AttentionOperation, shape: AttentionShape, device: str, seed: int
+    ) -> None:
+        super().__init__(operation, shape, device, seed)
+        self.operation = operation
+        one = self._operands()
+        moved = sum(t.numel() * t.element_size() for t in (one.q, one.k, one.v, one.out))
+        more = sets_for(moved, device) - 1
+        self.sets = [one, *(self._operands() for _ in range(more))]
+
+    def calls(self, spec: KernelSpec) -> list[Call]:
+        """One call of `spec` for each set of operands."""
+        keywords = {**self.keywords, "spec": spec}
+        return [
+            partial(api.attention, one.q, one.k, one.v, out=one.out, **one.lengths, **keywords)
+            for one in self.sets
+        ]
+
+    def error_share(self, spec: KernelSpec) -> float:
+        """Run `spec` on the first set and return its largest error as a share of its bound.
+
+        The first and last rows of a sequence are held against float64, all for being finite.
+        """
+        one = self.sets[0]
+        one.out.fill_(math.nan)
+        self.calls(spec)[0]()
+        if not one.out.isfinite().all():
+            return math.inf
+        worst = 0.0
+        for rows, exact, bound in self._expected:
+            share = (
+                self.sequence(one.out, self.shape.seq_q)[:, :, rows].double() - exact
+            ).abs() / bound
+            worst = max(worst, float(share.nan_to_num(nan=math.inf).max()))
+        return worst
+
+    @cached_property
+    def _expected(self) -> list[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Of the longest sequence: rows, what is right there, and how far off it may be."""
+        one = self.sets[0]
+        q = self.sequence(one.q, self.shape.seq_q)
+        k, v = (self.sequence(tensor, self.shape.seq_k) for tensor in (one.k, one.v))
+        last = slice(max(0, q.shape[2] - _CHECKED_ROWS), q.shape[2])
+        checked = [(last, k, v)]
+        if self.shape.seq_q == self.shape.seq_k and self.operation.mask != "none":
+            first = slice(0, min(_CHECKED_ROWS, q.shape[2]))
+            checked.append((first, k[:, :, first], v[:, :, first]))
+        found = []
+        for rows, keys, values in checked:
+            keywords = dict(self.keywords)
+            if "causal" in keywords:
+                keywords["causal"] = "bottom_right"
+            call = Arguments(q[:, :, rows], keys, values, **keywords)
+            masked = band(call, extents(call))
+            exact, _ = reference.of_call(call, masked, reference.exact)
+            bound, _ = reference.of_call(call, masked, reference.bound)
+            found.append((rows, exact, bound))
+        return found
+
+    def _operands(self) -> Operands:
+        q, k, v = self.queries(), self.keys(), self.keys()
+        return Operands(q, k, v, torch.full_like(q, math.nan), self.lengths())

@@ -1,0 +1,220 @@
+"""What tuning knows of each family: its shapes, its untuned choice, and how it is tried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, cast
+
+import yaml
+
+from warploom.errors import ProblemError, SpecificationError, UnknownNameError
+from warploom.generator.elements import element
+from warploom.generator.families.gemm import GemmOperation, GemmProblem
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+from warploom.generator.specification import KernelSpec, Schedule
+from warploom.generator.tensor_maps import PITCH_BYTES
+from warploom.runtime import attention_dispatch, dispatch
+from warploom.runtime.attention_dispatch import Operation as AttentionOperation
+from warploom.runtime.attention_problem import Extents
+from warploom.tuning.attention_backward_trial import AttentionBackwardTrial
+from warploom.tuning.attention_trial import AttentionTrial
+from warploom.tuning.gemm_trial import GemmTrial
+from warploom.tuning.trial import Trial
+
+TOKENS, HIDDEN = 16_384, 2048  # of attention's cells: batch = tokens / seq, heads = hidden / dim
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What tuning needs of a family; operations and shapes are its own.
+
+    default   the spec that is run without tuning
+    fitting   a schedule's kernel where a problem can have it, else None
+    trial     random operands of a problem, to verify and time kernels on
+    parse     a shape as the command line has it; ProblemError for what is none
+    cells     the shapes of benchmarks/cells.yaml: of a model, with these numbers of rows
+    """
+
+    default: Callable[[Any, Any, DeviceLimits], KernelSpec]
+    fitting: Callable[[Any, Any, Schedule], KernelSpec | None]
+    trial: Callable[[Any, Any, str, int], Trial]
+    parse: Callable[[Any, str], Shape]
+    cells: Callable[[Any, str | None, Sequence[int]], list[Shape]]
+
+
+def tuned(family: str) -> Tuned:
+    """Return what tuning knows of a family, or raise UnknownNameError."""
+    try:
+        return FAMILIES[family]
+    except KeyError:
+        raise UnknownNameError(
+            f"family {family!r}", rule=f"tuning knows {', '.join(FAMILIES)}", fix="tune one of them"
+        ) from None
+
+
+@cache
+def cells() -> dict[str, Any]:
+    """benchmarks/cells.yaml, which the package has among its configurations."""
+    content = resources.files("warploom.configs").joinpath("cells.yaml").read_text()
+    return cast("dict[str, Any]", yaml.safe_load(content))
+
+
+def _extents(text: str, names: Sequence[Sequence[str]], what: str) -> dict[str, int]:
+    """The numbers of `4096x6144x4096`, named by whichever of `names` has as many."""
+    numbers = text.split("x")
+    fitting = [listed for listed in names if len(listed) == len(numbers)]
+    if not fitting or not all(re.fullmatch(r"[1-9]\d{0,8}", number) for number in numbers):
+        forms = " or ".join("x".join(listed) for listed in names)
+        raise ProblemError(
+            f"shape {text!r}", rule=f"a shape of {what} is {forms}", fix="write positive numbers"
+        )
+    return dict(zip(fitting[0], map(int, numbers), strict=True))
+
+
+# ---- GEMM ----------------------------------------------------------------------------------------
+
+
+def _gemm_store(operation: GemmOperation, shape: GemmShape) -> str:
+    return "direct" if shape.n * element(operation.d).bytes % PITCH_BYTES else "tma"
+
+
+def _gemm_default(operation: GemmOperation, shape: GemmShape, device: DeviceLimits) -> KernelSpec:
+    problem = GemmProblem(
+        *(shape.m, shape.n, shape.k),
+        *(shape.k, shape.k, shape.n),
+        batches=shape.batches,
+    )
+    return dispatch.untuned(operation, problem, _gemm_store(operation, shape), device).spec
+
+
+def _gemm_fitting(
+    operation: GemmOperation, shape: GemmShape, schedule: Schedule
+) -> KernelSpec | None:
+    return dispatch.fitting(operation, schedule, _gemm_store(operation, shape))
+
+
+def _gemm_parse(operation: GemmOperation, text: str) -> GemmShape:
+    names = ["batches", "m", "n", "k"] if operation.batched else ["m", "n", "k"]
+    return GemmShape(**_extents(text, [names], "this product"))
+
+
+def _gemm_cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[Shape]:
+    listed = cells()["gemm"]
+    models = listed["models"]
+    if model is not None and model not in models:
+        raise UnknownNameError(
+            f"model {model!r}",
+            rule=f"benchmarks/cells.yaml has {', '.join(models)}",
+            fix="name one of them, or give --shapes",
+        )
+    if operation.batched:
+        return []
+    which = models[model] if model else range(len(listed["weights"]))
+    weights = [listed["weights"][index] for index in which]
+    return [GemmShape(m, n, k) for n, k in weights for m in rows or listed["tuned_m"]]
+
+
+# ---- Attention -----------------------------------------------------------------------------------
+
+
+def _attention_default(
+    operation: AttentionOperation, shape: AttentionShape, _device: DeviceLimits
+) -> KernelSpec:
+    packed = operation.lengths == "packed"
+    sizes = Extents(
+        *(shape.batch, shape.heads, shape.kv_heads, shape.seq_q, shape.seq_k, shape.dim),
+        total_q=shape.total_q if packed else shape.seq_q,
+        total_k=shape.total_k if packed else shape.seq_k,
+        packed=packed,
+    )
+    return attention_dispatch.untuned(operation, sizes).spec
+
+
+def _attention_fitting(
+    operation: AttentionOperation, shape: AttentionShape, schedule: Schedule
+) -> KernelSpec | None:
+    return attention_dispatch.fitting(operation, schedule, shape.sharing)
+
+
+def _attention_parse(operation: AttentionOperation, text: str) -> AttentionShape:
+    lead = ["batch", "heads", "kv_heads"]
+    extents, *more = text.split(":")
+    found = _extents(extents, [[*lead, "seq"], [*lead, "seq_q", "seq_k"]], "attention")
+    seq = found.pop("seq", 0)
+    found = {"seq_q": seq, "seq_k": seq, **found, "dim": operation.dim}
+    packed = operation.lengths == "packed"
+    wanted = (["window"] if operation.mask == "window" else []) + (["total"] if packed else [])
+    given = dict(entry.partition("=")[::2] for entry in more)
+    if sorted(given) != sorted(wanted) or not all(v.isdecimal() and int(v) for v in given.values()):
+        form = "".join(f":{name}=NUMBER" for name in wanted) or "nothing"
+        raise ProblemError(
+            f"shape {text!r}",
+            rule=f"after the extents comes {form}, for {'_'.join(operation.tokens)}",
+            fix=f"for instance 1x32x8x4096{form.replace('NUMBER', '1024') if wanted else ''}",
+        )
+    if found["heads"] % found["kv_heads"]:
+        raise ProblemError(
+            f"shape {text!r}", rule="heads is a multiple of kv_heads", fix="change one of them"
+        )
+    if packed:
+        total = int(given["total"])
+        if not max(seq, found["batch"]) <= total <= found["batch"] * seq:
+            raise ProblemError(
+                f"shape {text!r}",
+                rule="the total lies between the longest sequence and all as long as it",
+                fix="change total, batch or length",
+            )
+        found |= {"total_q": total, "total_k": total}
+    return AttentionShape(**found, window=int(given.get("window", 0)))
+
+
+def _attention_cells(
+    operation: AttentionOperation, model: str | None, rows: Sequence[int]
+) -> list[Shape]:
+    if model is not None:
+        raise SpecificationError(
+            f"--model {model} for attention",
+            rule="a model names weights; attention has cells",
+            fix="give --cells or --shapes",
+        )
+    if operation.lengths == "packed" or operation.mask == "window" or operation.softcap:
+        return []
+    listed = cells()["attention"]
+    if operation.family.removeprefix("attention_") not in listed["passes"]:
+        return []
+    causal, dim = operation.mask == "causal", operation.dim
+    found = []
+    if dim in listed["dim"] and causal in listed["causal"]:
+        for seq in rows or listed["seq"]:
+            heads = HIDDEN // dim
+            found.append(AttentionShape(max(1, TOKENS // seq), heads, heads, seq, seq, dim))
+    found += [
+        AttentionShape(batch, heads, kv_heads, seq, seq, dim)
+        for batch, heads, kv_heads, seq, of_dim, of_causal in listed["grouped"]
+        if (of_dim, of_causal) == (dim, causal) and (not rows or seq in rows)
+    ]
+    return list(found)
+
+
+FAMILIES: dict[str, Tuned] = {
+    "gemm": Tuned(_gemm_default, _gemm_fitting, GemmTrial, _gemm_parse, _gemm_cells),
+    "attention_forward": Tuned(
+        _attention_default,
+        _attention_fitting,
+        AttentionTrial,
+        _attention_parse,
+        _attention_cells,
+    ),
+    "attention_backward": Tuned(
+        _attention_default,
+        _attention_fitting,
+        AttentionBackwardTrial,
+        _attention_parse,
+        _attention_cells,
+    ),
+}

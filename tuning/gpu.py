@@ -1,0 +1,249 @@
+"""What measures: an interface, and the process of one GPU behind it.
+
+The process may hang, crash or lose its GPU's context at any kernel. Then that kernel is marked, the
+process is started anew, and the others are measured again; the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import IO, Any, Protocol, cast
+
+from warploom.errors import DeviceError
+from warploom.generator.model.shapes import Shape
+from warploom.generator.specification import KernelSpec, Operation
+from warploom.tuning.journal import Outcome, Result
+
+COMMAND = (sys.executable, "-P", "-m", "warploom.tuning.worker")
+STARTING = 120.0  # seconds for torch, the GPU's context and warm clocks
+PREPARING = 120.0  # for operands and references
+TRYING = 20.0  # for one kernel, whatever is done with it
+DEATHS = 6  # in a row without a kernel that worked: then it is not the kernels
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The GPU that a process has."""
+
+    gpu: str
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Kernels of one problem to verify and to time in one loop.
+
+    specs    the first is what the others' times are relative to, or the first that is correct
+    rounds   that count; one more goes before
+    """
+
+    operation: Operation
+    shape: Shape
+    specs: tuple[KernelSpec, ...]
+    rounds: int
+
+
+class Gpu(Protocol):
+    """Something that verifies and times kernels."""
+
+    @property
+    def about(self) -> About:
+        """Which GPU it is."""
+        ...
+
+    def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
+        """Return what became of every kernel of the batch. Blocks."""
+        ...
+
+    def close(self) -> None:
+        """End it, in the middle of a measurement if need be."""
+        ...
+
+
+class _Died(Exception):
+    """The process ended or was ended; `spec` is what it was at, None where it was at none."""
+
+    def __init__(self, spec: str | None, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.spec, self.outcome, self.reason = spec, outcome, reason
+
+
+class GpuProcess:
+    """A process that measures on one GPU; started again when it dies.
+
+    `visible` is the GPU as CUDA_VISIBLE_DEVICES names it. DeviceError where it cannot be used.
+    """
+
+    def __init__(
+        self,
+        visible: str,
+        command: Sequence[str] = COMMAND,
+        *,
+        starting: float = STARTING,
+        preparing: float = PREPARING,
+        trying: float = TRYING,
+    ) -> None:
+        self._visible, self._command = visible, tuple(command)
+        self._starting, self._preparing, self._trying = starting, preparing, trying
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: Queue[str | None] = Queue()
+        self._deaths = 0
+        self._closed = False
+        self._about = self._start()
+
+    @property
+    def about(self) -> About:
+        """Which GPU it is."""
+        return self._about
+
+    def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
+        """Return what became of every kernel of the batch; one that ends the process is marked."""
+        results: dict[KernelSpec, Result] = {}
+        left = {spec.name: spec for spec in batch.specs}
+        while left and not self._closed:
+            try:
+                for name, result in self._request(batch, list(left)).items():
+                    results[left[name]] = Result(left[name].schedule, **result)
+                if any(result.outcome == "correct" for result in results.values()):
+                    self._deaths = 0
+                break
+            except _Died as death:
+                self._stop()
+                self._deaths += 1
+                if self._closed:
+                    break
+                if self._deaths >= DEATHS or (death.spec is None and self._deaths > 1):
+                    raise DeviceError(
+                        f"the measuring process of GPU {self._visible} ended "
+                        f"{self._deaths} times: {death.reason}",
+                        rule="a GPU on which nothing can be measured ends the run",
+                        fix="look at `nvidia-smi`; what was measured is kept in the journal",
+                    ) from death
+                if death.spec is not None:
+                    spec = left.pop(death.spec)
+                    results[spec] = Result(spec.schedule, death.outcome, reason=death.reason)
+        return results
+
+    def close(self) -> None:
+        """End the process at once; a `measure` in another thread returns what it has."""
+        self._closed = True
+        self._stop()
+
+    # ---- The conversation ------------------------------------------------------------------------
+
+    def _request(self, batch: Batch, names: list[str]) -> dict[str, dict[str, Any]]:
+        if self._process is None:
+            self._start()
+        request = {
+            "operation": asdict(batch.operation),
+            "shape": asdict(batch.shape),
+            "kernels": names,
+            "rounds": batch.rounds,
+        }
+        process = self._process
+        if process is None:  # closed meanwhile
+            raise _Died(None, "illegal", "the measuring process was ended")
+        with suppress(OSError):  # where it has died, its missing answer tells
+            stdin = cast("IO[str]", process.stdin)
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+        at: str | None = None
+        while True:
+            message = self._next(process, at, self._trying if at else self._preparing)
+            if "trying" in message:
+                at = message["trying"]
+            elif "illegal" in message:
+                raise _Died(at, "illegal", message["illegal"])
+            elif "results" in message:
+                return cast("dict[str, dict[str, Any]]", message["results"])
+
+    def _next(
+        self, process: subprocess.Popen[str], at: str | None, limit: float
+    ) -> Mapping[str, Any]:
+        try:
+            line = self._lines.get(timeout=limit)
+        except Empty:
+            reason = f"no answer for {limit:g} seconds"
+            raise _Died(at, "timeout", reason) from None
+        if line is None:
+            raise _Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
+        found: Mapping[str, Any] = json.loads(line)
+        return found
+
+    # ---- The process -----------------------------------------------------------------------------
+
+    def _start(self) -> About:
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        process = subprocess.Popen(  # noqa: S603 (a constant, or a test's)
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": self._visible},
+            start_new_session=True,  # Ctrl-C is the run's to handle
+        )
+        self._process, self._lines = process, Queue()
+        Thread(target=_pass_on, args=(process.stdout, self._lines), daemon=True).start()
+        try:
+            hello = self._next(process, None, self._starting)
+        except _Died as death:
+            self._stop()
+            raise DeviceError(
+                f"GPU {self._visible}: {death.reason}",
+                rule="a process that measures starts on each GPU",
+                fix="its own message is above; `warploom doctor` checks driver and toolchain",
+            ) from death
+        if "error" in hello:
+            self._stop()
+            raise DeviceError(**hello["error"])
+        if self._closed:
+            self._stop()
+        return About(hello["gpu"], hello["multiprocessors"])
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # the driver may hold on to it for a while
+                process.wait(timeout=60)
+
+
+def _pass_on(stream: IO[str], lines: Queue[str | None]) -> None:
+    """Put the lines of `stream` into the queue, and None when it ends."""
+    with suppress(ValueError, OSError):
+        for line in stream:
+            lines.put(line)
+    lines.put(None)
+
+
+def _ending(process: subprocess.Popen[str]) -> str:
+    try:
+        code = process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        return "its output closed"
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def visible(count: int) -> list[str]:
+    """The first `count` GPUs as CUDA_VISIBLE_DEVICES names them, of those that are visible now."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = [name.strip() for name in given.split(",") if name.strip()] if given else None
+    if listed is not None and count > len(listed):
+        raise DeviceError(
+            f"--gpus {count}",
+            rule=f"CUDA_VISIBLE_DEVICES={given} shows {len(listed)}",
+            fix=f"ask for at most {len(listed)}, or show more",
+        )
+    return listed[:count] if listed is not None else [str(index) for index in range(count)]

@@ -1,0 +1,78 @@
+"""What is tuned: the operations of a configuration at shapes, each with all its legal schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from warploom.errors import ProblemError
+from warploom.generator.model.shapes import AttentionShape, Shape, text
+from warploom.generator.records import problem_text
+from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec, Operation
+from warploom.tuning.families import tuned
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An operation at a shape, and the kernels of the configuration that compute it."""
+
+    operation: Operation
+    shape: Shape
+    space: tuple[KernelSpec, ...]
+
+    def __str__(self) -> str:
+        """The operation and the shape, for people."""
+        return problem_text(self.operation, self.shape)
+
+
+def problems(
+    path: Path,
+    shapes: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    rows: Sequence[int] = (),
+) -> list[Problem]:
+    """Return every operation of the configuration at `path` at every shape.
+
+    Shapes are those given, or the cells of benchmarks/cells.yaml: of one model or of all, with
+    these numbers of rows (attention: lengths). Raises ConfigurationError for what is wrong in the
+    file, among it a space without a legal point, and ProblemError for a shape that is none.
+    """
+    spaces: dict[Operation, list[KernelSpec]] = {}
+    for spec in expand_file(path).specs:
+        spaces.setdefault(spec.operation, []).append(spec)
+    found = []
+    for operation, specs in spaces.items():
+        known = tuned(operation.family)
+        wanted = (
+            [known.parse(operation, written) for written in shapes]
+            if shapes
+            else known.cells(operation, model, rows)
+        )
+        for shape in dict.fromkeys(wanted):
+            fitting = (known.fitting(operation, shape, spec.schedule) for spec in specs)
+            space = tuple(dict.fromkeys(spec for spec in fitting if spec is not None))
+            if not space:
+                if isinstance(shape, AttentionShape):
+                    raise ProblemError(
+                        f"{path}: no schedule for {text(shape)}",
+                        rule="blocks of a cluster share out the query heads of a kv head, of which "
+                        "there is one",
+                        fix="add schedules with cluster: 1",
+                    )
+                raise ProblemError(
+                    f"{path}: no schedule for {text(shape)}",
+                    rule="none of them can be stored directly, which this n takes: its rows do not "
+                    "end at a multiple of 16 bytes",
+                    fix="add schedules with store: direct",
+                )
+            found.append(Problem(operation, shape, space))
+    if not found:
+        raise ProblemError(
+            f"{path}: nothing to tune",
+            rule="none of its operations has a cell in benchmarks/cells.yaml",
+            fix="give --shapes",
+        )
+    return found

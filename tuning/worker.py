@@ -1,0 +1,219 @@
+"""The process that measures: `python -m warploom.tuning.worker`, on the GPU it can see.
+
+It serves one JSON line a batch and answers in lines: what it is about to try, then the results of
+all. Whoever started it knows from the last line what to blame if it hangs or dies. Kernels are
+found in the store; compiling is others' work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from threading import Thread
+from typing import Any, cast
+
+import torch
+
+from warploom.errors import CompilationError, DeviceError, WarploomError
+from warploom.generator.model.shapes import shape_type
+from warploom.generator.records import restore_operation
+from warploom.generator.restore import restore
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime import driver
+from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler
+from warploom.tuning.families import tuned
+from warploom.tuning.journal import Result
+from warploom.tuning.trial import Trial
+
+DISCARDED = 1  # rounds that go before those that count
+UNSTEADY = (
+    0.05  # of the anchor's time: a spread, or a drift from first to last, that throttling makes
+)
+WARMING = 1.5  # seconds until clocks settle
+
+
+class GpuLost(Exception):
+    """A kernel left the GPU's context unusable; the process can only end."""
+
+
+@dataclass
+class Worker:
+    """Measures batches; `say` is told what is tried."""
+
+    say: Callable[[Mapping[str, Any]], None]
+    device: str = "cuda"
+    sampler: Callable[[Sequence[Call]], Sampler] = graph_sampler
+    settle: Callable[[], None] = lambda: time.sleep(1.0)
+    _batches: int = field(default=0, repr=False)
+
+    def measure(self, request: Mapping[str, Any]) -> dict[str, Result]:
+        """Verify every kernel of a request on fresh data, then time those that are right."""
+        operation = restore_operation(request["operation"])
+        shape = restore(cast("Any", shape_type(operation.family)), request["shape"])
+        specs = [parse_name(name) for name in request["kernels"]]
+        self._batches += 1
+        self.say({"trying": None})
+        seed = int.from_bytes(os.urandom(7)) if self.device == "cuda" else self._batches
+        trial = tuned(operation.family).trial(operation, shape, self.device, seed)
+        results: dict[str, Result] = {}
+        samplers: dict[str, Sampler] = {}
+        for spec in specs:
+            self.say({"trying": spec.name})
+            result, sampler = self._verified(trial, spec)
+            results[spec.name] = result
+            if sampler:
+                samplers[spec.name] = sampler
+        timings, noisy = self._timed(samplers, request["rounds"])
+        return results | {
+            name: _result(results[name], timings, name, noisy=noisy) for name in timings
+        }
+
+    def _verified(self, trial: Trial, spec: KernelSpec) -> tuple[Result, Sampler | None]:
+        """A kernel's outcome without its time, and what times it if it is right."""
+        try:
+            share = trial.error_share(spec)
+            self._synchronise()
+            if share > 1:
+                reason = f"an error of {share:.3g} times its bound"
+                return Result(spec.schedule, "wrong", reason=reason), None
+            sampler = self.sampler(trial.calls(spec))
+            self._synchronise()
+        except torch.AcceleratorError as error:
+            raise GpuLost(_first_line(error)) from error
+        except CompilationError as error:
+            return Result(spec.schedule, "compile error", reason=str(error)), None
+        except (DeviceError, torch.OutOfMemoryError) as error:
+            self._require_context(error)
+            return Result(spec.schedule, "launch error", reason=_first_line(error)), None
+        except (WarploomError, RuntimeError) as error:
+            return Result(spec.schedule, "launch error", reason=_first_line(error)), None
+        return Result(spec.schedule, "correct"), sampler
+
+    def _timed(
+        self, samplers: Mapping[str, Sampler], rounds: int
+    ) -> tuple[dict[str, Timing], bool]:
+        """Time all in turns; where clocks were unsteady once more, and say if they were again."""
+        timings: dict[str, Timing] = {}
+        for _ in range(2):
+            timings = self._rounds(samplers, rounds)
+            if not timings or not unsteady(next(iter(timings.values()))):
+                return timings, False
+            self.settle()
+        return timings, True
+
+    def _rounds(self, samplers: Mapping[str, Sampler], rounds: int) -> dict[str, Timing]:
+        taken: dict[str, list[float]] = {name: [] for name in samplers}
+        try:
+            for _ in range(DISCARDED + rounds):
+                for name, sample in samplers.items():
+                    self.say({"trying": name})
+                    taken[name].append(sample())
+        except torch.AcceleratorError as error:
+            raise GpuLost(_first_line(error)) from error
+        return {name: Timing(tuple(times[DISCARDED:])) for name, times in taken.items()}
+
+    def _synchronise(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _require_context(self, error: Exception) -> None:
+        """Raise GpuLost where an error was not the launch's own but has ended the context."""
+        try:
+            self._synchronise()
+        except (torch.AcceleratorError, RuntimeError):
+            raise GpuLost(_first_line(error)) from error
+
+
+def unsteady(anchor: Timing) -> bool:
+    """True when clocks moved during a loop, as far as the anchor's times tell."""
+    third = max(1, len(anchor.rounds) // 3)
+    first, last = median(anchor.rounds[:third]), median(anchor.rounds[-third:])
+    return anchor.spread > UNSTEADY or abs(last / first - 1) > UNSTEADY
+
+
+def _result(verified: Result, timings: Mapping[str, Timing], name: str, *, noisy: bool) -> Result:
+    """The median time, and time and spread relative to the anchor, round by round."""
+    own, anchor = timings[name], next(iter(timings.values()))
+    ratios = Timing(tuple(x / y for x, y in zip(own.rounds, anchor.rounds, strict=True)))
+    spread = own.spread if own is anchor else ratios.spread
+    return replace(verified, seconds=own.median, spread=spread, relative=ratios.median, noisy=noisy)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+# ---- The process ---------------------------------------------------------------------------------
+
+
+def about() -> dict[str, Any]:
+    """The GPU that kernels run on here. DeviceError where there is none, or they cannot."""
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no GPU",
+            rule="tuning measures on a GPU of compute capability (9, 0)",
+            fix="run it on an H100, H200 or GH200 with a driver; `warploom doctor` says more",
+        )
+    driver.require_usable(0)
+    properties = torch.cuda.get_device_properties(0)
+    return {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
+
+
+def warm(seconds: float = WARMING) -> None:
+    """Keep the GPU busy until its clocks settle."""
+    a = torch.randn(4096, 4096, device="cuda").bfloat16()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(50):
+            torch.mm(a, a)
+        torch.cuda.synchronize()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it has gone, whatever the GPU does."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def serve() -> None:
+    """Answer requests until standard input ends; what else is printed goes to standard error."""
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(message: Mapping[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    try:
+        found = about()
+        warm()
+    except WarploomError as error:
+        say({"error": {"value": error.value, "rule": error.rule, "fix": error.fix}})
+        sys.exit(1)
+    say(found)
+    worker = Worker(say)
+    with torch.no_grad():
+        for line in requests:
+            try:
+                results = worker.measure(json.loads(line))
+            except GpuLost as lost:
+                say({"illegal": str(lost)})
+                os._exit(1)  # its context is gone, and ending it properly would use it
+            say({"results": {name: _plain(result) for name, result in results.items()}})
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    names = ("outcome", "seconds", "spread", "relative", "reason", "noisy")
+    return {name: getattr(result, name) for name in names}
+
+
+if __name__ == "__main__":
+    serve()

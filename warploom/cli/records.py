@@ -1,0 +1,172 @@
+"""`warploom records`: look at tuned results, merge them, and fit the model's constants to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from warploom.cli.output import Output, reporting
+from warploom.errors import ConfigurationError, RecordsError
+
+if TYPE_CHECKING:
+    from warploom.generator.model.fit import Measurement
+    from warploom.generator.model.shapes import Shape
+    from warploom.generator.specification import Operation, Schedule
+
+COLUMNS = ("problem", "us", "default / best", "schedule", "nvrtc", "revision", "measured", "noisy")
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group("records")
+def command() -> None:
+    """Show, merge and learn from tuned records (WARPLOOM_RECORDS_DIR)."""
+
+
+@command.command()
+@click.argument("paths", nargs=-1, type=_FILE)
+@reporting
+def show(output: Output, paths: Sequence[Path]) -> None:
+    """List the records of files: those given, or all that came with the package and the user's."""
+    from warploom.generator import records_file
+    from warploom.generator.records import problem_text, to_plain
+
+    found = [(path, records_file.read(path)) for path in paths or records_file.every()]
+    if output.as_json:
+        for path, records in found:
+            output.value(str(path), {"gpu": records.gpu, "records": list(map(to_plain, records))})
+        return
+    for path, records in found:
+        rows = [
+            [
+                problem_text(record.operation, record.shape),
+                record.best.seconds * 1e6,
+                record.speedup,
+                "_".join(record.best.schedule.tokens),
+                record.environment.nvrtc,
+                record.environment.revision,
+                record.measured[:10],
+                record.noisy,
+            ]
+            for record in records
+        ]
+        output.line(f"{path}: {records.gpu}, {len(records)} records")
+        output.table(str(path), COLUMNS, rows)
+    if not found:
+        output.line("no records: `warploom tune` makes them")
+
+
+@command.command()
+@click.argument("target", type=_FILE)
+@click.argument("sources", nargs=-1, required=True, type=_FILE)
+@reporting
+def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
+    """Put the records of SOURCES into TARGET, which is made if missing; the later measured stay."""
+    from warploom.generator import records_file
+
+    read = [records_file.read(source) for source in sources]  # all of them, before any is merged
+    gpus = {records.gpu for records in read}
+    if len(gpus) > 1:
+        raise RecordsError(
+            f"records of {', '.join(sorted(gpus))}",
+            rule="a file is of one GPU kind",
+            fix="merge those of each kind by themselves",
+        )
+    merged = records_file.update(target, gpus.pop(), [one for records in read for one in records])
+    output.value("records", len(merged))
+    output.value("file", target)
+
+
+@command.command()
+@click.argument("sources", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "--out", type=_FILE, help="The file of constants; configs/model has the shipped ones."
+)
+@reporting
+def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
+    """Fit the model's constants to journals, records and results of the benchmarks.
+
+    Constants of families that SOURCES do not have stay as --out has them. The model is held against
+    every problem that was swept (`warploom tune --exhaustive`).
+    """
+    from warploom.generator.model import constants as files
+    from warploom.generator.model.fit import fit as fitted
+    from warploom.generator.records_file import replace_file
+
+    gpus: set[str] = set()
+    measured: list[Measurement] = []
+    for source in sources:
+        gpu, found = _measurements(source)
+        gpus.add(gpu)
+        measured += found
+    if len(gpus) != 1:
+        raise ConfigurationError(
+            f"measurements of {', '.join(sorted(gpus)) or 'no GPU'}",
+            rule="constants are of one GPU kind",
+            fix="fit each by itself",
+        )
+    known = files.read(out) if out and out.exists() else None
+    constants = fitted(gpus.pop(), measured, known, _legal())
+    rows = [
+        [
+            name,
+            one.measurements,
+            one.problems,
+            one.error,
+            one.quality and one.quality.problems,
+            one.quality and one.quality.first,
+            one.quality and one.quality.kept,
+        ]
+        for name, one in constants.families.items()
+    ]
+    columns = ["family", "measurements", "problems", "median error"]
+    output.table("fit", [*columns, "swept", "first / best", "best of 12 within 3 %"], rows)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(out, files.text(constants))
+        output.value("file", out)
+    else:
+        output.text("constants", files.text(constants))
+
+
+def _legal() -> Callable[[Operation, Shape], int]:
+    """How many schedules the package's spaces have that suit a problem."""
+    from warploom.generator.families.attention_backward import suits
+    from warploom.generator.model.shapes import AttentionShape
+    from warploom.generator.space import expand_file
+
+    spaces = sorted(Path(str(resources.files("warploom.configs"))).glob("*_space.yaml"))
+    schedules: dict[Operation, list[Schedule]] = {}
+    for path in spaces:
+        for spec in expand_file(path).specs:
+            schedules.setdefault(spec.operation, []).append(spec.schedule)
+
+    def count(operation: Operation, shape: Shape) -> int:
+        sharing = shape.sharing if isinstance(shape, AttentionShape) else 1
+        return sum(suits(one, sharing) for one in schedules.get(operation, ()))
+
+    return count
+
+
+def _measurements(path: Path) -> tuple[str, list[Measurement]]:
+    """The GPU and the measurements of a journal, of records, or of a benchmark's results."""
+    from warploom.generator import records_file
+    from warploom.generator.model.measurements import of_records, of_results
+    from warploom.tuning import journal
+
+    if path.suffix == ".jsonl":
+        entries = journal.read(path)
+        gpus = {entry.environment.gpu for entry in entries}
+        if len(gpus) != 1:
+            raise RecordsError(
+                f"{path}: {len(gpus)} GPU kinds", rule="a journal is of one", fix="give another"
+            )
+        return gpus.pop(), journal.measurements(entries)
+    try:
+        records = records_file.read(path)
+    except RecordsError:
+        return of_results(path)
+    return records.gpu, of_records(records)

@@ -1,0 +1,279 @@
+"""`warploom tune FILE`: find the best schedule of each problem on the GPUs at hand, and record it.
+
+Every result goes to a journal as it comes, every finished problem to the user's records, which
+`warploom.gemm` and `warploom.attention` use from then on. Ctrl-C keeps both; a second start goes on
+where the first ended. The exit code is 3 when a kernel's result was wrong, 1 when a problem ended
+without a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from warploom.cli.output import Output, reporting
+from warploom.errors import ConfigurationError, DeviceError
+
+if TYPE_CHECKING:
+    from warploom.generator.records import Environment
+    from warploom.tuning.gpu import Gpu
+    from warploom.tuning.problems import Problem
+    from warploom.tuning.tuner import Compiler, Ended, Progress, Tuner
+
+COLUMNS = ("problem", "status", "us", "default / best", "kernel", "tried", "failed")
+SPACES = {  # of the package, by what FILE may name
+    "gemm": ("gemm",),
+    "gemm_8bit": ("gemm_8bit",),
+    "attention": ("attention", "attention_backward"),
+    "attention_forward": ("attention",),
+    "attention_backward": ("attention_backward",),
+}
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def _list(_context: object, _option: object, value: str) -> list[str]:
+    return [word.strip() for word in value.split(",") if word.strip()]
+
+
+def _numbers(_context: object, _option: object, value: str) -> list[int]:
+    words = _list(None, None, value)
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{value!r}: positive numbers, separated by commas")
+    return list(map(int, words))
+
+
+@click.command("tune")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--shapes", default="", callback=_list, help="MxNxK,... or BATCHxHEADSxKV_HEADSxSEQ.")
+@click.option("--model", help="The weights of a model, such as llama3-8b (benchmarks/cells.yaml).")
+@click.option("--cells", is_flag=True, help="Every cell of benchmarks/cells.yaml.")
+@click.option(
+    "--m", "rows", default="", callback=_numbers, help="Cells of these M or lengths only."
+)
+@click.option("--budget", type=float, default=300.0, show_default=True, help="Seconds it may take.")
+@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="How many.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile.")
+@click.option("--again", is_flag=True, help="Measure what is recorded or in the journal already.")
+@click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
+@click.option("--records", type=_FILE, help="The file of records (default: the user's).")
+@click.option("--journal", type=_FILE, help="The journal (default: beside the records).")
+@click.option("--replay", type=_FILE, help="A sweep's journal to measure on instead of a GPU.")
+@click.option(
+    "--pace", type=float, default=0.0, hidden=True, help="Seconds a replayed batch takes."
+)
+@reporting
+def command(
+    output: Output,
+    path: Path,
+    shapes: Sequence[str],
+    model: str | None,
+    cells: bool,
+    rows: Sequence[int],
+    budget: float,
+    gpus: int,
+    jobs: int | None,
+    again: bool,
+    exhaustive: bool,
+    records: Path | None,
+    journal: Path | None,
+    replay: Path | None,
+    pace: float,
+) -> None:
+    """Tune the operations of a configuration at shapes, and record the best schedules.
+
+    FILE has operations and a space of schedules. `gemm` and `attention` name those of the package,
+    for bf16, `gemm_8bit` those of e4m3 and int8; `attention` is both passes, of which
+    `attention_forward` and `attention_backward` name one: with --cells, the gradients of every cell
+    are tuned as well, all their launches together.
+    """
+    from warploom.tuning.problems import problems
+
+    if [bool(shapes), model is not None, cells].count(True) != 1:
+        raise ConfigurationError(
+            "what to tune",
+            rule="is given by one of --shapes, --model and --cells",
+            fix="for instance --shapes 4096x6144x4096",
+        )
+    if not budget > 0:
+        raise ConfigurationError(
+            f"--budget {budget:g}", rule="is more than 0 seconds", fix="a minute is a good start"
+        )
+    if replay and not records:
+        raise ConfigurationError(
+            "--replay without --records",
+            rule="what was replayed is no measurement, and not for the user's records",
+            fix="give a file of its own",
+        )
+    wanted = [
+        problem
+        for space in _shipped(path)
+        for problem in problems(space, shapes, model=model, rows=rows)
+    ]
+    with ExitStack() as stack:
+        measuring, compiler = _engines(stack, gpus, jobs, replay, pace)
+        run = _Run(output, wanted, measuring, compiler, budget, records, journal)
+        tuner = stack.enter_context(run.tuner(again=again, exhaustive=exhaustive))
+        try:
+            tuner.run()
+        except KeyboardInterrupt:
+            output.warning("stopped: what is done is kept, and the same command goes on")
+            output.exit_code = 1
+        finally:
+            _report(output, tuner.ended, len(wanted))
+            output.value("records", run.records_path)
+            output.value("journal", run.journal_path)
+
+
+def _shipped(path: Path) -> list[Path]:
+    """The spaces of the package that `path` names, or `path`."""
+    if str(path) not in SPACES or path.exists():
+        return [path]
+    folder = resources.files("warploom.configs")
+    return [Path(str(folder.joinpath(f"{name}_space.yaml"))) for name in SPACES[str(path)]]
+
+
+def _engines(
+    stack: ExitStack, gpus: int, jobs: int | None, replay: Path | None, pace: float
+) -> tuple[list[Gpu], Compiler]:
+    """What measures and what compiles: processes, or a sweep played back."""
+    from warploom.tuning import journal
+    from warploom.tuning.gpu import GpuProcess, visible
+    from warploom.tuning.replay import NoCompiler, Replay
+
+    if replay:
+        return [Replay(journal.read(replay), pace=pace)], NoCompiler()
+    from warploom.generator.build import Builder
+
+    found: list[Gpu] = []
+    for name in visible(gpus):
+        found.append(GpuProcess(name))
+        stack.callback(found[-1].close)
+    if len({gpu.about for gpu in found}) > 1:
+        raise DeviceError(
+            f"GPUs {', '.join(gpu.about.gpu for gpu in found)}",
+            rule="one run tunes for one GPU kind",
+            fix="choose with CUDA_VISIBLE_DEVICES",
+        )
+    return found, stack.enter_context(Builder(jobs=jobs))
+
+
+class _Run:
+    """The files and the environment of one run."""
+
+    def __init__(
+        self,
+        output: Output,
+        problems: Sequence[Problem],
+        gpus: Sequence[Gpu],
+        compiler: Compiler,
+        budget: float,
+        records: Path | None,
+        journal: Path | None,
+    ) -> None:
+        from warploom.runtime.records import user_file
+
+        self.output, self.problems, self.gpus = output, problems, gpus
+        self.compiler, self.budget = compiler, budget
+        self.gpu = gpus[0].about
+        self.records_path = records or user_file(self.gpu.gpu)
+        self.journal_path = journal or self.records_path.with_suffix(".journal.jsonl")
+
+    @contextmanager
+    def tuner(self, *, again: bool, exhaustive: bool) -> Iterator[Tuner]:
+        """Open the files, and show how the run stands while it lasts."""
+        from warploom.generator import records_file
+        from warploom.generator.model import load
+        from warploom.generator.records import Records
+        from warploom.tuning.journal import Journal
+        from warploom.tuning.tuner import Tuner
+
+        path, gpu = self.records_path, self.gpu.gpu
+        known = records_file.read(path) if path.exists() else Records(gpu)
+        constants = load(gpu)
+        if constants is None or constants.stand_in:
+            ranked = f"those of {constants.stand_in}" if constants else "none"
+            self.output.line(f"no constants of {gpu}: schedules are ranked with {ranked}")
+        journal = Journal(self.journal_path)
+        with self.output.watching(len(self.problems)) as watch:
+
+            def told(progress: Progress) -> None:
+                watch(progress.done, f"{progress.left:.0f} s left, {progress.text}")
+
+            try:
+                yield Tuner(
+                    self.problems,
+                    self.gpus,
+                    self.compiler,
+                    journal,
+                    known,
+                    self._environments(),
+                    budget=self.budget,
+                    constants=constants,
+                    save=lambda record: records_file.update(path, gpu, [record]),
+                    watch=told,
+                    alarm=self._alarm,
+                    again=again,
+                    exhaustive=exhaustive,
+                )
+            finally:
+                journal.close()
+
+    def _environments(self) -> dict[str, Environment]:
+        from warploom.generator.launches import DeviceLimits
+        from warploom.runtime.records import environment
+        from warploom.tuning.replay import Replay
+
+        families = {problem.operation.family for problem in self.problems}
+        if isinstance(self.gpus[0], Replay):
+            return _swept(self.gpus[0].environments, families)
+        device = DeviceLimits(self.gpu.multiprocessors, self.gpu.gpu)
+        return {family: environment(device, family) for family in families}
+
+    def _alarm(self, text: str) -> None:
+        self.output.warning(text)
+        self.output.exit_code = 3
+
+
+def _swept(known: Mapping[str, Environment], families: set[str]) -> dict[str, Environment]:
+    """The environments of a sweep, which must have every family that is tuned."""
+    if missing := sorted(families - known.keys()):
+        raise ConfigurationError(
+            f"a sweep without {', '.join(missing)}",
+            rule="what is played back has every family of the configuration",
+            fix="give a sweep of these operations",
+        )
+    return {family: known[family] for family in families}
+
+
+def _report(output: Output, ended: Sequence[Ended], total: int) -> None:
+    rows = []
+    for one in ended:
+        record, tried = one.record, sum(one.outcomes.values())
+        best = record.best if record else None
+        rows.append(
+            [
+                str(one.problem),
+                f"{one.status}: {one.reason}" if one.reason else one.status,
+                best and best.seconds * 1e6,
+                record and record.speedup,
+                best and "_".join(best.schedule.tokens),
+                tried,
+                tried - one.outcomes.get("correct", 0),
+            ]
+        )
+    output.table("problems", COLUMNS, rows)
+    counts = {
+        status: sum(one.status == status for one in ended)
+        for status in ("tuned", "recorded before", "failed", "not reached")
+    }
+    counts["not reached"] += total - len(ended)
+    output.value("problems ended", counts)
+    if counts["not reached"]:
+        output.line("not reached: raise --budget; the same command goes on")
+    if counts["failed"] or counts["not reached"]:
+        output.exit_code = max(output.exit_code, 1)
