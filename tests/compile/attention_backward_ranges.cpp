@@ -120,6 +120,9 @@ static int problem() {
   const auto of = [&](const Sequence& sequence, int, int head) { return sequence.batch * heads + head; };
 #endif
   p.section = 1 + random_below(p.all_kv_heads);
+#ifdef ORDERED
+  p.leftward = random_below(2);
+#endif
 
   struct Storage { int which, row; };
   std::vector<Storage> storage;  // what the q tile with a number is
@@ -138,7 +141,7 @@ static int problem() {
   for (int block = 0; block < p.kv_tiles * p.all_kv_heads * kParts * kCluster; ++block) {
     blockIdx.x = block;
 #ifdef ORDERED
-    const int index = block;  // the ticket
+    const int index = block / kCluster;  // the ticket
 #else
     const int index = number(p, shared);
 #endif
@@ -162,7 +165,7 @@ static int problem() {
       for (int column = work.column; column < work.column + kKvTile; column += kWgmmaM)
         if (verify_box<kWgmmaM>(work.sequence.columns_at<kWgmmaM>(column), column, first_column, one.columns)) return 1;
       for (int n = work.begin; n < work.end; ++n) {
-        const int m = walk(work, n), number = work.first_tile + i * p.q_tiles + m;
+        const int m = walk(p, work, n), number = work.first_tile + i * p.q_tiles + m;
         REQUIRE(m >= work.begin && m < work.end, "q tile %d of [%d, %d)", m, work.begin, work.end);
         REQUIRE(storage[number].which == which && storage[number].row == m * kQTile, "q tile %d is not number %d", m, number);
         if (verify_box<kQTile>(work.sequence.rows_at<kQTile>(m * kQTile), m * kQTile, first_row, one.rows)) return 1;

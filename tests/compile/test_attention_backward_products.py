@@ -155,9 +155,7 @@ class Emitted:
 
     def consumer(self) -> tuple[str, ...]:
         """What a consumer works with, and how it is made."""
-        made = self.piece(
-            r"^__device__ __forceinline__ void consume\([^\n]*\n(.*?)^  begin_turns\(c\);"
-        )
+        made = self.piece(r"^__device__ __forceinline__ void consume\([^\n]*\n(.*?)^  float dk\[")
         return (
             *(self.piece(rf"^(struct {name} \{{.*?^\}};)") for name in ("Step", "Consumer")),
             "static Consumer made(const Parameters& p, SharedStorage& shared, const Work& work, "

@@ -109,8 +109,8 @@ def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
 @pytest.mark.parametrize(
     ("deterministic", "cluster"),
-    [(False, 1), (True, 1), (False, 2), (False, 8)],
-    ids=["any_order", "deterministic", "cluster2", "cluster8"],
+    [(False, 1), (True, 1), (False, 2), (True, 4), (False, 8)],
+    ids=["any_order", "deterministic", "cluster2", "deterministic_cluster4", "cluster8"],
 )
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])

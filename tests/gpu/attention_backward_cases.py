@@ -6,7 +6,7 @@ from itertools import cycle, product
 from typing import Any, cast
 
 import attention_cases
-from attention_cases import ARCH, OTHER_DIMS
+from attention_cases import ARCH, OTHER_DIMS, Shape
 
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
@@ -113,6 +113,23 @@ CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the
         ),
     )
 ]
+DETERMINISTIC_CLUSTERS = [
+    spec(
+        dim,
+        {"overlap": False, **fields},
+        element=next(_element),
+        mask=mask,
+        lengths=lengths,
+        deterministic=True,
+    )
+    for dim, fields, mask, lengths in (
+        (64, {"q_tile": 128, "kv_tile": 128, "cluster": 2}, "none", "fixed"),
+        (128, {"q_tile": 64, "kv_tile": 128, "cluster": 4, "held": "half"}, "causal", "fixed"),
+        (128, {"q_tile": 64, "kv_tile": 128, "cluster": 8}, "window", "packed"),
+        (128, {"q_tile": 64, "kv_tile": 128, "cluster": 2}, "causal", "packed"),
+        (192, {"q_tile": 64, "kv_tile": 64, "stages": 1, "cluster": 4}, "causal", "fixed"),
+    )
+]
 HELD = [  # v in registers, of every dim that it fits
     spec(
         dim,
@@ -196,6 +213,12 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "cluster": spec(
         128, {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4}, mask="causal"
     ),
+    "deterministic, cluster": spec(
+        128,
+        {"q_tile": 64, "kv_tile": 128, "overlap": False, "cluster": 4},
+        mask="causal",
+        deterministic=True,
+    ),
     "pair": spec(
         256,
         {"q_tile": 64, "kv_tile": 128, "stages": 1, "overlap": False, "share": "rows"},
@@ -215,7 +238,8 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *CLUSTERS, *HELD),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED),
+            *(*CLUSTERS, *DETERMINISTIC_CLUSTERS, *HELD),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )
     )
@@ -227,3 +251,12 @@ FORWARD = [  # what `warploom.attention` runs in tests that begin there
     for lengths in ("fixed", "packed")
     for seq in (512, 4096)
 ]
+MANY_TILES = Shape(1, 6, 2, 131, 2053)  # of keys: the order of the sums of dq matters
+# Of the rows and of the columns of packed sequences.
+LENGTHS: dict[str, tuple[list[int], list[int]]] = {
+    "equal": ([65, 1, 128, 63, 200], [65, 1, 128, 63, 200]),
+    "other keys": ([65, 1, 128, 63, 200], [5, 300, 127, 64, 1]),
+    "some empty": ([0, 65, 0, 7, 0], [3, 0, 0, 130, 9]),
+    "one": ([1000], [1000]),
+    "many": ([1 + 7 * i % 50 for i in range(40)], [1 + 11 * i % 190 for i in range(40)]),
+}

@@ -44,8 +44,8 @@ WRITE = "    write(c, c.own_ds(step), ds);\n"
 DK = "    multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));\n"
 RELEASE_Q = "    release(c.shared.q_empty[at.stage]);\n"
 MEET = "    meet();\n"
-ASK_TURN = "  do {  // all lanes ask"
-AWAIT_TURN = "  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));\n"
+AWAIT_TURN = "      await_turn(p.turns + place, turn(p, work, m * kQTile));\n"
+AWAIT_SUMS = "      shared.sums_full[writer].wait(phase);\n"
 BEFORE_WAIT = "and the next kernel's under this one.\n"  # in the main kernel alone
 WAIT = '  asm volatile("griddepcontrol.wait;\\ngriddepcontrol.launch_dependents;" ::: "memory");\n'
 SYNC_SUMS = "  sync_cluster();  // the blocks' fragments are there\n"
@@ -104,9 +104,9 @@ MUTANTS = {
         kernel=SIMPLE["pair"],
     ),
     "kv tiles do not wait for their turn": Mutant(
-        wrong=((AWAIT_TURN, "  } while (false);\n"),),
+        wrong=((AWAIT_TURN, ""),),
         shape=LONG,
-        pauses=((ASK_TURN, "    if (clock64() >> 6 & 1)\n" + PAUSE + ASK_TURN),),
+        pauses=((AWAIT_SUMS, AWAIT_SUMS + "      if (clock64() >> 6 & 1)\n" + PAUSE),),
         kernel=SIMPLE["deterministic"],
         repeats=True,
     ),

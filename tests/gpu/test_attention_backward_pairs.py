@@ -6,7 +6,7 @@ import attention_backward_arena as arena
 import attention_backward_cases as cases
 import pytest
 import torch
-from attention_backward_cases import SIMPLE, operation, short
+from attention_backward_cases import LENGTHS, SIMPLE, operation, short
 from attention_cases import MASKS, SHAPES, Shape
 
 from warploom.generator.specification import KernelSpec
@@ -16,13 +16,6 @@ FIXED = [kernel for kernel in cases.PAIRS if operation(kernel).lengths == "fixed
 PACKED = [kernel for kernel in cases.PAIRS if operation(kernel).lengths == "packed"]
 # A last kv tile of which one block has no row, some, or both all.
 FEW = [Shape(2, 4, 2, 193, 129), Shape(1, 3, 1, 257, 192), Shape(1, 2, 2, 65, 65)]
-MANY_TILES = Shape(1, 6, 2, 131, 2053)  # of keys: the order of the sums of dq matters
-LENGTHS: dict[str, tuple[list[int], list[int]]] = {
-    "equal": ([65, 1, 128, 63, 200], [65, 1, 128, 63, 200]),
-    "other keys": ([65, 1, 128, 63, 200], [5, 300, 127, 64, 1]),
-    "some empty": ([0, 65, 0, 7, 0], [3, 0, 0, 130, 9]),
-    "many": ([1 + 7 * i % 50 for i in range(40)], [1 + 11 * i % 190 for i in range(40)]),
-}
 
 
 @pytest.mark.parametrize("shape", FEW, ids=str)
@@ -50,17 +43,6 @@ def test_a_pair_stores_no_column_of_a_dim_that_tensors_lack(kernel: KernelSpec) 
     keywords, dim = MASKS[operation(kernel).mask][0], operation(kernel).dim - 24
     for turned in (False, True):
         arena.verify(arena.make(kernel, FEW[0], dim=dim, turned=turned, **keywords))
-
-
-@pytest.mark.parametrize("kernel", cases.DETERMINISTIC_PAIRS, ids=short)
-def test_a_deterministic_pair_is_right_too(kernel: KernelSpec) -> None:
-    for keywords in MASKS[operation(kernel).mask]:
-        if operation(kernel).lengths == "packed":
-            for lengths in LENGTHS.values():
-                arena.verify(arena.packed(kernel, *lengths, past=5, **keywords))
-        else:
-            for shape in (*FEW, MANY_TILES):
-                arena.verify(arena.make(kernel, shape, **keywords))
 
 
 @pytest.mark.parametrize("name", [name for name in SIMPLE if name.startswith("pair")])

@@ -237,7 +237,9 @@ def test_packed_tiles_are_enough_for_any_lengths_and_for_what_follows_them() -> 
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
 @pytest.mark.parametrize("softcap", [False, True])
-@pytest.mark.parametrize(("deterministic", "cluster"), [(False, 1), (True, 1), (False, 4)])
+@pytest.mark.parametrize(
+    ("deterministic", "cluster"), [(False, 1), (True, 1), (False, 4), (True, 4)]
+)
 def test_a_launch_has_exactly_the_values_of_the_parameter_block(
     deterministic: bool, cluster: int, softcap: bool, mask: str, lengths: str
 ) -> None:
@@ -264,6 +266,22 @@ def test_a_launch_has_exactly_the_values_of_the_parameter_block(
         assert len(block.pack(resolved)) == block.size
 
 
+def test_deterministic_kv_tiles_take_their_turns_in_the_order_that_keeps_fewest_waiting() -> None:
+    def order(spec: KernelSpec, batch: int, seq: int) -> tuple[object, object]:
+        extents = (batch, 8, 2, seq, seq, 128, seq, seq)
+        values = launches(spec, _problem(*extents, batches=True))[1].parameters
+        return values["section"], values.get("leftward")
+
+    ordered = spec(changed(deterministic=True))
+    causal = spec(changed(deterministic=True, mask="causal"))
+    assert order(ordered, 16, 16_384) == (32, False)  # all heads: each runs few tiles at a time
+    assert order(ordered, 132, 16_384) == (33, False)
+    assert order(ordered, 132, 128) == (64, False)  # what fits L2
+    assert order(causal, 1, 16_384) == (2, False)  # 1.9 rounds of 132 blocks: the longest first
+    assert order(causal, 16, 16_384) == (1, True)  # 31 rounds, one head in L2 at a time
+    assert order(spec(changed(mask="causal")), 16, 16_384) == (1, None)
+
+
 def test_workspaces_are_of_whole_tiles_and_nobody_zeroes_them_before() -> None:
     tiles = 5 * 8 * 3
     plain = FAMILY.workspaces(spec(), problem())
@@ -273,7 +291,7 @@ def test_workspaces_are_of_whole_tiles_and_nobody_zeroes_them_before() -> None:
     ]
     ordered = FAMILY.workspaces(spec(changed(deterministic=True)), problem())
     assert [(w.tensor, w.bytes, w.zeroed) for w in ordered[2:]] == [
-        ("turns", tiles * 2 * 4 * 4, False),  # by warps
+        ("turns", tiles * 4, False),
         ("counter", 4, False),
     ]
 

@@ -51,11 +51,6 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
     ("operation", "schedule", "reason"),
     [
         ({"deterministic": True}, {"accumulate": "direct"}, "accumulate direct: a deterministic"),
-        (
-            {"deterministic": True},
-            {"cluster": 4},
-            "cluster 4: blocks of a deterministic kernel take tickets one by one; take cluster 1",
-        ),
         ({"softcap": True, "deterministic": True}, {"q_tile": 80}, "244 registers expected, 240"),
         (
             {"dim": 64, "softcap": True},

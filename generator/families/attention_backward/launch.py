@@ -30,7 +30,12 @@ from warploom.generator.tensor_maps import TensorMap
 # they stay in 50 MB of L2. Else all tiles take as long, and one head after the other is 1.5 to 2 %
 # faster.
 SECTION_BYTES = 32 << 20
-WARPS = 4  # of a warpgroup: each adds a piece of a q tile's dq
+# Kv tiles of a head that run at a time where they wait for each other's turns: each begins a step
+# after the one before. With fewer less of q, do and the sums is found in L2.
+TILES_IN_TURN = 4
+# Rounds of blocks from which on kv tiles of a bounded mask add leftward. None waits for long then,
+# but the longest end last, in vain for up to half a round of all multiprocessors but theirs.
+LEFTWARD_ROUNDS = 8
 ROW_THREADS = 256  # of a block of the preprocess and postprocess kernels
 
 
@@ -136,24 +141,49 @@ def _rows(name: str, strides: Strides) -> dict[str, Value]:
     }
 
 
-def _section(spec: KernelSpec, problem: AttentionBackwardProblem, all_kv_heads: int) -> int:
-    """Kv heads whose tiles are worked off together, the longest of all first: at least one."""
-    if _fields(spec)[0].mask == "none":
-        return 1
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """In which order kv tiles are worked off.
+
+    By sections of `section` kv heads: the first tiles of all its heads, which are the longest of a
+    causal mask, then the second, and so on; `leftward` from the last tiles on.
+    """
+
+    section: int
+    leftward: bool
+
+
+def _order(
+    spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits, tiles: _Tiles
+) -> _Order:
+    operation, schedule = _fields(spec)
+    layout = attention_backward_layout(spec.architecture, operation, schedule)
     sharing = problem.heads // problem.kv_heads
     kv_head_bytes = sharing * problem.seq_q * problem.dim * (2 + 2 + 4)
-    return min(max(1, SECTION_BYTES // kv_head_bytes), all_kv_heads)
+    section, leftward = max(1, SECTION_BYTES // kv_head_bytes), False
+    if operation.deterministic:
+        at_a_time = device.multiprocessors // (layout.parts * schedule.cluster)
+        rounds = tiles.kv_tiles * tiles.all_kv_heads / at_a_time
+        leftward = operation.mask != "none" and rounds >= LEFTWARD_ROUNDS
+        if not leftward:
+            section = max(section, -(-at_a_time // TILES_IN_TURN))
+    elif operation.mask == "none":
+        section = 1
+    return _Order(min(section, tiles.all_kv_heads), leftward)
 
 
-def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Value]:
+def _values(
+    spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits
+) -> dict[str, Value]:
     operation, schedule = _fields(spec)
     packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
+    order = _order(spec, problem, device, tiles)
     values: dict[str, Value] = {
         **_maps(spec, problem),
         **{name: Address(name) for name in ("lse", "dlse", "statistics", "dq_sum")},
         "kv_tiles": tiles.kv_tiles,
         "q_tiles": tiles.q_tiles,
-        "section": _section(spec, problem, tiles.all_kv_heads),
+        "section": order.section,
         "all_kv_heads": tiles.all_kv_heads,
         "sharing": problem.heads // problem.kv_heads,
         "dim": problem.dim,
@@ -170,6 +200,7 @@ def _values(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Va
         values["total_k"] = problem.total_k
     if operation.deterministic:
         values |= {name: Address(name) for name in ("turns", "counter")}
+        values["leftward"] = order.leftward
     if operation.softcap:
         values["softcap"] = Argument("softcap")
     return values
@@ -187,7 +218,7 @@ def launches(
     """
     operation, schedule = _fields(spec)
     layout = attention_backward_layout(spec.architecture, operation, schedule)
-    tiles, values = _tiles(spec, problem), _values(spec, problem)
+    tiles, values = _tiles(spec, problem), _values(spec, problem, device)
 
     def launch(suffix: str, grid: int, block: int, cluster: int, shared_bytes: int) -> Launch:
         return Launch(spec.name + suffix, grid, block, cluster, shared_bytes, values, early=True)
@@ -208,7 +239,7 @@ def launches(
 def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
     """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles.
 
-    A deterministic kernel counts who added to each piece of dq, and the blocks that have begun.
+    A deterministic kernel counts the kv tiles that added to each, and the blocks that have begun.
     """
     operation, schedule = _fields(spec)
     tiles = _tiles(spec, problem).all_q_tiles
@@ -219,9 +250,8 @@ def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Work
     ]
     if operation.deterministic:
         layout = attention_backward_layout(spec.architecture, operation, schedule)
-        pieces = tiles * layout.parts * schedule.warpgroups * WARPS
         found += [
-            Workspace("turns", 4 * pieces, zeroed=False),
+            Workspace("turns", 4 * tiles * layout.parts, zeroed=False),
             Workspace("counter", 4, zeroed=False),
         ]
     return found

@@ -33,13 +33,9 @@ _EVERY = (
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
 _ORDERED = (
-    Field(
-        "turns",
-        Kind.POINTER,
-        "int32_t",
-        "[head, q tile, ...]: kv tiles that added to a piece of dq",
-    ),
+    Field("turns", Kind.POINTER, "int32_t", "[head, q tile, part]: kv tiles that added to dq"),
     Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
+    Field("leftward", Kind.INT32, "int32_t", "whether kv tiles add to dq from right to left"),
 )
 
 

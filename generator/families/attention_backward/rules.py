@@ -59,10 +59,6 @@ def schedule_reasons(
             None
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
-            None
-            if schedule.cluster == 1 or not operation.deterministic
-            else f"cluster {schedule.cluster}: blocks of a deterministic kernel take tickets one "
-            "by one; take cluster 1",
             *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
             None
             if schedule.held == "none"

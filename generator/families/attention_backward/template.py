@@ -22,7 +22,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
     schedule = cast("AttentionBackwardSchedule", spec.schedule)
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.share == "rows"
-    ordered = "ticket_pair" if shares_rows else "ticket"
+    ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
     return {
         "operation": operation,
         "schedule": schedule,
@@ -56,7 +56,6 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         "shares_work": operation.deterministic or operation.lengths == "packed",
         "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "fixed" if operation.deterministic else "any",
-        "accumulate_part": "ordered" if operation.deterministic else schedule.accumulate,
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "number_part": ordered if operation.deterministic else "grid",
         "steps_part": ("pair_" if shares_rows else "")

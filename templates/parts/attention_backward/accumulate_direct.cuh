@@ -9,7 +9,3 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
                  "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                  : "memory");
 }
-
-// Nobody waits for a turn.
-__device__ __forceinline__ void begin_turns(const Consumer&) {}
-__device__ __forceinline__ void finish_turns(const Consumer&) {}

@@ -48,8 +48,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 {% if operation.deterministic %}
-  constexpr int kTurns = kParts * kConsumers * 4;
-  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
+  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
 {% endif %}
 }
 

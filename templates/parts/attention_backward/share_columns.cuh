@@ -26,7 +26,20 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.ds_empty.init(4 * kConsumers);
+{% if number_part == "ticket_cluster" %}
+  shared.ticket_full.init(1);
+{% endif %}
+}
 
+{% if number_part == "ticket_cluster" %}
+// Barriers are there for all who arrive at them, other blocks too.
+__device__ __forceinline__ void sync_share() {
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
+}
+{% else %}
 // Barriers are there for all who arrive at them.
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
+{% endif %}

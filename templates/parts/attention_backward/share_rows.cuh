@@ -66,7 +66,7 @@ __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.consu
 __device__ __forceinline__ void init_share(SharedStorage& shared) {
   shared.peer_full.init(1);
   shared.peer_empty.init(4 * kConsumers);
-{% if operation.deterministic %}
+{% if number_part == "ticket_cluster" %}
   shared.ticket_full.init(1);
 {% endif %}
 }
