@@ -2,7 +2,8 @@
 
 It serves one JSON line a batch and answers in lines: what it is about to try, then the results of
 all. Whoever started it knows from the last line what to blame if it hangs or dies. Kernels are
-found in the store; compiling is others' work.
+found in the store; compiling is others' work. What is slow once, such as what torch imports on
+first use, is done before the first kernel is tried: a kernel has little time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from threading import Thread
 from typing import Any, cast
@@ -24,7 +27,8 @@ from warploom.generator.model.shapes import shape_type
 from warploom.generator.records import restore_operation
 from warploom.generator.restore import restore
 from warploom.generator.specification import KernelSpec, parse_name
-from warploom.runtime import driver
+from warploom.runtime import api, driver
+from warploom.runtime import kernel as kernels
 from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler
 from warploom.tuning.families import tuned
 from warploom.tuning.journal import Result
@@ -49,6 +53,7 @@ class Worker:
     device: str = "cuda"
     sampler: Callable[[Sequence[Call]], Sampler] = graph_sampler
     settle: Callable[[], None] = lambda: time.sleep(1.0)
+    fetch: Callable[[KernelSpec], object] = kernels.kernel
     _batches: int = field(default=0, repr=False)
 
     def measure(self, request: Mapping[str, Any]) -> dict[str, Result]:
@@ -60,6 +65,7 @@ class Worker:
         self.say({"trying": None})
         seed = int.from_bytes(os.urandom(7)) if self.device == "cuda" else self._batches
         trial = tuned(operation.family).trial(operation, shape, self.device, seed)
+        self._prepare(trial, specs)
         results: dict[str, Result] = {}
         samplers: dict[str, Sampler] = {}
         for spec in specs:
@@ -72,6 +78,14 @@ class Worker:
         return results | {
             name: _result(results[name], timings, name, noisy=noisy) for name in timings
         }
+
+    def _prepare(self, trial: Trial, specs: Sequence[KernelSpec]) -> None:
+        """Leave to the kernels what is theirs alone. What fails here fails again, and says so."""
+        with suppress(torch.OutOfMemoryError):
+            trial.prepare()
+        for spec in specs:
+            with suppress(WarploomError):
+                self.fetch(spec)
 
     def _verified(self, trial: Trial, spec: KernelSpec) -> tuple[Result, Sampler | None]:
         """A kernel's outcome without its time, and what times it if it is right."""
@@ -164,14 +178,20 @@ def about() -> dict[str, Any]:
     return {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
 
 
+def rehearse() -> None:
+    """Call the front door on the CPU: it brings what torch imports on first use, sympy for one."""
+    one = torch.ones(1, 1, 8, 64, dtype=torch.bfloat16)
+    api.gemm(one, one.mT)
+    api.attention(one, one, one)
+
+
 def warm(seconds: float = WARMING) -> None:
-    """Keep the GPU busy until its clocks settle."""
+    """Keep the GPU busy until its clocks settle, in the way that kernels are timed."""
     a = torch.randn(4096, 4096, device="cuda").bfloat16()
+    sample = graph_sampler([partial(torch.mm, a, a, out=torch.empty_like(a))])
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        for _ in range(50):
-            torch.mm(a, a)
-        torch.cuda.synchronize()
+        sample()
 
 
 def _end_with(parent: int) -> None:
@@ -194,6 +214,7 @@ def serve() -> None:
 
     try:
         found = about()
+        rehearse()
         warm()
     except WarploomError as error:
         say({"error": {"value": error.value, "rule": error.rule, "fix": error.fix}})

@@ -2,10 +2,13 @@
 
 `verify` is the check that most tests make: both results within their bounds of float64, no further
 from it than twice the plain torch expression, nothing else written, nothing changed or copied.
+All that they are held against is computed before the kernel runs, so that a clock may be put on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -184,15 +187,30 @@ def assert_within(name: str, found: torch.Tensor, exact: torch.Tensor, bound: to
     )
 
 
+def expectations(made: Call) -> list[Pair]:
+    """What is right, how far off it may be, and what plain torch makes of it; nothing if empty."""
+    if made.q.view.numel() == 0 or made.k.view.numel() == 0:
+        return []
+    return [made.reference(f) for f in (reference.exact, reference.bound, reference.plain)]
+
+
 def assert_right(
-    made: Call, out: torch.Tensor, lse: torch.Tensor, *, beside_plain: bool = True
+    made: Call,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    beside_plain: bool = True,
+    computed: Sequence[Pair] | None = None,
 ) -> None:
-    """Assert that out and lse are within their bounds, and within twice the plain expression's."""
-    if out.numel() == 0 or made.k.view.numel() == 0:
+    """Assert that out and lse are within their bounds, and within twice the plain expression's.
+
+    `computed` are the expectations, where they are there already.
+    """
+    computed = expectations(made) if computed is None else computed
+    if not computed:
         assert (out == 0).all()
         assert (lse == -torch.inf).all()
         return
-    computed = [made.reference(f) for f in (reference.exact, reference.bound, reference.plain)]
     for name, found, *others in zip(("out", "lse"), (out, lse), *computed, strict=True):
         if made.last_row is not None:  # packed: what lies past it is nobody's
             rows = slice(made.last_row) if name == "out" else (..., slice(made.last_row))
@@ -206,15 +224,25 @@ def assert_right(
         assert ours <= 2 * peer + reference.ulp(found.dtype, wanted[shown].abs().max().item()), name
 
 
-def verify(made: Call, *, beside_plain: bool = True) -> Pair:
-    """Run a call; assert its results right, nothing else written, no operand changed or copied."""
+def verify(
+    made: Call,
+    *,
+    beside_plain: bool = True,
+    clock: AbstractContextManager[object] | None = None,
+) -> Pair:
+    """Run a call; assert its results right, nothing else written, no operand changed or copied.
+
+    Only the call is made within `clock`.
+    """
+    computed = expectations(made)
     operands = (made.q, made.k, made.v)
     before = [operand.room.clone() for operand in operands]
     copies = warploom.counters.copies
-    out, lse = made.run()
+    with clock or nullcontext():
+        out, lse = made.run()
     assert out is made.out.view
     assert warploom.counters.copies == copies
-    assert_right(made, out, lse, beside_plain=beside_plain)
+    assert_right(made, out, lse, beside_plain=beside_plain, computed=computed)
     assert made.out.untouched_outside()
     assert all(torch.equal(now.room, then) for now, then in zip(operands, before, strict=True))
     return out, lse

@@ -9,7 +9,7 @@ import attention_mutants
 import torch
 from attention_backward_cases import SIMPLE
 from attention_cases import Shape
-from attention_mutants import PAUSE
+from attention_mutants import PAUSE, Clock
 
 from warploom.generator.specification import KernelSpec
 
@@ -29,12 +29,14 @@ class Mutant(attention_mutants.Mutant):
     kernel: KernelSpec = SIMPLE["long"]
     repeats: bool = False
 
-    def verify(self, seed: int) -> None:
-        """Assert that a pass is right, and all that repeat it bit-equal."""
+    def verify(self, seed: int, clock: Clock) -> None:
+        """Assert that a pass is right, and all that repeat it bit-equal, with a clock on each."""
         made = arena.make(self.kernel, self.shape, seed=seed, causal="top_left")
-        first = arena.clones(arena.verify(made))
+        first = arena.clones(arena.verify(made, clock=clock()))
         for _ in range(RUNS * self.repeats):
-            assert all(map(torch.equal, made.run(), first))
+            with clock():
+                found = made.run()
+            assert all(map(torch.equal, found, first))
 
 
 AWAIT_DO = "    c.shared.do_full[of_do.stage].wait(of_do.phase);\n"

@@ -2,7 +2,8 @@
 
 What a mutant does not wait for may have come by then, and its results be right by luck. So a kernel
 is made to pause where the fault lies. A right one is right however slow it is: its text with the
-pause, and without the fault, is run first and must pass.
+pause, and without the fault, is run first and must pass. A clock is on the kernels alone: imports,
+operands, references and compiling take as long as they take on a busy machine.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import faulthandler
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import attention_arena as arena
 import attention_cases as cases
+import torch
 from attention_cases import Shape
 
 from warploom.generator.artifact import Artifact
@@ -28,9 +31,7 @@ from warploom.runtime import kernel as kernels
 
 # 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
 PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
-HANGS_SECONDS = (
-    25  # what takes so long does; a right run takes milliseconds, after seconds of set-up
-)
+HANGS_SECONDS = 25  # a kernel that takes so long does; a right one takes milliseconds
 # Two stages are few, and blocks are persistent.
 PLAIN = cases.spec(128, 176, dim=128, pingpong=False, stages=2)
 CAUSAL = cases.spec(128, 64, dim=64, mask="causal")
@@ -43,6 +44,19 @@ LONG = Shape(1, 61, 61, 127, 2777)
 SEVERAL_TILES = Shape(4, 33, 11, 509, 349)
 
 Edit = tuple[str, str]  # a text that is in the kernel, and what comes in its place
+Clock = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def clock(begun: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """End the process where the kernels that are launched here do not end; `begun` is told."""
+    begun()
+    faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True)
+    try:
+        yield
+        torch.cuda.synchronize()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @dataclass(frozen=True)
@@ -60,9 +74,10 @@ class Mutant:
         whole = _edited(render(self.kernel), self.pauses)
         return whole, _edited(whole, self.wrong)
 
-    def verify(self, seed: int) -> None:
-        """Assert that a call of its kernel is right."""
-        arena.verify(arena.call(self.kernel, self.shape, seed=seed, **self.keywords))
+    def verify(self, seed: int, clock: Clock) -> None:
+        """Assert that a call of its kernel, with a clock on it, is right."""
+        made = arena.call(self.kernel, self.shape, seed=seed, **self.keywords)
+        arena.verify(made, clock=clock())
 
 
 def _edited(text: str, edits: tuple[Edit, ...]) -> str:
@@ -149,34 +164,31 @@ def _compile(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: A
     return artifact
 
 
-def run(mutant: Mutant, artifact: Artifact, seed: int) -> None:
+def run(mutant: Mutant, artifact: Artifact, seed: int, clock: Clock) -> None:
     """Verify a call of the mutant's kernel with `artifact` in its place."""
     for plans in (attention._plans, attention_backward._plans):
         plans.clear()  # they hold the kernel that was there before
     kernels._kernels[mutant.kernel] = kernels.Kernel(mutant.kernel, artifact)
-    mutant.verify(seed)
+    mutant.verify(seed, clock)
 
 
 def judge(mutant: Mutant, whole: Artifact, wrong: Artifact, report: Callable[[str], None]) -> None:
     """Report `caught`, `survived`, or why it cannot be told.
 
-    A kernel that hangs ends the process, so `hung` is what is reported before the wrong one runs.
+    A kernel that hangs ends the process, so `hung` is what is reported when the wrong one begins.
     The two get different data: what the first left in shared memory would be right for the second.
     """
-    faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True)
     try:
-        run(mutant, whole, seed=1)
+        run(mutant, whole, seed=1, clock=clock)
     except AssertionError as error:
         report(f"the kernel is wrong without the fault, too: {error}")
         return
-    report("hung")
     try:
-        run(mutant, wrong, seed=2)
+        run(mutant, wrong, seed=2, clock=partial(clock, partial(report, "hung")))
     except AssertionError:
         report("caught")
     else:
         report("survived")
-    faulthandler.cancel_dump_traceback_later()
 
 
 def main(mutants: Mapping[str, Mutant]) -> None:

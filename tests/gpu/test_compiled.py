@@ -45,6 +45,7 @@ def test_torch_compile_writes_to_out() -> None:
 
 def test_torch_finds_no_fault_with_the_operators() -> None:
     made = arena.call(SIMPLE["layer"], 257, 136, 193)
+    made.run()  # operators are registered when the runtime is first used
     bias = made.listed[1][1]
     arguments = (made.a.view, made.b.view, ["bias", "relu"], [bias], [])
     arguments = (*arguments, torch.bfloat16, "fast", None)

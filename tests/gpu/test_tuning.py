@@ -12,6 +12,8 @@ import cases
 import pytest
 import torch
 
+from warploom.errors import WarploomError
+from warploom.generator.build import build_many
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -19,6 +21,7 @@ from warploom.generator.families.attention_backward import (
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.model.shapes import AttentionShape, GemmShape
 from warploom.generator.specification import KernelSpec
+from warploom.runtime import kernel as kernels
 from warploom.tuning.gpu import Batch, GpuProcess, visible
 
 pytestmark = pytest.mark.gpu
@@ -31,8 +34,30 @@ SPECS = tuple(
     if tile != (64, 64) or roles == "pingpong"
 )
 BATCH = Batch(SPECS[0].operation, GemmShape(257, 264, 520), SPECS, 4)
+ATTENTION = KernelSpec(
+    "sm_90a",
+    AttentionOperation("bf16", 64, "causal"),
+    AttentionSchedule(128, 128, scheduler="dynamic"),
+)
+GRADIENTS = tuple(
+    KernelSpec(
+        "sm_90a",
+        AttentionBackwardOperation("bf16", 64, "causal"),
+        AttentionBackwardSchedule(q_tile, 128, accumulate=way),  # type: ignore[arg-type]
+    )
+    for q_tile, way in ((64, "bulk"), (96, "direct"))
+)
 
 
+@pytest.fixture(scope="module")
+def compiled(private_store: Path) -> None:
+    """Compile the kernels, as the tuner does before it has them measured."""
+    for result in build_many((*SPECS, ATTENTION, *GRADIENTS), kernels.store()):
+        if isinstance(result, WarploomError):
+            raise result
+
+
+@pytest.mark.usefixtures("compiled")
 def test_a_batch_is_verified_and_timed_in_a_process_of_its_own() -> None:
     gpu = GpuProcess(visible(1)[0])
     properties = torch.cuda.get_device_properties(0)
@@ -43,22 +68,16 @@ def test_a_batch_is_verified_and_timed_in_a_process_of_its_own() -> None:
     assert {result.outcome for result in found.values()} == {"correct"}, found
     assert found[SPECS[0]].relative == 1.0
     assert all(1e-6 < (result.seconds or 0) < 1e-3 for result in found.values())
-    operation = AttentionOperation("bf16", 64, "causal")
-    attention = KernelSpec("sm_90a", operation, AttentionSchedule(128, 128, scheduler="dynamic"))
     shape = AttentionShape(2, 8, 2, 1021, 1021, 64)
-    (result,) = gpu.measure(Batch(operation, shape, (attention,), 4)).values()
+    (result,) = gpu.measure(Batch(ATTENTION.operation, shape, (ATTENTION,), 4)).values()
     assert result.outcome == "correct" and result.seconds, result
-    backward = AttentionBackwardOperation("bf16", 64, "causal")
-    gradients = tuple(
-        KernelSpec("sm_90a", backward, AttentionBackwardSchedule(q_tile, 128, accumulate=way))  # type: ignore[arg-type]
-        for q_tile, way in ((64, "bulk"), (96, "direct"))
-    )
-    found = gpu.measure(Batch(backward, shape, gradients, 4))
-    assert [found[spec].outcome for spec in gradients] == ["correct"] * 2, found
+    found = gpu.measure(Batch(GRADIENTS[0].operation, shape, GRADIENTS, 4))
+    assert [found[spec].outcome for spec in GRADIENTS] == ["correct"] * 2, found
     assert all(1e-5 < (one.seconds or 0) < 1e-3 for one in found.values())
     gpu.close()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_kernels_that_hang_fault_or_compute_nothing_are_told_apart() -> None:
     faults = {SPECS[0].name: "nothing", SPECS[1].name: "fault", SPECS[3].name: "hang"}
     command = [sys.executable, "-P", str(HERE / "faulty_worker.py"), json.dumps(faults)]

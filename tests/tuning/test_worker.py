@@ -70,7 +70,11 @@ def worker(
 ) -> tuple[Worker, list[Mapping[str, Any]]]:
     said: list[Mapping[str, Any]] = []
     made = Worker(
-        said.append, "cpu", sampler or steady(), settle=lambda: said.append({"settle": 1})
+        said.append,
+        "cpu",
+        sampler or steady(),
+        settle=lambda: said.append({"settle": 1}),
+        fetch=lambda spec: said.append({"fetched": spec.name}),
     )
     return made, said
 
@@ -361,7 +365,9 @@ def sampler(calls):
     return sample
 
 made = worker.Worker
-worker.Worker = lambda say: made(say, "cpu", sampler, settle=lambda: None)
+worker.Worker = lambda say: made(
+    say, "cpu", sampler, settle=lambda: None, fetch=lambda spec: None
+)
 worker.about = lambda: {"gpu": "NVIDIA H200", "multiprocessors": 132}
 worker.warm = lambda: None
 worker.serve()

@@ -24,6 +24,9 @@ REGISTERS = {1: (0, 240), 2: (24, 240)}
 # Of a softcap without overlap, (dim, q_tile) that ptxas spills although there is room: of all
 # kernels of q_tile 80 and more, compiled, these alone.
 SPILLED_SOFTCAPS = {(32, 128), (64, 112)}
+# Of a softcap with overlap where blocks share rows, (dim, q_tile) that spill two registers of what
+# the block is to do; kept in shared memory, as packed lengths have it, it leaves room.
+CROWDED_SOFTCAPS = {(256, 64)}
 HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
 # What products in flight, masks and so on take beside accumulators and 16-bit operands; without
 # overlap the compiler saves some of what is counted. Fitted: what these let in compiles without

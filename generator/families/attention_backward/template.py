@@ -6,7 +6,10 @@ from typing import Any, cast
 
 from warploom.generator.elements import element
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
-from warploom.generator.families.attention_backward.layout import attention_backward_layout
+from warploom.generator.families.attention_backward.layout import (
+    CROWDED_SOFTCAPS,
+    attention_backward_layout,
+)
 from warploom.generator.families.attention_backward.parameters import parameters
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
@@ -23,6 +26,12 @@ def context(spec: KernelSpec) -> dict[str, Any]:
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.share == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"
+    crowded = (
+        (operation.dim, schedule.q_tile) in CROWDED_SOFTCAPS
+        and operation.softcap
+        and schedule.overlap
+        and shares_rows
+    )
     return {
         "operation": operation,
         "schedule": schedule,
@@ -53,7 +62,7 @@ def context(spec: KernelSpec) -> dict[str, Any]:
         ),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
-        "shares_work": operation.deterministic or operation.lengths == "packed",
+        "shares_work": operation.deterministic or operation.lengths == "packed" or crowded,
         "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "fixed" if operation.deterministic else "any",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",

@@ -1,0 +1,128 @@
+"""What is slow once is done before the first kernel is tried: its time is its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+
+from warploom.errors import KernelMissingError
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+from warploom.generator.specification import KernelSpec
+from warploom.tuning.gemm_trial import GemmTrial
+from warploom.tuning.worker import Worker
+
+ATTENTION = AttentionShape(1, 2, 2, 70, 70, 64)
+TRIED: dict[str, tuple[KernelSpec, Shape]] = {
+    "gemm": (
+        KernelSpec(
+            "sm_90a",
+            GemmOperation("bf16", "bf16", "bf16"),
+            GemmSchedule((64, 64, 64), stages=4, consumers=1, store="direct"),
+        ),
+        GemmShape(67, 64, 96),
+    ),
+    "attention_forward": (
+        KernelSpec("sm_90a", AttentionOperation("bf16", 64), AttentionSchedule(128, 64)),
+        ATTENTION,
+    ),
+    "attention_backward": (
+        KernelSpec(
+            "sm_90a", AttentionBackwardOperation("bf16", 64), AttentionBackwardSchedule(64, 128)
+        ),
+        ATTENTION,
+    ),
+}
+MODULES = """
+import json, sys
+from warploom.tuning import worker
+
+def sampler(calls):
+    for call in calls:
+        call()
+    return lambda: 1.0
+
+said = []
+say = lambda message: said.append((message.get("trying"), set(sys.modules)))
+made = worker.Worker(say, "cpu", sampler, settle=lambda: None, fetch=lambda spec: None)
+worker.rehearse()
+made.measure(json.loads(sys.argv[1]))
+before = next(modules for trying, modules in said if trying)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def request(spec: KernelSpec, shape: Shape) -> dict[str, Any]:
+    return {
+        "operation": asdict(spec.operation),
+        "shape": asdict(shape),
+        "kernels": [spec.name],
+        "rounds": 3,
+    }
+
+
+def worker(said: list[Mapping[str, Any]], **others: Any) -> Worker:
+    others = {"fetch": lambda spec: said.append({"fetched": spec.name}), **others}
+    return Worker(said.append, "cpu", lambda calls: lambda: 1.0, settle=lambda: None, **others)
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_nothing_is_imported_while_a_kernel_is_tried(family: str) -> None:
+    command = [sys.executable, "-P", "-c", MODULES, json.dumps(request(*TRIED[family]))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_what_is_right_is_known_and_kernels_are_at_hand_before_one_is_tried(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    from warploom.tuning.families import FAMILIES
+
+    said: list[Mapping[str, Any]] = []
+    trial: Any = FAMILIES[family].trial
+    expected = trial.__dict__["_expected"]
+    plain = expected.func
+    monkeypatch.setattr(expected, "func", lambda one: (said.append({"expected": 1}), plain(one))[1])
+    spec, shape = TRIED[family]
+    (result,) = worker(said).measure(request(spec, shape)).values()
+    assert result.outcome == "correct"
+    assert said[:4] == [
+        *({"trying": None}, {"expected": 1}, {"fetched": spec.name}, {"trying": spec.name})
+    ]
+    assert {"expected": 1} not in said[4:]
+
+
+def test_a_kernel_that_cannot_be_had_says_so_when_it_is_tried() -> None:
+    def missing(spec: KernelSpec) -> None:
+        raise KernelMissingError(spec.name, rule="is not in the store", fix="compile it")
+
+    said: list[Mapping[str, Any]] = []
+    spec, shape = TRIED["gemm"]
+    (result,) = worker(said, fetch=missing).measure(request(spec, shape)).values()
+    assert result.outcome == "correct"  # CPU calls need no kernel
+
+
+def test_too_little_memory_for_what_is_right_is_each_kernels_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short(trial: GemmTrial) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GemmTrial, "_share", short)
+    said: list[Mapping[str, Any]] = []
+    (result,) = worker(said).measure(request(*TRIED["gemm"])).values()
+    assert (result.outcome, result.reason) == ("launch error", "CUDA out of memory")
