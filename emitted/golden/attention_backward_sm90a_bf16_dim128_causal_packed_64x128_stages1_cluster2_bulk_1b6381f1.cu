@@ -48,6 +48,7 @@ constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators 
 // Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kWriters = 2;  // warps that add dq, each that of every second step
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -356,6 +357,7 @@ struct SharedStorage {
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
+  EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
 };
 static_assert(sizeof(SharedStorage) <= 165888);
 
@@ -384,7 +386,7 @@ __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { retur
 // Which of two blocks adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
-__device__ __forceinline__ int walk(const Work&, int n) { return n; }
+__device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
@@ -407,7 +409,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = walk(work, n);
+      const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
@@ -644,34 +646,49 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.ds_empty.init(4 * kConsumers);
+}
 
 // Barriers are there for all who arrive at them.
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
 
-// Adds a warpgroup's part of dq to the sums of its q tile. They lie as the accumulators do, four of a
-// thread after those of its neighbour, so a warp's are one piece: it stages them and TMA adds them.
+// dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
+// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// read it.
+//
+// Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  auto& staging = c.shared.sums[warp];
-  if (lane == 0) cute::tma_store_wait<0>();  // what was staged before has been read
-  __syncwarp();
+  c.shared.sums_empty.wait(step.parity ^ 1);
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();
-  __syncwarp();
-  if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(step.tile * kParts + c.part) * kPartSums + warp * (kQueries * 32);
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
-                 : "memory");
-    cute::tma_store_arrive();
-  }
+  for (int i = 0; i < kQueries / 4; ++i)
+    c.shared.sums[warp][i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier lets the writer go
+  release(c.shared.sums_full[step.parity]);
 }
 
-// Nobody waits for a turn.
-__device__ __forceinline__ void begin_turns(const Consumer&) {}
-__device__ __forceinline__ void finish_turns(const Consumer&) {}
+// Adds what every second step lays down, the steps whose parity is `writer`.
+__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
+  uint32_t parity = 0, phase = 0;
+  CUTE_NO_UNROLL
+  for (int i = rank(); i < p.sharing; i += kCluster) {
+    CUTE_NO_UNROLL
+    for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
+      if (parity != writer) continue;
+      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      shared.sums_full[writer].wait(phase);
+      phase ^= 1;
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                   ::"l"(p.dq_sum + int64_t(place) * kPartSums), "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
+                   "n"(kPartSums * 4), "l"(kEvictLast)
+                   : "memory");
+      cute::tma_store_arrive();
+      cute::tma_store_wait<0>();  // it is read
+      shared.sums_empty.arrive();
+    }
+  }
+}
 
 // v stays in shared memory.
 struct Held {
@@ -830,7 +847,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
-  begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
@@ -845,7 +861,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      const int m = walk(work, n);
+      const int m = walk(p, work, n);
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
@@ -854,7 +870,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       }
     }
     steps.end(c, count);
-    finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }
@@ -878,6 +893,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
+    for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
+    shared.sums_empty.init(1);
     init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
@@ -891,6 +908,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
+    const int writer = int(threadIdx.x) / 32 - 1;
+    if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
     cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);

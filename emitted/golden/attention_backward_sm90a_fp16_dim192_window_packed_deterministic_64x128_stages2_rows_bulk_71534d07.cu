@@ -48,6 +48,7 @@ constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators 
 // Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
+constexpr int kWriters = 2;  // warps that add dq, each that of every second step
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -74,7 +75,7 @@ struct alignas(128) Parameters {
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
-  int32_t* turns;  // [head, q tile, ...]: kv tiles that added to a piece of dq
+  int32_t* turns;  // [head, q tile, part]: kv tiles that added to dq
   int32_t* counter;  // of tickets that blocks of main have taken
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
@@ -94,6 +95,7 @@ struct alignas(128) Parameters {
   int32_t all_kv_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
   int32_t dim;  // of the tensors, at most kDim
+  int32_t leftward;  // whether kv tiles add to dq from right to left
   int32_t left;  // row r sees no column before r - left
   int32_t right;  // row r sees no column after r + right
   int32_t bottom_right;  // r counts so that the last is seq_k - 1
@@ -118,8 +120,9 @@ static_assert(OFFSET(Parameters, total_q) == 1060 && OFFSET(Parameters, total_k)
 static_assert(OFFSET(Parameters, kv_tiles) == 1068 && OFFSET(Parameters, q_tiles) == 1072);
 static_assert(OFFSET(Parameters, section) == 1076 && OFFSET(Parameters, all_kv_heads) == 1080);
 static_assert(OFFSET(Parameters, sharing) == 1084 && OFFSET(Parameters, dim) == 1088);
-static_assert(OFFSET(Parameters, left) == 1092 && OFFSET(Parameters, right) == 1096);
-static_assert(OFFSET(Parameters, bottom_right) == 1100 && OFFSET(Parameters, scale) == 1104);
+static_assert(OFFSET(Parameters, leftward) == 1092 && OFFSET(Parameters, left) == 1096);
+static_assert(OFFSET(Parameters, right) == 1100 && OFFSET(Parameters, bottom_right) == 1104);
+static_assert(OFFSET(Parameters, scale) == 1108);
 __device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -354,8 +357,8 @@ struct SharedStorage {
   FullBarrier peer_full;    // the peer's box of ds has arrived
   EmptyBarrier peer_empty;  // the peer has multiplied dq with the box that was sent to it
   Work work;  // where registers are too few for it
-  int* owed[kConsumers * 4];  // by warps: where it passes on the turn that it has had; nullptr: nowhere
-  FullBarrier ticket_full;  // the ticket that the pair's first block has taken is here
+  EmptyBarrier sums_full[kWriters], sums_empty;  // the step's dq is laid down for its writer; TMA has read it
+  FullBarrier ticket_full;  // the ticket that the cluster's first block has taken is here
   int ticket;
 };
 static_assert(sizeof(SharedStorage) <= 219136);
@@ -368,7 +371,8 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   index /= kParts;
   const int section = index / (p.section * p.kv_tiles), offset = index - section * p.section * p.kv_tiles;
   const int heads = min(p.section, p.all_kv_heads - section * p.section);
-  const int tile = offset / heads, all_head = section * p.section + offset - tile * heads;
+  const int place = offset / heads, all_head = section * p.section + offset - place * heads;
+  const int tile = p.leftward ? p.kv_tiles - 1 - place : place;
   const KvPlace at = place_kv(p, tile, all_head);
   const int rows = at.sequence.rows(p), diagonal = at.sequence.diagonal(p);
   const int last = min(at.column + kKvTile, at.sequence.columns(p)) - 1;
@@ -379,35 +383,48 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
           begin < end && (kCluster == 1 || rank() < p.sharing) ? (end + kQTile - 1) / kQTile : 0, at.first_tile};
 }
 
-// The index of the block's work: a pair takes one ticket when it begins. Its first block does, and tells the
-// other; one thread of each asks.
+// The index of the block's work: a cluster takes one ticket when it begins. Its first block does, and tells the
+// others; one thread of each asks. Where blocks share rows each is an index of its own.
 __device__ __forceinline__ int number(const Parameters& p, SharedStorage& shared) {
-  if (blockIdx.x % kParts > 0) {
+  constexpr int kBlocks = 2;
+  const int block = blockIdx.x % kBlocks;
+  int ticket;
+  if (block > 0) {
     shared.ticket_full.arrive_and_expect_tx(sizeof(shared.ticket));
     shared.ticket_full.wait(0);
-    return *const_cast<volatile int*>(&shared.ticket) * kParts + 1;
+    ticket = *const_cast<volatile int*>(&shared.ticket);
+  } else {
+    ticket = atomicAdd(p.counter, 1);
+    CUTE_UNROLL
+    for (int other = 1; other < kBlocks; ++other)
+      asm volatile("{\n.reg .b32 place, full;\nmapa.shared::cluster.u32 place, %0, %3;\n"
+                   "mapa.shared::cluster.u32 full, %1, %3;\n"
+                   "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %2, [full];\n}"
+                   ::"r"(cute::cast_smem_ptr_to_uint(&shared.ticket)),
+                   "r"(cute::cast_smem_ptr_to_uint(&shared.ticket_full)), "r"(ticket), "r"(other)
+                   : "memory");
   }
-  const int ticket = atomicAdd(p.counter, 1);
-  asm volatile("{\n.reg .b32 place, full;\nmapa.shared::cluster.u32 place, %0, 1;\n"
-               "mapa.shared::cluster.u32 full, %1, 1;\n"
-               "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [place], %2, [full];\n}"
-               ::"r"(cute::cast_smem_ptr_to_uint(&shared.ticket)),
-               "r"(cute::cast_smem_ptr_to_uint(&shared.ticket_full)), "r"(ticket)
-               : "memory");
-  return ticket * kParts;
+  return ticket * kBlocks + block;
 }
 
-// To the dq of a q tile kv tiles add from left to right. Blocks wait for blocks with lower numbers only, and
-// take numbers when they begin: so none waits for one that may never begin.
+// To the dq of a q tile kv tiles add from left to right, the longest of a causal mask first, or leftward. Blocks wait
+// for blocks with lower numbers only, and take numbers when they begin: so none waits for one that may never begin.
 
-// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well.
-__device__ __forceinline__ int walk(const Work& work, int n) { return work.begin + work.end - 1 - n; }
+// The q tile in place n of [begin, end): from the last on, with which kv tiles further left begin as well; leftward
+// from a kv tile's first on, which those further right that see it begin before.
+__device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n) {
+  return p.leftward ? n : work.begin + work.end - 1 - n;
+}
 
 // How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
-  // The first column that the row attends to.
-  const int first = kBoundsLeft ? max(0, row + work.sequence.diagonal(p) - left(p)) : 0;
-  return work.column / kKvTile - first / kKvTile;
+  const Sequence& sequence = work.sequence;
+  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p), columns = sequence.columns(p);
+  if (p.leftward) {  // from the last column that one of the tile's rows attends to
+    const int rows = min(row + kQTile, sequence.rows(p));
+    return ((kBoundsRight ? min(columns, rows + diagonal + right(p)) : columns) - 1) / kKvTile - own;
+  }
+  return own - (kBoundsLeft ? max(0, row + diagonal - left(p)) : 0) / kKvTile;  // from the row's first column
 }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
@@ -436,7 +453,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = walk(work, n);
+      const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
@@ -722,51 +739,57 @@ __device__ __forceinline__ void sync_share() {
   cute::cluster_wait();
 }
 
-// Passes on the turn that the warp has had, if it has not yet.
-__device__ __forceinline__ void pass_turn(const Consumer& c, int warp) {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
-  int* owed = c.shared.owed[warp];
-  if (owed == nullptr) return;
-  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
-               ::"l"(owed) : "memory");
-  c.shared.owed[warp] = nullptr;
-}
-
-// Adds a warpgroup's part of dq to the sums of its q tile, after all kv tiles further left have. They lie
-// as the accumulators do, four of a thread after those of its neighbour, so a warp's are one piece: it
-// stages them, awaits the piece's turn and TMA adds them. The turn is passed on a step later, when that
-// is done, and before this warp waits for another: a warp only ever waits for blocks with lower numbers.
+// dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
+// lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
+// read it. It waits for the tile's turn first, until all kv tiles further left have added, and passes the turn on
+// when all is added; meanwhile the other writer has the next step's. A block only ever waits for those with lower
+// numbers.
+//
+// Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {
   const int lane = threadIdx.x % 32, warp = c.consumer * 4 + threadIdx.x / 32 % 4;
-  auto& staging = c.shared.sums[warp];
-  if (lane == 0) pass_turn(c, warp);
-  __syncwarp();
+  c.shared.sums_empty.wait(step.parity ^ 1);
   CUTE_UNROLL
-  for (int i = 0; i < kQueries / 4; ++i) staging[i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
-  cute::tma_store_fence();
-  __syncwarp();
-  const int piece = (step.tile * kParts + c.part) * (kConsumers * 4) + warp;
-  int* turns = c.p.turns + piece;
-  int passed;
-  do {  // all lanes ask: after a loop of one alone the compiler takes nothing for uniform
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  } while (!__all_sync(~0u, passed == turn(c.p, c.work, step.row)));
-  if (lane == 0) {
-    float* sums = c.p.dq_sum + int64_t(piece) * (kQueries * 32);
-    asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
-                 ::"l"(sums), "r"(cute::cast_smem_ptr_to_uint(staging)), "n"(kQueries * 128), "l"(kEvictLast)
-                 : "memory");
-    cute::tma_store_arrive();
-    c.shared.owed[warp] = turns;
-  }
+  for (int i = 0; i < kQueries / 4; ++i)
+    c.shared.sums[warp][i][lane] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+  cute::tma_store_fence();  // make the writes visible to TMA before the barrier lets the writer go
+  release(c.shared.sums_full[step.parity]);
 }
 
-__device__ __forceinline__ void begin_turns(const Consumer& c) {
-  if (threadIdx.x % 32 == 0) c.shared.owed[c.consumer * 4 + threadIdx.x / 32 % 4] = nullptr;
+__device__ __forceinline__ void await_turn(const int* turns, int turn) {
+  int passed;
+  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
+  while (passed != turn);
+  asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
 }
-__device__ __forceinline__ void finish_turns(const Consumer& c) {
-  if (threadIdx.x % 32 == 0) pass_turn(c, c.consumer * 4 + threadIdx.x / 32 % 4);
+__device__ __forceinline__ void pass_turn(int* turns) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");  // all is added, not just read
+  asm volatile("fence.proxy.async.global;\nfence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;"
+               ::"l"(turns) : "memory");
+}
+
+// Adds what every second step lays down, the steps whose parity is `writer`.
+__device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, const Work& work, uint32_t writer) {
+  uint32_t parity = 0, phase = 0;
+  CUTE_NO_UNROLL
+  for (int i = rank(); i < p.sharing; i += kCluster) {
+    CUTE_NO_UNROLL
+    for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
+      if (parity != writer) continue;
+      const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+      await_turn(p.turns + place, turn(p, work, m * kQTile));
+      shared.sums_full[writer].wait(phase);
+      phase ^= 1;
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;"
+                   ::"l"(p.dq_sum + int64_t(place) * kPartSums), "r"(cute::cast_smem_ptr_to_uint(shared.sums)),
+                   "n"(kPartSums * 4), "l"(kEvictLast)
+                   : "memory");
+      cute::tma_store_arrive();
+      cute::tma_store_wait<0>();  // it is read
+      shared.sums_empty.arrive();
+      pass_turn(p.turns + place);
+    }
+  }
 }
 
 // The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
@@ -873,7 +896,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
-  begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
@@ -888,7 +910,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      const int m = walk(work, n);
+      const int m = walk(p, work, n);
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
@@ -897,7 +919,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       }
     }
     steps.end(c, count);
-    finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }
@@ -921,6 +942,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
       shared.do_full[i].init(1);
       shared.do_empty[i].init(4 * kConsumers);
     }
+    for (int i = 0; i < kWriters; ++i) shared.sums_full[i].init(4 * kConsumers);
+    shared.sums_empty.init(1);
     init_share(shared);
     cutlass::arch::fence_barrier_init();
   }
@@ -934,6 +957,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
+    const int writer = int(threadIdx.x) / 32 - 1;
+    if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
     cutlass::arch::warpgroup_reg_alloc<240>();
     consume(p, shared, work, warpgroup - 1);
@@ -987,8 +1012,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
-  constexpr int kTurns = kParts * kConsumers * 4;
-  if (threadIdx.x < kTurns) p.turns[int64_t(blockIdx.x) * kTurns + threadIdx.x] = 0;
+  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
 }
 
 // dq in 16 bits, by rows: scale times the sums.

@@ -330,7 +330,7 @@ __device__ __forceinline__ int number(const Parameters&, SharedStorage&) { retur
 // Which of two blocks adds to a q tile's dq first is left to chance.
 
 // The q tile in place n of [begin, end).
-__device__ __forceinline__ int walk(const Work&, int n) { return n; }
+__device__ __forceinline__ int walk(const Parameters&, const Work&, int n) { return n; }
 
 // ---- Producer: one thread keeps q and do coming --------------------------------------------------
 // Starts the load of v.
@@ -353,7 +353,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int head = work.head * p.sharing + i;
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
-      const int m = walk(work, n);
+      const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
@@ -588,7 +588,9 @@ __device__ __forceinline__ void release_ds(const Consumer& c) {
 // The part of dk's and dv's columns that the warpgroup has.
 __device__ __forceinline__ int gradient_part(const Consumer& c) { return c.part; }
 
-__device__ __forceinline__ void init_share(SharedStorage& shared) { shared.ds_empty.init(4 * kConsumers); }
+__device__ __forceinline__ void init_share(SharedStorage& shared) {
+  shared.ds_empty.init(4 * kConsumers);
+}
 
 // Barriers are there for all who arrive at them.
 __device__ __forceinline__ void sync_share() { __syncthreads(); }
@@ -604,10 +606,6 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
                  "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                  : "memory");
 }
-
-// Nobody waits for a turn.
-__device__ __forceinline__ void begin_turns(const Consumer&) {}
-__device__ __forceinline__ void finish_turns(const Consumer&) {}
 
 // The steps of a consumer, one for each q tile: the scores of the next are multiplied while dq leaves, dp
 // while p is computed, dv while ds is, dk while the consumers meet. The compiler must find no wait that
@@ -720,7 +718,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
                    Scaling(p)};
-  begin_turns(c);
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
@@ -735,7 +732,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      const int m = walk(work, n);
+      const int m = walk(p, work, n);
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
@@ -744,7 +741,6 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       }
     }
     steps.end(c, count);
-    finish_turns(c);
   }
   store_gradients(c, dk, dv);
 }

@@ -278,7 +278,8 @@ def test_deterministic_kv_tiles_take_their_turns_in_the_order_that_keeps_fewest_
     assert order(ordered, 132, 16_384) == (33, False)
     assert order(ordered, 132, 128) == (64, False)  # what fits L2
     assert order(causal, 1, 16_384) == (2, False)  # 1.9 rounds of 132 blocks: the longest first
-    assert order(causal, 16, 16_384) == (1, True)  # 31 rounds, one head in L2 at a time
+    assert order(causal, 132, 2048) == (4, True)  # 32 rounds, four heads in L2 at a time
+    assert order(causal, 16, 16_384) == (32, False)  # not one in L2
     assert order(spec(changed(mask="causal")), 16, 16_384) == (1, None)
 
 

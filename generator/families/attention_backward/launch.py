@@ -33,8 +33,9 @@ SECTION_BYTES = 32 << 20
 # Kv tiles of a head that run at a time where they wait for each other's turns: each begins a step
 # after the one before. With fewer less of q, do and the sums is found in L2.
 TILES_IN_TURN = 4
-# Rounds of blocks from which on kv tiles of a bounded mask add leftward. None waits for long then,
-# but the longest end last, in vain for up to half a round of all multiprocessors but theirs.
+# Rounds of blocks from which on kv tiles of a bounded mask add leftward. None waits for long then
+# (d64 causal 2k: 0.92 of the speed in any order, else 0.85), but the longest end last. Only where
+# several heads fit L2, as tiles work on different rows of q then (d256 causal 16k: 0.85, not 0.92).
 LEFTWARD_ROUNDS = 8
 ROW_THREADS = 256  # of a block of the preprocess and postprocess kernels
 
@@ -164,7 +165,8 @@ def _order(
     if operation.deterministic:
         at_a_time = device.multiprocessors // (layout.parts * schedule.cluster)
         rounds = tiles.kv_tiles * tiles.all_kv_heads / at_a_time
-        leftward = operation.mask != "none" and rounds >= LEFTWARD_ROUNDS
+        bounded = operation.mask != "none"
+        leftward = bounded and section > 1 and rounds >= LEFTWARD_ROUNDS
         if not leftward:
             section = max(section, -(-at_a_time // TILES_IN_TURN))
     elif operation.mask == "none":

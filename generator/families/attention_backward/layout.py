@@ -21,9 +21,14 @@ from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
 # What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
 # 255, but of those with overlap that are expected to need 244 ptxas serialises some.
 REGISTERS = {1: (0, 240), 2: (24, 240)}
-# Of a softcap without overlap, (dim, q_tile) that ptxas spills although there is room: of all
-# kernels of q_tile 80 and more, compiled, these alone.
-SPILLED_SOFTCAPS = {(32, 128), (64, 112)}
+# Without overlap, (dim, q_tile, softcap, accumulate) that ptxas spills although there is room: of
+# all kernels of q_tile 80 and more, compiled, these alone.
+SPILLED = {
+    *((32, 128, True, accumulate) for accumulate in ("bulk", "direct")),
+    *((64, 112, True, accumulate) for accumulate in ("bulk", "direct")),
+    (64, 128, True, "bulk"),
+    (64, 144, False, "bulk"),
+}
 # Of a softcap with overlap where blocks share rows, (dim, q_tile) that spill two registers of what
 # the block is to do; kept in shared memory, as packed lengths have it, it leaves room.
 CROWDED_SOFTCAPS = {(256, 64)}
@@ -31,9 +36,9 @@ HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
 # What products in flight, masks and so on take beside accumulators and 16-bit operands; without
 # overlap the compiler saves some of what is counted. Fitted: what these let in compiles without
 # spills (tests/property/test_compiled.py tries a sample).
-SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_DETERMINISTIC_REGISTERS = -4, 8, 12
+SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_BULK_REGISTERS = -4, 8, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
-OVERLAP_MASK_REGISTERS, OVERLAP_DETERMINISTIC_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 20, 12
+OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 HELD_REGISTERS = 12  # beside those that hold v
@@ -168,12 +173,11 @@ def _registers(
             beside += (
                 (operation.lengths == "packed") * OVERLAP_PACKED_REGISTERS
                 + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
-                + operation.deterministic * OVERLAP_DETERMINISTIC_REGISTERS
                 + (columns < operation.dim) * OVERLAP_PARTS_REGISTERS
             )
     else:
         second = query_n // 2 + 2 * weights  # dq, while dk is multiplied
         beside = SERIAL_REGISTERS + operation.softcap * (
-            SOFTCAP_REGISTERS + operation.deterministic * SOFTCAP_DETERMINISTIC_REGISTERS
+            SOFTCAP_REGISTERS + (schedule.accumulate == "bulk") * SOFTCAP_BULK_REGISTERS
         )
     return gradients + max(first, second) + beside

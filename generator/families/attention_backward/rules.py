@@ -8,7 +8,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_backward.layout import (
-    SPILLED_SOFTCAPS,
+    SPILLED,
     WIDEST,
     attention_backward_layout,
 )
@@ -79,10 +79,11 @@ def schedule_reasons(
             f"{layout.query_n} columns of dq are no multiple of 16",
             None
             if schedule.overlap
-            or not operation.softcap
-            or (operation.dim, schedule.q_tile) not in SPILLED_SOFTCAPS
-            else f"q_tile {schedule.q_tile} with dim {operation.dim}, softcap and no overlap: it "
-            "spills registers; take another q_tile",
+            or (operation.dim, schedule.q_tile, operation.softcap, schedule.accumulate)
+            not in SPILLED
+            else f"q_tile {schedule.q_tile} with dim {operation.dim}"
+            f"{', softcap' if operation.softcap else ''} and no overlap: it spills registers; take "
+            "another q_tile",
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]
