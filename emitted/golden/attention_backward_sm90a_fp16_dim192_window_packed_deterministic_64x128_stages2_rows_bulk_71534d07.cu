@@ -741,9 +741,8 @@ __device__ __forceinline__ void sync_share() {
 
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
-// read it. It waits for the tile's turn first, until all kv tiles further left have added, and passes the turn on
-// when all is added; meanwhile the other writer has the next step's. A block only ever waits for those with lower
-// numbers.
+// read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
+// writer has the next step's. A block only ever waits for those with lower numbers.
 //
 // Lays down a warpgroup's part of dq for the step's writer. It lies as the accumulators do, and as the sums do.
 __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[kQueries], Step step) {

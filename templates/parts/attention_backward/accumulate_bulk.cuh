@@ -1,9 +1,8 @@
 // dq leaves through two writers, warps beside the producer's: each has every second step's. What the consumers
 // lay down one writer adds to the sums of its q tile, all at once, and lets go of the staging as soon as TMA has
 {% if operation.deterministic %}
-// read it. It waits for the tile's turn first, until all kv tiles further left have added, and passes the turn on
-// when all is added; meanwhile the other writer has the next step's. A block only ever waits for those with lower
-// numbers.
+// read it. It waits for its turn at the tile first, and passes the turn on when all is added; meanwhile the other
+// writer has the next step's. A block only ever waits for those with lower numbers.
 {% else %}
 // read it.
 {% endif %}
