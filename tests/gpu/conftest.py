@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,14 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base if WORKER is None else base.parent) / "store"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def dispatch_by_tables(private_store: Path) -> Iterator[None]:
+    """Dispatch by the tables, whose choices are built beforehand, not by records of this GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_RECORDS", "ignore")
+        yield
 
 
 @pytest.fixture(scope="session")

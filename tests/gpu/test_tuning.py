@@ -111,7 +111,8 @@ def test_what_was_tuned_is_what_the_next_process_runs(tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     space.write_text(SPACE)
     path = os.pathsep.join(sys.path)
-    environment = os.environ | {"WARPLOOM_RECORDS_DIR": str(tmp_path), "PYTHONPATH": path}
+    settings = {"WARPLOOM_RECORDS": "use", "WARPLOOM_RECORDS_DIR": str(tmp_path)}
+    environment = os.environ | settings | {"PYTHONPATH": path}
     flags = ("--shapes", "384x1536x1024", "--budget", "60")
     tune = [sys.executable, "-P", "-m", "warploom", "tune", str(space), *flags]
     done = subprocess.run(tune, env=environment, capture_output=True, text=True, check=False)
