@@ -99,19 +99,32 @@ def _compilations(cells: Sequence[CellJson]) -> str:
 
 
 def _attentions(cells: Sequence[CellJson]) -> str:
-    """TFLOP/s of each contender; the ratio is to the fastest peer."""
-    peers = sorted({entry["contender"] for cell in cells for entry in cell["entries"][1:5]})
-    rows = []
+    """A line for each kind of cell, and one for all: the ratio is to each cell's fastest peer."""
+    kinds: dict[str, list[CellJson]] = {}
     for cell in cells:
-        seconds = {entry["contender"]: entry["seconds"] for entry in cell["entries"]}
-        rates = [
-            f"{cell['problem']['flops'] / taken * 1e-12:.0f}" if taken else "absent"
-            for taken in (seconds.get(name) for name in ("warploom", *peers))
-        ]
-        rows.append((cell["name"], *rates, _ratio(cell), cell["verdict"]))
-    columns = ["TFLOP/s", "Warploom", *peers, "best peer / Warploom", "verdict"]
-    drawn = table(columns, rows, numbers=True)
-    return f"{drawn}\n\n{_summaries(cells, 'best peer')}"
+        kinds.setdefault(_kind(cell["problem"]), []).append(cell)
+    if len(kinds) > 1:
+        kinds["all"] = list(cells)
+    rows = []
+    for kind, group in kinds.items():
+        told = summary(group)
+        ratios = [cell["ratio"] for cell in group if cell["ratio"]]
+        mean = told.pop("geometric_mean")
+        figures = (mean, min(ratios), max(ratios)) if ratios else (0, 0, 0)
+        rows.append(
+            (kind, *(f"{x:.3f}" if ratios else "-" for x in figures), *map(str, told.values()))
+        )
+    columns = ["", "best peer / Warploom", "least", "most", "cells", "won", "tied", "lost"]
+    return table([*columns, "absent", "wrong"], rows, numbers=True)
+
+
+def _kind(problem: Mapping[str, Any]) -> str:
+    if problem["lengths"]:
+        return "packed"
+    if problem["heads"] != problem["kv_heads"]:
+        return f"dimension {problem['dim']}, grouped queries"
+    window = "" if problem["window"] is None else ", window"
+    return f"dimension {problem['dim']}{window}"
 
 
 _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
