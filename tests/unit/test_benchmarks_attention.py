@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -134,15 +134,30 @@ def test_a_wrong_result_ends_in_exit_code_3(
         assert len(read(path)["cells"]) == 1
 
 
-def test_a_table_has_the_rate_of_every_contender(tmp_path: Path) -> None:
+def test_a_table_sums_up_each_kind_of_cell_and_all_of_them(tmp_path: Path) -> None:
     record = Record(tmp_path / "x.json", "attention_forward", {"torch": "2.13", "date": "today"})
     record.add(cell(1e-6, 2e-6))
     record.add(cell(1e-6, None))
+    alone = tables.draw(tmp_path).splitlines()
+    assert (
+        alone[-1]
+        == "| dimension 64, grouped queries | 2.000 | 2.000 | 2.000 | 2 | 1 | 0 | 0 | 1 | 0 |"
+    )
+    slower = cell(1e-6, 0.5e-6)
+    changed = {"heads": 8, "kv_heads": 8, "dim": 128}
+    record.add(replace(slower, problem={**slower.problem, **changed}))
     drawn = tables.draw(tmp_path).splitlines()
-    rate = SMALL.flops / 1e-6 * 1e-12
-    assert "| TFLOP/s | Warploom | cuDNN | best peer / Warploom | verdict |" in drawn
-    assert f"| d64 causal 65 | {rate:.0f} | {rate / 2:.0f} | 2.000 | won |" in drawn
-    assert f"| d64 causal 65 | {rate:.0f} | absent | - | absent |" in drawn
+    other = "| dimension 128 | 0.500 | 0.500 | 0.500 | 1 | 0 | 0 | 1 | 0 | 0 |"
+    every = "| all | 1.000 | 0.500 | 2.000 | 3 | 1 | 0 | 1 | 1 | 0 |"
+    assert drawn[-3:] == [alone[-1], other, every]
+
+
+def test_a_table_has_no_ratio_where_no_peer_has(tmp_path: Path) -> None:
+    record = Record(tmp_path / "x.json", "attention_packed", {"torch": "2.13", "date": "today"})
+    record.add(cell(1e-6, None))
+    assert "| dimension 64, grouped queries | - | - | - | 1 | 0 | 0 | 0 | 1 | 0 |" in tables.draw(
+        tmp_path
+    )
 
 
 def test_operands_lie_as_a_model_has_them() -> None:
