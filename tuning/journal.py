@@ -27,6 +27,7 @@ from warploom.generator.specification import Operation, Schedule
 
 SCHEMA = 1
 Outcome = Literal["correct", "wrong", "compile error", "launch error", "timeout", "illegal"]
+_Problem = tuple[Operation, Shape, Environment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +128,23 @@ def read(path: Path) -> list[Entry]:
         ) from error
 
 
-def measurements(entries: Iterable[Entry]) -> list[Measurement]:
+def measurements(*journals: Iterable[Entry]) -> list[Measurement]:
     """What the model is fitted from: one time for each correct schedule of each problem.
 
-    Clocks drift between loops, so that is the median of its relative times, times the median of
-    what they are relative to.
+    Clocks drift between loops, and more between runs (one product took 35 and 42 us), so that is
+    the median of its relative times in all journals, times the median of what they are relative to:
+    the default, which each journal has first of a problem. Those of another default are apart.
     """
-    groups: dict[tuple[Operation, Shape, Environment], list[Result]] = {}
-    for entry in entries:
-        if entry.result.seconds is not None and entry.result.relative is not None:
-            key = (entry.operation, entry.shape, entry.environment)
-            groups.setdefault(key, []).append(entry.result)
+    groups: dict[tuple[_Problem, Schedule], list[Result]] = {}
+    for entries in journals:
+        defaults: dict[_Problem, Schedule] = {}
+        for entry in entries:
+            if entry.result.seconds is not None and entry.result.relative is not None:
+                problem = (entry.operation, entry.shape, entry.environment)
+                default = defaults.setdefault(problem, entry.result.schedule)
+                groups.setdefault((problem, default), []).append(entry.result)
     found = []
-    for (operation, shape, environment), results in groups.items():
+    for ((operation, shape, environment), _), results in groups.items():
         anchors = [r.seconds for r in results if r.relative == 1.0 and r.seconds]
         relatives: dict[Schedule, list[float]] = {}
         for result in results:

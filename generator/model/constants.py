@@ -21,6 +21,9 @@ from warploom.generator.gpus import file_name
 SCHEMA = 1
 
 
+ENOUGH = 12  # swept problems: fewer are of too few shapes and types for a call to go by
+
+
 @dataclass(frozen=True, slots=True)
 class Quality:
     """What the model is worth, held against exhaustive sweeps: shares of the best known time.
@@ -37,7 +40,7 @@ class Quality:
     @property
     def decides(self) -> bool:
         """True when the model may choose where nothing near was measured."""
-        return self.problems >= 4 and self.first <= 1.10 and self.kept >= 0.90
+        return self.problems >= ENOUGH and self.first <= 1.10 and self.kept >= 0.90
 
 
 @dataclass(frozen=True, slots=True)

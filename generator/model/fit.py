@@ -1,9 +1,10 @@
 """Constants from measurements: least squares on the logarithms of times.
 
 What counts most is how schedules of one problem compare, so a problem's mean error, which clocks
-and power cause, has a smaller weight than what is left of each measurement. Constants are fitted by
-their logarithms, and drawn weakly to the hardware's figures where measurements do not tell
-(Gauss-Newton with damping, after Levenberg and Marquardt).
+and power cause, has a smaller weight than what is left of each measurement. The fast ones count for
+more: a sweep is mostly of schedules that nobody would choose, slow for reasons of their own.
+Constants are fitted by their logarithms, and drawn weakly to the hardware's figures where
+measurements do not tell (Gauss-Newton with damping, after Levenberg and Marquardt).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from warploom.generator.model.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 MEAN_WEIGHT = 0.3  # of a problem's mean error, beside 1 for how its schedules compare
+# A measurement weighs 1 / e of the best where it takes this share longer, but never less than that.
+# Between 0.1 and 0.3, and 0.02 and 0.05, the sweeps' quality is the same.
+BEHIND, LEAST = 0.15, 0.05
 PULL = 0.15  # towards the start: of one measurement's error of 100 %, for a constant e times off
 ROUNDS = 60
 SWEPT = 120  # schedules of one problem that make a sweep,
@@ -74,14 +78,17 @@ def _fit(name: str, measured: Sequence[Measurement], legal: Legal) -> FamilyCons
     start, seconds = MODELS[name]
     names = list(start)
     groups = _groups(measured)
+    weights = [_weights(group) for group in groups]
     begin = np.log([start[key] for key in names])
 
     def errors(logarithms: Vector) -> Vector:
         values = dict(zip(names, np.exp(logarithms).tolist(), strict=True))
         found = []
-        for group in groups:
+        for group, weight in zip(groups, weights, strict=True):
             own = np.array([_error(seconds, values, one) for one in group])
-            found += [own - own.mean(), [MEAN_WEIGHT * math.sqrt(len(group)) * own.mean()]]
+            mean = np.average(own, weights=weight)
+            found += [np.sqrt(weight) * (own - mean)]
+            found += [[MEAN_WEIGHT * math.sqrt(weight.sum()) * mean]]
         return np.concatenate([*found, PULL * (logarithms - begin)])
 
     fitted = _least_squares(errors, begin)
@@ -100,6 +107,12 @@ def _unknown(_operation: Operation, _shape: Shape) -> int:
 def _error(seconds: Any, values: Mapping[str, float], one: Measurement) -> float:  # noqa: ANN401
     predicted = seconds(values, one.operation, one.schedule, one.shape, one.multiprocessors)
     return math.log(predicted / one.seconds)
+
+
+def _weights(group: Sequence[Measurement]) -> Vector:
+    """What the measurements of one problem count for: the best 1, others less."""
+    best = min(one.seconds for one in group)
+    return np.array([max(LEAST, math.exp((1 - one.seconds / best) / BEHIND)) for one in group])
 
 
 def _groups(measured: Iterable[Measurement]) -> list[list[Measurement]]:

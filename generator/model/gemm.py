@@ -1,9 +1,12 @@
 """How long a GEMM takes: waves of tiles, each bound by what is slowest in a step, and by memory.
 
 A step is one k tile of one output tile on one multiprocessor. In it the tensor core multiplies,
-shared memory feeds it, L2 fills the stages, and the stages in flight hide L2's latency: the slowest
-of them decides, softly (`slowest`). So do the steps of the busiest multiprocessor together beside
-HBM's traffic. What does not overlap is added: launch, first fill, and epilogues that nothing hides.
+shared memory feeds it, L2 fills the stages, the stages in flight hide L2's latency, and no step is
+shorter than its barriers: the slowest decides, softly (`slowest`). So do the steps of the busiest
+multiprocessor together beside the traffic of memory. What does not overlap is added: launch, first
+fill, and epilogues that nothing hides.
+
+Times in comments are of an H200, from sweeps of six products of bf16 and the tuning of 28.
 """
 
 from __future__ import annotations
@@ -21,22 +24,29 @@ from warploom.generator.model.shapes import GemmShape
 START = {
     "launch": 2e-6,  # seconds of a launch in a graph, with the first block's prologue
     "latency": 8e-7,  # seconds from a TMA request to its data
-    "tensor_clock": 1.55e9,  # of the tensor core under load, in Hz
-    "shared_clock": 1.55e9,  # of shared memory, which has 128 bytes a cycle
-    "l2_bandwidth": 8e10,  # bytes a second that one multiprocessor gets of L2
+    "tensor_clock": 1.85e9,  # of the tensor core, in Hz, where few multiprocessors multiply
+    "power": 0.2,  # more of its time where all do, and the GPU is at its limit of power
+    "shared_clock": 1.85e9,  # of shared memory, which has 128 bytes a cycle
+    "l2_bandwidth": 1.6e11,  # bytes a second that a TPC, two multiprocessors, gets of L2
+    "crossing": 2e13,  # bytes a second from one half of L2 to the other
     "hbm_bandwidth": 4.2e12,  # bytes a second of memory
     "l2_bytes": 4e7,  # of L2 that keep an operand from being read again
+    "wide": 0.03,  # more of memory's time where L2 fetches 256 bytes for a request, not 128
+    "uneven": 0.3,  # of memory's time, that TPCs of two blocks wait more than those of one
+    "sparse": 0.1,  # more of memory's time where no TPC has two, and fewer requests are under way
     "epilogue": 5e-7,  # seconds of an epilogue beside its bytes
     "store_bandwidth": 6e10,  # bytes a second at which one multiprocessor finishes D
-    "step": 2e-8,  # seconds of a k tile that nothing hides: barriers, issue
-    "cluster": 5e-7,  # seconds that a cluster's blocks wait for each other, once
-    "alone": 0.1,  # more of it where one warpgroup has the tensor core to itself
+    "step": 1e-7,  # seconds that a k tile takes at least: barriers, products one after the other
+    "cluster": 1e-8,  # seconds more of it where a cluster's blocks wait for each other
+    "padding": 4e10,  # bytes a second of rows past the end, where a cluster's block loads them
+    "alone": 0.1,  # more of the tensor core's time where one warpgroup has it to itself
     "integer": 1.0,  # of the tensor core's time: int8 takes less power, and clocks stay higher
     "promotion": 0.5,  # of the fp32 additions that promotion does not hide
     "transposed": 0.5,  # more shared-memory time where neither operand is K-major
 }
-SHARPNESS = 4  # of `slowest`: two equal times take 1.19 of one
+SHARPNESS = 8  # of `slowest`: two equal times take 1.09 of one
 _LINE = 128  # bytes of a row of an operand's stage: tile k
+_TPC = 2  # multiprocessors of a TPC
 
 Value = Mapping[str, float]
 
@@ -48,9 +58,13 @@ def slowest(*seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut up: tiles of the busiest multiprocessor, and bands for L2."""
+    """How a product is cut up, into rows and columns of clusters."""
 
-    waves: int
+    rows: int
+    columns: int
+    waves: int  # tiles of the busiest multiprocessor
+    blocks: int  # that run at a time
+    busy: float  # share of the multiprocessors that have a tile, on the average of all waves
     bands: int  # times that the operand across the bands is read, if L2 does not keep it
 
     @classmethod
@@ -60,8 +74,12 @@ class Tiling:
         columns = -(-shape.n // (schedule.tile[1] * schedule.cluster[1]))
         clusters = max(1, multiprocessors // schedule.cluster_size)
         along = rows if schedule.raster == "along_m" else columns
+        count = rows * columns * shape.batches
+        waves = -(-count // clusters)
         return cls(
-            waves=-(-rows * columns * shape.batches // clusters),
+            *(rows, columns, waves),
+            blocks=min(count, clusters) * schedule.cluster_size,
+            busy=count * schedule.cluster_size / (waves * multiprocessors),
             bands=-(-along // schedule.group),
         )
 
@@ -77,42 +95,88 @@ def seconds(
     if not (shape.m and shape.n and shape.k and shape.batches):
         return constants["launch"]
     tiling = Tiling.of(schedule, shape, multiprocessors)
-    steps = -(-shape.k // schedule.tile[2])
-    tile = steps * _step(constants, operation, schedule, shape)
+    # Every TPC has one block before any has two.
+    doubled = tiling.blocks > multiprocessors // _TPC
+    parts = [
+        _products(constants, operation, schedule, tiling),
+        _shared(constants, operation, schedule),
+        _filling(constants, schedule, shape) * (_TPC if doubled else 1),
+        constants["latency"] / schedule.stages,
+        _padding(constants, schedule, shape),
+        constants["step"],
+    ]
+    step = slowest(*parts)
+    if schedule.cluster_size > 1:
+        step += constants["cluster"]
+    if operation.accumulation == "promoted":
+        additions = schedule.tile[0] * schedule.tile[1] / 128 / constants["tensor_clock"]
+        step += constants["promotion"] * additions
+    tile = -(-shape.k // schedule.tile[2]) * step
     finish = _epilogue(constants, operation, schedule, shape)
     hidden = schedule.roles == "pingpong"
     work = tiling.waves * tile + finish * (1 if hidden else tiling.waves)
-    traffic = _traffic(constants, operation, schedule, shape, tiling)
-    alone = constants["launch"] + constants["latency"]
-    if schedule.cluster_size > 1:
-        alone += constants["cluster"]
-    return alone + slowest(work, traffic / constants["hbm_bandwidth"])
+    memory = _memory(constants, operation, schedule, shape, tiling)
+    # For the same weight 128 blocks took 15.1 us, 96 took 17.1, but 64 no more than 15.3.
+    if doubled:
+        memory *= 1 + constants["uneven"] * (multiprocessors / tiling.blocks - 1)
+    else:
+        memory *= 1 + constants["sparse"]
+    return constants["launch"] + constants["latency"] + slowest(work, memory)
 
 
-def _step(
-    constants: Value, operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape
+# ---- A step --------------------------------------------------------------------------------------
+
+
+def _products(
+    constants: Value, operation: GemmOperation, schedule: GemmSchedule, tiling: Tiling
 ) -> float:
-    """Seconds of one k tile: the slowest of tensor core, shared memory, L2 and latency."""
-    m, n, _ = schedule.tile
+    """Seconds of the tensor core. 128x128 took 0.29 us on 40 multiprocessors, 0.37 on all."""
     instructions = schedule.rows // 64 * 4  # 64 rows and 32 bytes of k each
-    tensor = instructions * schedule.columns / 2 / constants["tensor_clock"]
+    found = instructions * schedule.columns / 2 / constants["tensor_clock"]
+    found *= 1 + constants["power"] * tiling.busy
     if schedule.consumers == 1:
-        tensor *= 1 + constants["alone"]
+        found *= 1 + constants["alone"]
     if element(operation.a).is_integer:
-        tensor *= constants["integer"]
-    # Of each instruction 64 rows and all columns are read, 32 bytes of k of both: 128 a cycle.
-    shared = instructions * (16 + schedule.columns / 4) / constants["shared_clock"]
+        found *= constants["integer"]
+    return found
+
+
+def _shared(constants: Value, operation: GemmOperation, schedule: GemmSchedule) -> float:
+    """Seconds of shared memory: of each instruction 64 rows and all columns, 32 bytes of k."""
+    instructions = schedule.rows // 64 * 4
+    found = instructions * (16 + schedule.columns / 4) / constants["shared_clock"]
     if (operation.layout_a, operation.layout_b) == ("col", "row"):
-        shared *= 1 + constants["transposed"]
-    rows = min(m, -(-shape.m // 8) * 8)  # no row past the last is loaded
-    filled = _LINE * (rows / schedule.cluster[1] + n / schedule.cluster[0])
-    l2 = filled / constants["l2_bandwidth"]
-    arriving = constants["latency"] / schedule.stages
-    step = slowest(tensor, shared, l2, arriving) + constants["step"]
-    if operation.accumulation == "promoted":
-        additions = m * n / 128 / constants["tensor_clock"]
-        step += constants["promotion"] * additions
-    return step
+        found *= 1 + constants["transposed"]
+    return found
+
+
+def _filling(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> float:
+    """Seconds in which L2 fills a stage of a block that has a TPC to itself."""
+    m, n, _ = schedule.tile
+    rows = _loaded(m, shape) / schedule.cluster[1] + n / schedule.cluster[0]
+    return _LINE * rows / constants["l2_bandwidth"]
+
+
+def _padding(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> float:
+    """Seconds of rows of A past the end, where that has less rows than one row of clusters.
+
+    A block without a cluster does not load them; multicast needs whole tiles, and a cluster's other
+    block has nothing but such rows. They cost 3 ns each, though they are zeros.
+    """
+    m = schedule.tile[0]
+    if schedule.cluster_size == 1:
+        return 0.0
+    most = m if schedule.cluster[1] > 1 else _loaded(m, shape)
+    past = min(most, max(0, m * schedule.cluster[0] - shape.m))
+    return _LINE * past / constants["padding"]
+
+
+def _loaded(rows: int, shape: GemmShape) -> int:
+    """Rows of a tile of A that are loaded: none past the last, but for whole groups of 8."""
+    return min(rows, -(-shape.m // 8) * 8)
+
+
+# ---- Beside the steps ----------------------------------------------------------------------------
 
 
 def _epilogue(
@@ -124,6 +188,22 @@ def _epilogue(
     residuals = sum(step.token.startswith("residual") for step in operation.epilogue)
     moved += residuals * rows * columns * element(operation.d).bytes
     return constants["epilogue"] + moved / constants["store_bandwidth"]
+
+
+def _memory(
+    constants: Value,
+    operation: GemmOperation,
+    schedule: GemmSchedule,
+    shape: GemmShape,
+    tiling: Tiling,
+) -> float:
+    """Seconds of HBM, and of L2 where several clusters read an operand, in both its halves."""
+    found = _traffic(constants, operation, schedule, shape, tiling) / constants["hbm_bandwidth"]
+    if schedule.l2_promotion > 128:  # 2 to 4 % of the launch where A has up to 64 rows
+        found *= 1 + constants["wide"]
+    a = shape.m * element(operation.a).bytes if tiling.columns > 1 else 0
+    b = shape.n * element(operation.b).bytes if tiling.rows > 1 else 0
+    return found + shape.batches * shape.k * (a + b) / constants["crossing"]
 
 
 def _traffic(

@@ -101,6 +101,23 @@ def test_measurements_are_relative_ones_times_the_anchor(some: list[Entry]) -> N
     }
 
 
+def test_journals_of_the_same_default_are_one_run_whatever_their_clocks(some: list[Entry]) -> None:
+    anchor, other = some[0], some[3]
+    fast = replace(anchor, result=replace(anchor.result, seconds=2.0))
+    slow = replace(anchor, result=replace(anchor.result, seconds=3.0))
+    there = replace(other, result=replace(other.result, relative=1.1))
+    again = replace(other, result=replace(other.result, relative=1.3))
+    found = journal.measurements([fast, there], [slow, again])
+    assert {one.schedule: one.seconds for one in found} == {
+        anchor.result.schedule: 2.5,
+        other.result.schedule: pytest.approx(1.2 * 2.5),
+    }
+    # What is relative to another default stays apart.
+    default = replace(other, result=replace(other.result, relative=1.0, seconds=7.0))
+    found = journal.measurements([fast, there], [default])
+    assert sorted(one.seconds for one in found) == pytest.approx([2.0, 2.2, 7.0])
+
+
 def test_a_line_is_plain_and_short(tmp_path: Path, some: list[Entry]) -> None:
     lines = written(tmp_path / "journal.jsonl", some).decode().splitlines()
     assert json.loads(lines[2])["outcome"] == "wrong"

@@ -96,12 +96,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
     from warploom.generator.model.fit import fit as fitted
     from warploom.generator.records_file import replace_file
 
-    gpus: set[str] = set()
-    measured: list[Measurement] = []
-    for source in sources:
-        gpu, found = _measurements(source)
-        gpus.add(gpu)
-        measured += found
+    gpus, measured = _measurements(sources)
     if len(gpus) != 1:
         raise ConfigurationError(
             f"measurements of {', '.join(sorted(gpus)) or 'no GPU'}",
@@ -151,20 +146,39 @@ def _legal() -> Callable[[Operation, Shape], int]:
     return count
 
 
-def _measurements(path: Path) -> tuple[str, list[Measurement]]:
-    """The GPU and the measurements of a journal, of records, or of a benchmark's results."""
-    from warploom.generator import records_file
-    from warploom.generator.model.measurements import of_records, of_results
+def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]:
+    """The GPUs and the measurements of journals, records and results of the benchmarks.
+
+    Journals are taken together: a schedule that several of them have is one measurement.
+    """
     from warploom.tuning import journal
 
-    if path.suffix == ".jsonl":
-        entries = journal.read(path)
-        gpus = {entry.environment.gpu for entry in entries}
-        if len(gpus) != 1:
-            raise RecordsError(
-                f"{path}: {len(gpus)} GPU kinds", rule="a journal is of one", fix="give another"
-            )
-        return gpus.pop(), journal.measurements(entries)
+    gpus: set[str] = set()
+    journals: list[list[journal.Entry]] = []
+    measured: list[Measurement] = []
+    for path in sources:
+        if path.suffix == ".jsonl":
+            entries = journal.read(path)
+            found = {entry.environment.gpu for entry in entries}
+            if len(found) != 1:
+                raise RecordsError(
+                    f"{path}: {len(found)} GPU kinds",
+                    rule="a journal is of one",
+                    fix="give another",
+                )
+            gpus |= found
+            journals.append(entries)
+        else:
+            gpu, others = _of_document(path)
+            gpus.add(gpu)
+            measured += others
+    return gpus, journal.measurements(*journals) + measured
+
+
+def _of_document(path: Path) -> tuple[str, list[Measurement]]:
+    from warploom.generator import records_file
+    from warploom.generator.model.measurements import of_records, of_results
+
     try:
         records = records_file.read(path)
     except RecordsError:

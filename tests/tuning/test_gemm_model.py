@@ -1,0 +1,160 @@
+"""The model of products: its arithmetic holds for what can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.model import gemm
+from warploom.generator.model.gemm import START, Tiling, seconds, slowest
+from warploom.generator.model.shapes import GemmShape
+
+BF16 = GemmOperation("bf16", "bf16", "bf16")
+PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")
+COOPERATIVE = GemmSchedule((128, 256, 64), 4, (2, 1))
+
+
+def time(schedule: GemmSchedule, m: int, n: int, k: int, count: int = 132) -> float:
+    return seconds(START, BF16, schedule, GemmShape(m, n, k), count)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape", "waves", "bands"),
+    [
+        (PINGPONG, (4096, 4096, 64), 8, 2),  # 16 x 32 clusters on 66: 7.76 rounds; 16 / 8 bands
+        (PINGPONG, (256, 128, 64), 1, 1),
+        (PINGPONG, (257, 128, 64), 1, 1),  # one row more is one cluster more
+        (replace(PINGPONG, cluster=(1, 1)), (128 * 133, 128, 64), 2, 17),  # one tile too many
+        (replace(PINGPONG, cluster=(1, 1)), (128 * 132, 128, 64), 1, 17),
+        (replace(PINGPONG, raster="along_n"), (4096, 4096, 64), 8, 4),
+    ],
+)
+def test_waves_and_bands_are_those_of_the_kernels_scheduler(
+    schedule: GemmSchedule, shape: tuple[int, int, int], waves: int, bands: int
+) -> None:
+    found = Tiling.of(schedule, GemmShape(*shape), 132)
+    assert (found.waves, found.bands) == (waves, bands)
+
+
+def test_blocks_and_busy_multiprocessors() -> None:
+    schedule = replace(PINGPONG, cluster=(1, 1))
+    tail = Tiling.of(schedule, GemmShape(128 * 198, 128, 64), 132)
+    assert (tail.blocks, tail.busy) == (132, 0.75)
+    few = Tiling.of(PINGPONG, GemmShape(128 * 65, 128, 64), 132)
+    assert (few.blocks, few.busy) == (66, 0.5)
+
+
+def test_a_tail_costs_a_wave_and_no_more() -> None:
+    full = replace(PINGPONG, cluster=(1, 1))
+    one, tail = time(full, 128 * 12, 128 * 11, 8192), time(full, 128 * 12, 128 * 12, 8192)
+    fixed = START["launch"] + START["latency"]
+    assert (tail - fixed) / (one - fixed) == pytest.approx(2, rel=0.15)
+
+
+def test_large_products_are_bound_by_the_tensor_core() -> None:
+    flops = 2 * 8192**3 / time(COOPERATIVE, 8192, 8192, 8192)
+    # 132 multiprocessors, 4096 operations a cycle (PTX ISA: m64n256k16 in 128 cycles).
+    peak = 132 * 4096 * START["tensor_clock"]
+    assert 0.75 * peak < flops < peak
+
+
+def test_few_rows_are_bound_by_the_bytes_of_the_weight() -> None:
+    small = GemmSchedule((64, 64, 64), 12, consumers=1)
+    moved = 28672 * 4096 * 2
+    floor = moved / START["hbm_bandwidth"]
+    assert floor < time(small, 16, 28672, 4096) < 1.35 * floor
+
+
+def test_eight_bits_take_half_of_the_bytes_and_of_the_products() -> None:
+    wide = time(COOPERATIVE, 4096, 4096, 4096)
+    e4m3 = GemmOperation("e4m3", "e4m3", "bf16")
+    schedule = replace(COOPERATIVE, tile=(128, 256, 128))
+    narrow = seconds(START, e4m3, schedule, GemmShape(4096, 4096, 4096), 132)
+    assert 0.5 < narrow / wide < 0.65
+
+
+def test_multicast_saves_traffic_of_l2_and_promotion_and_epilogues_cost() -> None:
+    slow = {**START, "l2_bandwidth": 4e10}
+    shape = GemmShape(8192, 8192, 8192)
+
+    def at(schedule: GemmSchedule, operation: GemmOperation = BF16) -> float:
+        return seconds(slow, operation, schedule, shape, 132)
+
+    assert at(PINGPONG) < 0.8 * at(replace(PINGPONG, cluster=(1, 1)))
+    e4m3 = GemmOperation("e4m3", "e4m3", "bf16")
+    schedule = GemmSchedule((128, 128, 128), 6)
+    assert at(schedule, replace(e4m3, accumulation="promoted")) > at(schedule, e4m3)
+    # A cooperative tile's epilogue is exposed for each tile, pingpong's for the last.
+    base, free = START, {**START, "epilogue": 1e-12, "store_bandwidth": 1e18}
+    cost = {
+        roles: seconds(base, BF16, schedule, shape, 132) - seconds(free, BF16, schedule, shape, 132)
+        for roles, schedule in (("pingpong", PINGPONG), ("cooperative", COOPERATIVE))
+    }
+    assert cost["cooperative"] > 5 * cost["pingpong"] > 0
+
+
+def test_what_l2_does_not_keep_is_read_once_for_each_band() -> None:
+    schedule = replace(PINGPONG, group=4)
+    shape = GemmShape(8192, 16384, 16384)
+    a, b, d = (x * y * 2 for x, y in ((8192, 16384), (16384, 16384), (8192, 16384)))
+    tiling = Tiling.of(schedule, shape, 132)
+    assert tiling.bands == 8
+    assert gemm._traffic(START, BF16, schedule, shape, tiling) == a + b + d + 7 * b
+    kept = GemmShape(8192, 1024, 4096)  # 8 MB of B stay in L2
+    once = 2 * (8192 * 4096 + 1024 * 4096 + 8192 * 1024)
+    assert gemm._traffic(START, BF16, schedule, kept, Tiling.of(schedule, kept, 132)) == once
+
+
+def test_a_tensor_core_is_slower_where_all_multiply() -> None:
+    schedule = replace(COOPERATIVE, cluster=(1, 1))
+    few, all_ = (time(schedule, 128 * count, 256, 8192) for count in (13, 132))
+    assert 1 + 0.8 * START["power"] < all_ / few < 1 + 1.5 * START["power"]
+
+
+def test_two_blocks_of_a_tpc_share_its_port_and_an_uneven_grid_waits_for_them() -> None:
+    def weight(tile_n: int, n: int = 6144) -> float:
+        return time(GemmSchedule((64, tile_n, 64), 10, consumers=1), 16, n, 4096)
+
+    assert weight(48) < weight(96) < weight(64)  # 128, 64 and 96 blocks
+    slow = {**START, "l2_bandwidth": 2e10}
+    one, two = (
+        seconds(slow, BF16, GemmSchedule((64, 64, 64), 10), GemmShape(64, 64 * count, 4096), 132)
+        for count in (66, 67)
+    )
+    assert 1.8 < two / one < 2
+
+
+def test_multicast_loads_rows_past_the_end_and_a_single_block_does_not() -> None:
+    single = GemmSchedule((64, 32, 64), 18, consumers=1)
+    multicast = replace(single, cluster=(1, 2))
+    assert time(multicast, 16, 4096, 4096) > 1.2 * time(single, 16, 4096, 4096)
+    assert time(multicast, 64, 4096, 4096) < 1.1 * time(single, 64, 4096, 4096)
+    empty = replace(single, cluster=(2, 1))  # its other block has no row of A
+    padding = gemm._padding(START, empty, GemmShape(64, 4096, 4096))
+    assert padding == pytest.approx(64 * 128 / START["padding"])
+    assert gemm._padding(START, empty, GemmShape(128, 4096, 4096)) == 0
+
+
+def test_a_weight_is_read_by_half_as_many_where_rows_share_a_cluster() -> None:
+    apart = GemmSchedule((64, 64, 64), 13, consumers=1)
+    together = replace(apart, cluster=(2, 1))
+    assert time(together, 128, 4096, 14336) < 0.98 * time(apart, 128, 4096, 14336)
+
+
+def test_short_requests_suit_a_weight_of_few_rows() -> None:
+    wide = GemmSchedule((64, 48, 64), 15, consumers=1)
+    short = replace(wide, l2_promotion=128)
+    assert 0.96 < time(short, 16, 6144, 4096) / time(wide, 16, 6144, 4096) < 0.99
+    short = replace(COOPERATIVE, l2_promotion=128)
+    assert time(short, 4096, 4096, 4096) == pytest.approx(time(COOPERATIVE, 4096, 4096, 4096), 1e-3)
+
+
+def test_empty_products_cost_a_launch() -> None:
+    assert time(PINGPONG, 0, 128, 128) == time(PINGPONG, 128, 128, 0) == START["launch"]
+
+
+def test_slowest_is_the_largest_where_one_is() -> None:
+    assert slowest(1.0, 0.1) == pytest.approx(1.0, rel=1e-4)
+    assert slowest(1.0, 1.0) == pytest.approx(2**0.125)
