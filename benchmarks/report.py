@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from benchmarks import pictures
-from benchmarks.protocol import read, summary
-from benchmarks.tables import RESULTS
+from benchmarks.protocol import read
+from benchmarks.tables import RESULTS, by_kind, totals
 from warploom.generator.markdown import insert, table
 
 MARKERS = "benchmarks"
@@ -24,7 +24,13 @@ TITLES = {  # of the documents that are drawn, in this order
     "gemm_llm": "Linear layers of language models beside cuBLAS",
     "gemm_squares": "Large products beside cuBLAS",
     "attention_forward": "Attention forward beside its peers",
+    "attention_window": "Attention forward in a causal window of 1024, and without one",
+    "attention_packed": "Attention forward over sequences of varying length",
     "attention_backward": "Attention backward beside its peers",
+    "attention_backward_deterministic": "Attention backward, bit-equal from run to run",
+    "attention_backward_window": "Attention backward in a causal window of 1024, and without one",
+    "attention_backward_packed": "Attention backward over sequences of varying length",
+    "attention_autograd": "Attention, both passes through autograd, with the host's time",
 }
 _NOTHING = "Nothing has been measured yet."
 
@@ -49,19 +55,9 @@ def _part(title: str, path: Path, document: Mapping[str, Any], shown: Sequence[P
     place = [machine.get("gpu"), driver and f"driver {driver}", f"torch {machine['torch']}"]
     told = ", ".join([*filter(None, place), machine["date"], f"`{path.name}`"])
     images = "\n".join(f"![{image.stem}](pictures/{image.name})" for image in shown)
-    parts = [f"## {title}", told, images, _verdicts(cells), _cells(cells)]
+    verdicts = totals("type", "fastest peer / Warploom", by_kind(cells, pictures.kind_of))
+    parts = [f"## {title}", told, images, verdicts, _cells(cells)]
     return "\n\n".join(filter(None, parts))
-
-
-def _verdicts(cells: Sequence[CellJson]) -> str:
-    rows = []
-    for kind in dict.fromkeys(map(pictures.kind_of, cells)):
-        own = [cell for cell in cells if pictures.kind_of(cell) == kind]
-        found = summary(own)
-        mean = found.pop("geometric_mean")
-        rows.append((kind, "-" if mean is None else f"{mean:.3f}", *map(str, found.values())))
-    counts = ["cells", "won", "tied", "lost", "absent", "wrong"]
-    return table(["type", "fastest peer / Warploom", *counts], rows, numbers=True)
 
 
 def _cells(cells: Sequence[CellJson]) -> str:

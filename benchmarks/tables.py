@@ -7,13 +7,13 @@ are drawn together, in the order of their file names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 
+from benchmarks.pictures import kind_of
 from benchmarks.protocol import read, summary
 from warploom.generator.markdown import insert, table
 
@@ -65,14 +65,31 @@ def _products(cells: Sequence[CellJson]) -> str:
     return table(columns, rows, numbers=True)
 
 
-def _summaries(cells: Sequence[CellJson], peer: str = "torch") -> str:
+def _summaries(cells: Sequence[CellJson]) -> str:
+    return totals("type", "torch / Warploom", by_kind(cells, kind_of))
+
+
+def by_kind(
+    cells: Sequence[CellJson], kind: Callable[[CellJson], str]
+) -> dict[str, list[CellJson]]:
+    """Cells by what `kind` calls them, in the order in which kinds first come."""
+    found: dict[str, list[CellJson]] = {}
+    for cell in cells:
+        found.setdefault(kind(cell), []).append(cell)
+    return found
+
+
+def totals(what: str, ratio: str, kinds: Mapping[str, Sequence[CellJson]]) -> str:
+    """A line a kind: the geometric mean of its ratios, the least and the most, and its verdicts."""
     rows = []
-    for kind, group in groupby(cells, key=lambda cell: str(cell["problem"]["type"])):
-        told = summary(group)
+    for kind, cells in kinds.items():
+        told = summary(cells)
         mean = told.pop("geometric_mean")
-        rows.append((kind, "-" if mean is None else f"{mean:.3f}", *map(str, told.values())))
-    columns = ["type", f"{peer} / Warploom", "cells", "won", "tied", "lost", "absent", "wrong"]
-    return table(columns, rows, numbers=True)
+        ratios = [cell["ratio"] for cell in cells if cell["ratio"]]
+        figures = [f"{x:.3f}" for x in (mean, min(ratios), max(ratios))] if ratios else "---"
+        rows.append((kind, *figures, *map(str, told.values())))
+    counts = ["cells", "won", "tied", "lost", "absent", "wrong"]
+    return table([what, ratio, "least", "most", *counts], rows, numbers=True)
 
 
 def _squares(cells: Sequence[CellJson]) -> str:
@@ -99,26 +116,15 @@ def _compilations(cells: Sequence[CellJson]) -> str:
 
 
 def _attentions(cells: Sequence[CellJson]) -> str:
-    """A line for each kind of cell, and one for all: the ratio is to each cell's fastest peer."""
-    kinds: dict[str, list[CellJson]] = {}
-    for cell in cells:
-        kinds.setdefault(_kind(cell["problem"]), []).append(cell)
+    """The ratio is to each cell's fastest peer."""
+    kinds = by_kind(cells, _heads)
     if len(kinds) > 1:
         kinds["all"] = list(cells)
-    rows = []
-    for kind, group in kinds.items():
-        told = summary(group)
-        ratios = [cell["ratio"] for cell in group if cell["ratio"]]
-        mean = told.pop("geometric_mean")
-        figures = (mean, min(ratios), max(ratios)) if ratios else (0, 0, 0)
-        rows.append(
-            (kind, *(f"{x:.3f}" if ratios else "-" for x in figures), *map(str, told.values()))
-        )
-    columns = ["", "best peer / Warploom", "least", "most", "cells", "won", "tied", "lost"]
-    return table([*columns, "absent", "wrong"], rows, numbers=True)
+    return totals("heads", "best peer / Warploom", kinds)
 
 
-def _kind(problem: Mapping[str, Any]) -> str:
+def _heads(cell: CellJson) -> str:
+    problem = cell["problem"]
     if problem["lengths"]:
         return "packed"
     if problem["heads"] != problem["kv_heads"]:

@@ -70,10 +70,6 @@ class AttentionBackwardTrial(AttentionData):
             for one in self.sets
         ]
 
-    def prepare(self) -> None:
-        """Compute what is right, and hold against it what no kernel has written yet."""
-        self._share()
-
     def error_share(self, spec: KernelSpec) -> float:
         """Run `spec` on the first set and return its largest error as a share of its bound.
 
@@ -83,9 +79,10 @@ class AttentionBackwardTrial(AttentionData):
         for gradient in self._gradients.values():
             gradient.fill_(math.nan)
         self.calls(spec)[0]()
-        return self._share()
+        return self.held_share()
 
-    def _share(self) -> float:
+    def held_share(self) -> float:
+        """The largest error of what the first set holds, as a share of its bound."""
         gradients = self._gradients
         finite = all(gradient.isfinite().all() for gradient in gradients.values())
         worst = 0.0 if finite else math.inf

@@ -56,10 +56,6 @@ class AttentionTrial(AttentionData):
             for one in self.sets
         ]
 
-    def prepare(self) -> None:
-        """Compute what is right, and hold against it what no kernel has written yet."""
-        self._share()
-
     def error_share(self, spec: KernelSpec) -> float:
         """Run `spec` on the first set and return its largest error as a share of its bound.
 
@@ -68,9 +64,10 @@ class AttentionTrial(AttentionData):
         one = self.sets[0]
         one.out.fill_(math.nan)
         self.calls(spec)[0]()
-        return self._share()
+        return self.held_share()
 
-    def _share(self) -> float:
+    def held_share(self) -> float:
+        """The largest error of what the first set holds, as a share of its bound."""
         one = self.sets[0]
         worst = 0.0 if one.out.isfinite().all() else math.inf
         for rows, exact, bound in self._expected:

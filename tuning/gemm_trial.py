@@ -56,17 +56,14 @@ class GemmTrial:
             for one in self.sets
         ]
 
-    def prepare(self) -> None:
-        """Compute what is right, and hold against it what no kernel has written yet."""
-        self._share()
-
     def error_share(self, spec: KernelSpec) -> float:
         """Run `spec` on the first set and return its largest error as a share of its bound."""
         self.sets[0].out.copy_(_wrong(self.sets[0].out))
         self.calls(spec)[0]()
-        return self._share()
+        return self.held_share()
 
-    def _share(self) -> float:
+    def held_share(self) -> float:
+        """The largest error of what the first set holds, as a share of its bound."""
         exact, bound = self._expected
         return largest_share(self.sets[0].out.reshape(exact.shape), exact, bound)
 

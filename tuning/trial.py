@@ -19,18 +19,15 @@ class Trial(Protocol):
         """One call of a kernel for each set of buffers; together they outlast the L2 cache."""
         ...
 
-    def prepare(self) -> None:
-        """Compute what is right, and hold against it what no kernel has written yet.
-
-        A check is slow the first time, and what a kernel is given does not allow for that.
-        """
-        ...
-
     def error_share(self, spec: KernelSpec) -> float:
         """Run a kernel and return its largest error, as a share of what is allowed.
 
         The output is full of what no right result is full of before.
         """
+        ...
+
+    def held_share(self) -> float:
+        """The largest error of what the first set's output holds, as a share of what is allowed."""
         ...
 
 

@@ -82,7 +82,7 @@ class Worker:
     def _prepare(self, trial: Trial, specs: Sequence[KernelSpec]) -> None:
         """Leave to the kernels what is theirs alone. What fails here fails again, and says so."""
         with suppress(torch.OutOfMemoryError):
-            trial.prepare()
+            trial.held_share()  # of what no kernel has written yet: the first check is slow
         for spec in specs:
             with suppress(WarploomError):
                 self.fetch(spec)

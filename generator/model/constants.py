@@ -19,8 +19,6 @@ from warploom.errors import RecordsError
 from warploom.generator.gpus import file_name
 
 SCHEMA = 1
-
-
 ENOUGH = 12  # swept problems: fewer are of too few shapes and types for a call to go by
 
 

@@ -6,6 +6,7 @@ an element of D that is never written. `verify` is the check that most tests mak
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -207,3 +208,24 @@ def verify(made: Call) -> torch.Tensor:
     assert all(torch.equal(now.room, then) for now, then in zip(given, before, strict=True))
     assert warploom.counters.copies == copies
     return d
+
+
+def assert_repeats(
+    run: Callable[[], Sequence[torch.Tensor]],
+    wanted: Sequence[torch.Tensor],
+    outputs: Sequence[Guarded],
+    runs: int = 1000,
+) -> None:
+    """Assert that `run` comes to the same bits beside another kernel, and writes nothing else."""
+    noise = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    beside = torch.cuda.Stream()
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(runs):
+        with torch.cuda.stream(beside):
+            torch.mm(noise, noise)
+        for one in outputs:
+            one.room.fill_(-1)
+        for found, first in zip(run(), wanted, strict=True):
+            differing += (found != first).sum()
+    assert differing.item() == 0
+    assert all(one.untouched_outside() for one in outputs)

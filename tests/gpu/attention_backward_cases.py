@@ -252,11 +252,6 @@ FORWARD = [  # what `warploom.attention` runs in tests that begin there
     for seq in (512, 4096)
 ]
 MANY_TILES = Shape(1, 6, 2, 131, 2053)  # of keys: the order of the sums of dq matters
-# Of the rows and of the columns of packed sequences.
-LENGTHS: dict[str, tuple[list[int], list[int]]] = {
-    "equal": ([65, 1, 128, 63, 200], [65, 1, 128, 63, 200]),
-    "other keys": ([65, 1, 128, 63, 200], [5, 300, 127, 64, 1]),
-    "some empty": ([0, 65, 0, 7, 0], [3, 0, 0, 130, 9]),
-    "one": ([1000], [1000]),
-    "many": ([1 + 7 * i % 50 for i in range(40)], [1 + 11 * i % 190 for i in range(40)]),
+LENGTHS = attention_cases.LENGTHS | {  # some of more columns than a kv tile has
+    "many": ([1 + 7 * i % 50 for i in range(40)], [1 + 11 * i % 190 for i in range(40)])
 }

@@ -162,3 +162,11 @@ ALL = list(
         (*OPERATIONS, *SOFTCAPS, *PACKED, *SCHEDULES, *SIMPLE.values(), *SHORT),
     )
 )
+# Of the rows and of the columns of packed sequences.
+LENGTHS: dict[str, tuple[list[int], list[int]]] = {
+    "equal": ([65, 1, 128, 63, 200], [65, 1, 128, 63, 200]),
+    "other keys": ([65, 1, 128, 63, 200], [5, 300, 127, 64, 1]),
+    "some empty": ([0, 65, 0, 7, 0], [3, 0, 0, 130, 9]),
+    "one": ([1000], [1000]),
+    "many": ([1 + 7 * i % 50 for i in range(40)], [1 + 11 * i % 70 for i in range(40)]),
+}

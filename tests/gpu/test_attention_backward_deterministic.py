@@ -8,6 +8,7 @@ import attention_backward_arena as arena
 import attention_backward_cases as cases
 import pytest
 import torch
+from arena import assert_repeats
 from attention_backward_cases import LENGTHS, MANY_TILES, SIMPLE, operation, short
 from attention_cases import MASKS, SHAPES, Shape
 
@@ -56,18 +57,7 @@ def test_a_deterministic_kernel_is_bit_equal_over_1000_runs_beside_another_kerne
     else:
         made = arena.make(kernel, MANY_TILES, **keywords)
     wanted = arena.clones(arena.verify(made))
-    noise = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    beside = torch.cuda.Stream()
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        with torch.cuda.stream(beside):
-            torch.mm(noise, noise)
-        for guarded in made.gradients:
-            guarded.room.fill_(-1)
-        for one, first in zip(made.run(), wanted, strict=True):
-            differing += (one != first).sum()
-    assert differing.item() == 0
-    assert all(guarded.untouched_outside() for guarded in made.gradients)
+    assert_repeats(made.run, wanted, made.gradients)
 
 
 def test_two_streams_come_to_the_same_bits() -> None:

@@ -122,7 +122,7 @@ def test_too_little_memory_for_what_is_right_is_each_kernels_error(
     def short(trial: GemmTrial) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(GemmTrial, "_share", short)
+    monkeypatch.setattr(GemmTrial, "held_share", short)
     said: list[Mapping[str, Any]] = []
     (result,) = worker(said).measure(request(*TRIED["gemm"])).values()
     assert (result.outcome, result.reason) == ("launch error", "CUDA out of memory")

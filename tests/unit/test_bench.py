@@ -308,7 +308,7 @@ def test_a_report_has_every_cell_and_says_what_decided(tmp_path: Path) -> None:
     assert "## Products beside their peers" in text and "`bench_gemm.json`" in text
     assert "recorded 2026-11-21 at this shape |" in text and "nearest record |" in text
     assert "won, noisy" in text and "5.0 (bytes)" in text
-    assert "| bf16 | 1.100 | 3 | 3 |" in text
+    assert "| bf16 | 1.100 | 1.100 | 1.100 | 3 | 3 |" in text
     assert report.draw(tmp_path / "none") == "Nothing has been measured yet."
 
 

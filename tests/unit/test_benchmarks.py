@@ -224,9 +224,9 @@ def test_tables_are_drawn_from_the_records(tmp_path: Path) -> None:
         "| bf16 cubed | 4.0 | 537 | 5.0 | 1.250 | 1.0 |",
         "| bf16 cubed | 1.0 | 2147 | absent | - | 1.0 |",
         "",
-        "| type | torch / Warploom | cells | won | tied | lost | absent | wrong |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| bf16 | 1.250 | 2 | 1 | 0 | 0 | 1 | 0 |",
+        "| type | torch / Warploom | least | most | cells | won | tied | lost | absent | wrong |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| bf16 | 1.250 | 1.250 | 1.250 | 2 | 1 | 0 | 0 | 1 | 0 |",
     ]
 
 

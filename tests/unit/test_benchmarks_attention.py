@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from samplers import constant
 
 import warploom
-from benchmarks import attention, machine, tables
+from benchmarks import attention, machine, report, tables
 from benchmarks.attention_peers import Problem, error_share, operands, ours
 from benchmarks.protocol import Cell, Entry, Record, read
 from warploom.generator.specification import parse_name
@@ -150,6 +150,12 @@ def test_a_table_sums_up_each_kind_of_cell_and_all_of_them(tmp_path: Path) -> No
     other = "| dimension 128 | 0.500 | 0.500 | 0.500 | 1 | 0 | 0 | 1 | 0 | 0 |"
     every = "| all | 1.000 | 0.500 | 2.000 | 3 | 1 | 0 | 1 | 1 | 0 |"
     assert drawn[-3:] == [alone[-1], other, every]
+
+
+def test_what_the_readme_sums_up_the_report_has_cell_by_cell() -> None:
+    summed = [name for name, _, _ in tables._DRAWERS if name.startswith("attention_")]
+    assert len(summed) == 8
+    assert [name for name in summed if name not in report.TITLES] == []
 
 
 def test_a_table_has_no_ratio_where_no_peer_has(tmp_path: Path) -> None:
