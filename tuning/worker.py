@@ -29,7 +29,7 @@ from warploom.generator.restore import restore
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import api, driver
 from warploom.runtime import kernel as kernels
-from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler
+from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler, interleave
 from warploom.tuning.families import tuned
 from warploom.tuning.journal import Result
 from warploom.tuning.trial import Trial
@@ -121,15 +121,15 @@ class Worker:
         return timings, True
 
     def _rounds(self, samplers: Mapping[str, Sampler], rounds: int) -> dict[str, Timing]:
-        taken: dict[str, list[float]] = {name: [] for name in samplers}
+        told = {name: partial(self._told, name, sample) for name, sample in samplers.items()}
         try:
-            for _ in range(DISCARDED + rounds):
-                for name, sample in samplers.items():
-                    self.say({"trying": name})
-                    taken[name].append(sample())
+            return interleave(told, rounds=DISCARDED + rounds, discarded=DISCARDED)
         except torch.AcceleratorError as error:
             raise GpuLost(_first_line(error)) from error
-        return {name: Timing(tuple(times[DISCARDED:])) for name, times in taken.items()}
+
+    def _told(self, name: str, sample: Sampler) -> float:
+        self.say({"trying": name})
+        return sample()
 
     def _synchronise(self) -> None:
         if self.device == "cuda":
