@@ -1,0 +1,221 @@
+// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// Issues scores = q k^T; they run on while the warpgroup goes on.
+__device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
+  fence(scores);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
+    ScoresWgmma::fma(q + Tile<kWgmmaM>::columns(step), k + Tile<kKvTile>::columns(step), scores, step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+// Issues output += weights v.
+__device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
+  fence(output);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
+    OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
+  cute::warpgroup_commit_batch();
+}
+
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.{{ packed_type }}.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
+}
+
+__device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
+}
+
+// A thread's first row in its warpgroup's 64; the other is 8 below.
+__device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+
+// What a consumer's steps work with, beside registers.
+struct Consumer {
+  const Parameters& p;
+  SharedStorage& shared;
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
+  Scaling scaling;
+  Turns turns;
+  Ring<kQStages> at_q;
+  Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
+  int columns;       // of the sequence
+  int row, column;   // the thread's first; the row counts from where bounds are relative to
+
+  // Of the tile before; its v is read one step later than its k.
+  __device__ __forceinline__ Position before() const {
+    const bool wraps = position.stage == 0;
+    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
+  }
+  // Waits for the next q, and with it for what is to be done.
+  __device__ __forceinline__ Work await_work() {
+    shared.q_full[at_q.stage][index].wait(at_q.phase);
+    q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
+    return shared.work[at_q.stage][index];
+  }
+  __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
+
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
+  __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
+    shared.k_full[position.stage].wait(position.phase);
+    release(shared.k_empty[position.stage]);
+    shared.v_full[position.stage].wait(position.phase);
+    release(shared.v_empty[position.stage]);
+    position.advance();
+  }
+};
+
+{% include "parts/attention/steps_" ~ steps_part ~ ".cuh" %}
+
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
+__device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
+  (odd ? x0 : x1) = a;
+  (odd ? x2 : x3) = b;
+  const uint32_t c = __shfl_xor_sync(~0u, high ? x0 : x2, 2), d = __shfl_xor_sync(~0u, high ? x1 : x3, 2);
+  return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
+}
+
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
+__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
+                                      const Rows& rows) {
+  const Sequence& sequence = work.sequence;
+  const int lane = threadIdx.x % 4;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int row = work.row + thread_row() + 8 * r;
+    const bool exists = row < sequence.rows(c.p);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
+    if (exists && lane == 0)
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
+    Element* o = c.p.o + lane * 8 +
+                 sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
+    CUTE_UNROLL
+    for (int column = 0; column < kDim; column += 32) {
+      const float* x = output + column / 2 + 2 * r;
+      const uint4 eight = gather(pair(x[0] * inverse, x[1] * inverse), pair(x[4] * inverse, x[5] * inverse),
+                                 pair(x[8] * inverse, x[9] * inverse), pair(x[12] * inverse, x[13] * inverse));
+      if (exists && column + lane * 8 < c.p.dim) *reinterpret_cast<uint4*>(o + column) = eight;
+    }
+  }
+}
+
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
+__device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
+  const bool any = work.more && work.end > work.begin;
+  if (any) {
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+  }
+  multiply_scores(scores, c.q, c.staged_k());
+  if (any) c.turns.pass();
+}
+
+// Passes over all such tiles at the beginning of a piece of work.
+__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
+  CUTE_NO_UNROLL
+  for (int i = 0; i < work.skipped; ++i) c.skip();
+}
+
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  float scores[kScores], output[kOutputs];
+  Work work = c.await_work();
+  skip(c, work);
+  begin(c, scores, work);
+  while (work.more) {
+    c.begin = work.begin;
+    c.columns = work.sequence.columns(p);
+    c.row = work.row + work.sequence.diagonal(p) + thread_row();
+    Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
+    CUTE_UNROLL
+    for (int i = 0; i < kOutputs; ++i) output[i] = 0;
+    Work next;
+    if (work.end > work.begin) {
+      Weights weights;
+      int n = work.end - 1;
+      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      CUTE_NO_UNROLL
+      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      const int stage = c.before().stage;
+      Steps::last(c, output, weights, rows);
+      if (kQStages > 1) c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        release_last_v(c, output, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        release_last_v(c, output, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
+    } else {
+      cute::warpgroup_wait<0>();
+      c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      skip(c, next);
+      begin(c, scores, next);
+    }
+    store(c, work, output, rows);
+    work = next;
+  }
+  cute::warpgroup_wait<0>();
+  c.turns.finish();
+}

@@ -1,0 +1,206 @@
+// ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+// Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
+__device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
+  fence(scores);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
+    ScoresWgmma::fma(rows + Tile<kKvRows>::columns(step), columns + Tile<kQTile>::columns(step), scores, step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+{% include "parts/attention_backward/query_" ~ query_part ~ ".cuh" %}
+
+__device__ __forceinline__ float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.{{ packed_type }}.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
+}
+
+// Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
+__device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
+  row += sequence.diagonal(p);
+  return column + kWgmmaM > sequence.columns(p) || (kBoundsRight && column + kWgmmaM - 1 > row + right(p)) ||
+         (kBoundsLeft && column < row + kQRows - 1 - left(p));
+}
+
+// Hides what does not attend. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, which are
+// columns of the scores, and of every 8 columns, rows of q, 2 (l % 4) and the next.
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, const Sequence& sequence, int row,
+                                     int column) {
+  row += sequence.diagonal(p) + threadIdx.x % 4 * 2;
+  column += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r, column += 8) {
+    const int begin = kBoundsRight ? column - right(p) - row : 0;
+    const int end = column >= sequence.columns(p) ? 0 : kBoundsLeft ? column + left(p) + 1 - row : kQRows;
+    CUTE_UNROLL
+    for (int i = 0; i < kScores / 2; ++i) {
+      const int place = i / 2 * 8 + i % 2;
+      if (place >= end || (kBoundsRight && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = __uint_as_float(kHidden);
+    }
+  }
+}
+
+// The statistics of the two rows of q that a thread has of the 8 of fragment i.
+__device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
+  return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
+}
+
+// A q tile: its first row, its number in storage, and whether the step's number is odd.
+struct Step {
+  int row, tile;
+  uint32_t parity;
+};
+
+// What a consumer's steps work with, beside registers.
+struct Consumer {
+  const Parameters& p;
+  SharedStorage& shared;
+  const Work& work;
+  uint64_t k, v, q, d_o, ds;  // descriptors; of q and do the first stage's
+  int consumer, part;  // its number; the work's part
+  int row;             // of a q tile: the first that it has scores of
+  int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
+  Scaling scaling;
+
+  // From all columns of the head dimension to those of a part, in a descriptor.
+  template <int kRows> __device__ __forceinline__ static int columns(int part) {
+    return part * (kBoxes / kParts) * Tile<kRows>::kBoxBytes / 16;
+  }
+  __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
+    return shared.ds[step.parity % kDsStages][box];
+  }
+  __device__ __forceinline__ uint64_t staged_ds(Step step) const {
+    return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
+  }
+};
+
+// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+__device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
+                                      Position at) {
+  c.scaling.cap(scores);
+  const int row = step.row + c.row;
+  if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 4; ++i) {
+    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    CUTE_UNROLL
+    for (int j = 0; j < 4; j += 2) {
+      float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
+      const float low = exp2(x * c.scaling.exponent - lse.x), high = exp2(y * c.scaling.exponent - lse.y);
+      weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
+      x = steepen(low, x);
+      y = steepen(high, y);
+    }
+  }
+}
+
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
+                                              Position at) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 4; ++i) {
+    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+  }
+}
+
+// Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
+// 128 bytes.
+__device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, const Weights& weights) {
+  const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8, piece = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(box) + (c.row + row) * 128 + (piece ^ lane % 8) * 16;
+  constexpr int kPairs = kQRows / 16;  // of fragments
+  CUTE_UNROLL
+  for (int i = 0; i < kPairs; ++i)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4 };"
+                 ::"r"(address + i * 16 * 128), "r"(weights[i][0]), "r"(weights[i][1]), "r"(weights[i][2]),
+                 "r"(weights[i][3])
+                 : "memory");
+  if constexpr (kQRows % 16 != 0)
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2 };"
+                 ::"r"(address + kPairs * 16 * 128), "r"(weights[kPairs][0]), "r"(weights[kPairs][1])
+                 : "memory");
+  cutlass::arch::fence_view_async_shared();  // make the writes visible to wgmma before meet() lets it read
+}
+
+// Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
+__device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
+
+{% include "parts/attention_backward/share_" ~ schedule.share ~ ".cuh" %}
+
+{% include "parts/attention_backward/accumulate_" ~ schedule.accumulate ~ ".cuh" %}
+
+{% if steps_part == "serial" %}
+{% include "parts/attention_backward/held_" ~ held_part ~ ".cuh" %}
+
+{% endif %}
+{% include "parts/attention_backward/steps_" ~ steps_part ~ ".cuh" %}
+
+{% include "parts/attention_backward/gradients_" ~ gradients_part ~ ".cuh" %}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+  const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
+  const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
+  const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
+  const uint64_t k = matrix(shared.k, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t v = matrix(shared.v, Tile<kKvRows>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t q = matrix(shared.q[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
+  const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
+  const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+                   Scaling(p)};
+  float dk[kGradients], dv[kGradients];
+  CUTE_UNROLL
+  for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;
+  fence(dk);  // else the compiler takes the zeros before setmaxnreg, and has too few registers for them there
+  fence(dv);
+  if (work.begin < work.end) {
+    Steps steps;
+    Position position{0, 0};
+    const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    shared.k_full.wait(0);
+    steps.begin(c, position);  // waits for v, too
+    int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+    CUTE_NO_UNROLL
+    for (int i = 0; i < count; ++i) {
+      const int m = walk(p, work, n);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
+      position.advance();
+      if (++n == work.end) {  // on to the next head
+        n = work.begin;
+        tile += kCluster * p.q_tiles;
+      }
+    }
+    steps.end(c, count);
+  }
+  store_gradients(c, dk, dv);
+}

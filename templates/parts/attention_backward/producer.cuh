@@ -1,0 +1,34 @@
+// ---- Producer: one thread keeps q and do coming --------------------------------------------------
+{% include "parts/attention_backward/values_" ~ schedule.share ~ ".cuh" %}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, const Work& work) {
+  if (work.begin >= work.end) return;
+  const int column = work.column + (kKvRows == kKvTile ? 0 : work.part * kKvRows);
+  const Corner columns = work.sequence.columns_at<kKvRows>(column);
+  shared.k_full.arrive_and_expect_tx(kKvBytes);
+  Tile<kKvRows>::load(p.k_map, shared.k_full, kEvictFirst, shared.k, columns, work.head);
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  uint32_t parity = 1;
+  CUTE_NO_UNROLL
+  for (int i = rank(); i < p.sharing; i += kCluster) {
+    const int head = work.head * p.sharing + i;
+    CUTE_NO_UNROLL
+    for (int n = work.begin; n < work.end; ++n) {
+      const int m = walk(p, work, n);
+      const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      const Position of_do = beside(position, parity);
+      FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
+      shared.q_empty[position.stage].wait(position.phase);
+      q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
+      Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
+      cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
+                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+      if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
+      shared.do_empty[of_do.stage].wait(of_do.phase);
+      do_full.arrive_and_expect_tx(kQBytes);
+      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      position.advance();
+      parity ^= 1;
+    }
+  }
+}
