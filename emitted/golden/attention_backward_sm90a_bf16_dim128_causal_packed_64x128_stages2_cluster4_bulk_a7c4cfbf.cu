@@ -33,6 +33,8 @@ using Element = cutlass::bfloat16_t;
 constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
 constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
 constexpr int kConsumers = 2;  // warpgroups, beside a producer
+// Warps of the producer's warpgroup that add dq, after the one that loads: each has that of every second step.
+constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 64, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
@@ -48,7 +50,6 @@ constexpr int kScores = kQRows / 2, kGradients = kColumns / 2;  // accumulators 
 // Parts that columns of dq are shared out in; columns of one.
 constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
-constexpr int kWriters = 2;  // warps that add dq, each that of every second step
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
@@ -908,7 +909,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<24>();
     if (threadIdx.x == 0) produce(p, shared, work);
-    const int writer = int(threadIdx.x) / 32 - 1;
+    const int writer = int(threadIdx.x) / 32 - kFirstWriter;
     if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
     cutlass::arch::warpgroup_reg_alloc<240>();
