@@ -63,7 +63,7 @@ class AttentionPlan:
     launch: LaunchPlan | None  # None on the CPU, and where an extent is 0
     copies: tuple[str, ...]  # the operands that are copied, since TMA cannot read them
     choice: Choice
-    gradients: GradientOptions = (None, None)
+    gradient_options: GradientOptions = (None, None)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unpack[Keywords]
@@ -183,7 +183,7 @@ def _make(call: Call) -> AttentionPlan:
         launch=launch,
         copies=copies,
         choice=choice,
-        gradients=(call.deterministic, call.backward_spec),
+        gradient_options=(call.deterministic, call.backward_spec),
     )
 
 

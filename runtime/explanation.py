@@ -41,7 +41,9 @@ class Explanation:
             counters=counters.as_dict(),
             seconds=plan.choice.seconds,
             runners_up=plan.choice.runners_up,
-            gradients=plan.backward(*plan.gradients) if isinstance(plan, AttentionPlan) else None,
+            gradients=plan.backward(*plan.gradient_options)
+            if isinstance(plan, AttentionPlan)
+            else None,
         )
 
     @property
