@@ -27,6 +27,10 @@ class Argument:
     name: str
 
 
+# Clusters, by their number of blocks, that an H200 of 132 multiprocessors holds at a time, as its
+# driver counts them (cuOccupancyMaxActiveClusters, alike on four of them).
+AT_A_TIME = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+
 Value = TensorMap | Address | Argument | int | float | bytes
 
 
@@ -39,6 +43,13 @@ class DeviceLimits:
 
     multiprocessors: int
     gpu: str = ""
+
+    def clusters(self, size: int) -> int:
+        """How many clusters of `size` blocks, each filling a multiprocessor, run at a time.
+
+        A cluster lies in one GPC, in which some multiprocessors are left over.
+        """
+        return max(1, self.multiprocessors * AT_A_TIME[size] // AT_A_TIME[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,15 @@ def choose(
 def untuned(
     operation: GemmOperation, problem: GemmProblem, store: str, device: DeviceLimits
 ) -> Choice:
-    """Return the table's choice for a legal operation: what there is without tuning."""
-    best: tuple[float, KernelSpec] | None = None
+    """Return the table's choice for a legal operation: what there is without tuning.
+
+    Schedules that must store D directly come after those that need not.
+    """
+    best: tuple[bool, float, KernelSpec] | None = None
     refusal: SpecificationError | None = None
     for row in _class(operation, problem)["schedules"]:
+        if problem.k < row.get("k", 0):
+            continue
         try:
             candidate = _candidate(operation, row, store)
         except SpecificationError as error:
@@ -82,11 +87,11 @@ def untuned(
             continue
         schedule = cast("GemmSchedule", candidate.schedule)
         time = waves(schedule, problem, device) * row["cost"]
-        if best is None or time < best[0]:
-            best = time, candidate
+        if best is None or (schedule.store != store, time) < best[:2]:
+            best = schedule.store != store, time, candidate
     if best is None:
         raise cast("SpecificationError", refusal)
-    return Choice(best[1], f"least waves * cost ({best[0]:.2f}) of its class in the table")
+    return Choice(best[2], f"least waves * cost ({best[1]:.2f}) of its class in the table")
 
 
 def fitting(operation: GemmOperation, schedule: Schedule, store: str) -> KernelSpec | None:
@@ -117,7 +122,7 @@ def _portfolio(operation: GemmOperation, store: str) -> Iterator[KernelSpec]:
 def _candidate(operation: GemmOperation, row: dict[str, Any], store: str) -> KernelSpec:
     """The kernel of a row of the table; D is stored directly where the row cannot by TMA."""
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-    del fields["cost"]
+    fields = {key: value for key, value in fields.items() if key not in ("cost", "k")}
     try:
         return KernelSpec(ARCH, operation, complete(ARCH, operation, {**fields, "store": store}))
     except SpecificationError:
@@ -128,8 +133,7 @@ def _candidate(operation: GemmOperation, row: dict[str, Any], store: str) -> Ker
 
 def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) -> int:
     """How many tiles the busiest multiprocessor gets."""
-    clusters = max(1, device.multiprocessors // schedule.cluster_size)
-    return -(-tiles(schedule, problem) // clusters)
+    return -(-tiles(schedule, problem) // device.clusters(schedule.cluster_size))
 
 
 def _class(operation: GemmOperation, problem: GemmProblem) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.shapes import GemmShape
 
 # Where a fit begins, and what it is drawn to where measurements do not tell: the hardware's own
@@ -35,6 +36,8 @@ START = {
     "uneven": 0.3,  # of memory's time, that TPCs of two blocks wait more than those of one
     "sparse": 0.1,  # more of memory's time where no TPC has two, and fewer requests are under way
     "epilogue": 5e-7,  # seconds of an epilogue beside its bytes
+    "exchange": 1e-6,  # seconds in which blocks that share k find each other's sums
+    "exchange_bandwidth": 2e11,  # bytes a second of a tile's sums, laid down and read by others
     "store_bandwidth": 6e10,  # bytes a second at which one multiprocessor finishes D
     "step": 1e-7,  # seconds that a k tile takes at least: barriers, products one after the other
     "cluster": 1e-8,  # seconds more of it where a cluster's blocks wait for each other
@@ -72,7 +75,7 @@ class Tiling:
         """Cut `shape` up as the kernels do: clusters take tiles in turn."""
         rows = -(-shape.m // (schedule.tile[0] * schedule.cluster[0]))
         columns = -(-shape.n // (schedule.tile[1] * schedule.cluster[1]))
-        clusters = max(1, multiprocessors // schedule.cluster_size)
+        clusters = DeviceLimits(multiprocessors).clusters(schedule.cluster_size)
         along = rows if schedule.raster == "along_m" else columns
         count = rows * columns * shape.batches
         waves = -(-count // clusters)
@@ -106,12 +109,12 @@ def seconds(
         constants["step"],
     ]
     step = slowest(*parts)
-    if schedule.cluster_size > 1:
+    if schedule.multicast > 1:
         step += constants["cluster"]
     if operation.accumulation == "promoted":
         additions = schedule.tile[0] * schedule.tile[1] / 128 / constants["tensor_clock"]
         step += constants["promotion"] * additions
-    tile = -(-shape.k // schedule.tile[2]) * step
+    tile = -(-shape.k // (schedule.tile[2] * schedule.split)) * step
     finish = _epilogue(constants, operation, schedule, shape)
     hidden = schedule.roles == "pingpong"
     work = tiling.waves * tile + finish * (1 if hidden else tiling.waves)
@@ -164,7 +167,7 @@ def _padding(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> floa
     block has nothing but such rows. They cost 3 ns each, though they are zeros.
     """
     m = schedule.tile[0]
-    if schedule.cluster_size == 1:
+    if schedule.multicast == 1:
         return 0.0
     most = m if schedule.cluster[1] > 1 else _loaded(m, shape)
     past = min(most, max(0, m * schedule.cluster[0] - shape.m))
@@ -187,7 +190,11 @@ def _epilogue(
     moved = rows * columns * element(operation.d).bytes
     residuals = sum(step.token.startswith("residual") for step in operation.epilogue)
     moved += residuals * rows * columns * element(operation.d).bytes
-    return constants["epilogue"] + moved / constants["store_bandwidth"]
+    found = constants["epilogue"] + moved / schedule.split / constants["store_bandwidth"]
+    if schedule.split > 1:
+        sums = 4 * schedule.tile[0] * schedule.tile[1]
+        found += constants["exchange"] + sums / constants["exchange_bandwidth"]
+    return found
 
 
 def _memory(

@@ -134,6 +134,30 @@ SCHEDULES = [
     )
 ]
 
+# Blocks that share k: fewer k tiles than blocks, parts all past the end, tiles in turns.
+SPLIT = [
+    spec(tile, split=split, **others)
+    for tile, split, others in (
+        ((64, 16), 2, {"consumers": 1, "stages": 2}),
+        ((64, 64), 4, {"consumers": 1, "l2_promotion": 128}),
+        ((64, 64), 8, {"consumers": 1, "store": "direct"}),
+        ((64, 48), 3, {"consumers": 1, "raster": "along_n", "group": 3}),
+        ((128, 160), 4, {}),
+        ((128, 256), 2, {"group": 1}),
+        ((256, 96), 6, {"a": "fp16", "d": "fp32"}),
+        ((128, 112), 7, {"stages": 5}),
+        ((128, 80), 5, {"layouts": "col row"}),
+        ((128, 128), 4, {"a": "int8"}),
+        ((64, 128), 8, {"a": "e4m3", "consumers": 1}),
+        ((128, 64), 4, {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
+        ((64, 64), 4, {"swap": True, "consumers": 1}),
+        ((96, 128), 3, {"swap": True, "a": "e4m3"}),
+        ((64, 128), 8, {"swap": True, "store": "direct"}),
+        ((128, 96), 2, {"batched": True}),
+        ((128, 96), 3, {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
+    )
+]
+
 SCALES = (Scale("row"), Scale("column"))
 ORDERS: dict[str, tuple[EpilogueStep, ...]] = {
     "layer": (Scale("device"), Bias("bf16"), Activation("gelu_tanh"), Residual("bf16")),
@@ -290,7 +314,7 @@ ASKED = [
     )
 ]
 
-WIDER = (*OUTPUTS, *PROMOTED, *SWAPPED, *BATCHED)
+WIDER = (*OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *BATCHED)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )

@@ -61,6 +61,11 @@ MUTANTS = {
         r"cutlass::arch::NamedBarrier::sync\(128, barrier\);(?=\s+stage\()",
         (8191, 8184, 61),
     ),
+    "a block adds up sums that others have not laid down": Mutant(
+        cases.spec((64, 64), consumers=1, split=4),
+        r"SplitSums::meet\(\);  // all[^\n]*|\bmeet\(\);(?=\s+CUTE_UNROLL)",
+        (64, 512, 4093),
+    ),
 }
 
 

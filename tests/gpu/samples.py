@@ -69,6 +69,9 @@ def _kernel(random: Random) -> KernelSpec | None:
             )
         },
     }
+    if random.random() < 0.3:
+        alone = {"cluster": (1, 1), "roles": "cooperative", "producer_registers": 40}
+        fields |= {"split": random.randint(2, 8), **alone}
     try:
         operation = GemmOperation(
             *(a, b, _choice(random, GemmOperation, "d"), *layouts, steps),

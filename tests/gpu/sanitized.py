@@ -26,7 +26,7 @@ from warploom.runtime.attention_problem import Call
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]
-KERNELS += [cases.SWAPPED[1], cases.BATCHED[0]]
+KERNELS += [cases.SWAPPED[1], cases.SPLIT[0], cases.BATCHED[0]]
 ATTENTIONS = ("none", "causal", "packed", "dynamic")
 BACKWARDS = ("none", "causal", "packed", "deterministic")
 ALL = [

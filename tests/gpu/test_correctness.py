@@ -87,6 +87,14 @@ def test_no_swapped_kernel_mistakes_rows_for_columns(
     verify(kernel, shape)
 
 
+@over_shapes
+@pytest.mark.parametrize("kernel", cases.SPLIT, ids=short)
+def test_no_part_of_k_is_lost_or_added_twice(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
 @pytest.mark.parametrize("batches", cases.BATCHES.values(), ids=cases.BATCHES)
 @pytest.mark.parametrize("shape", [(257, 131, 193), (1, 512, 37), (61, 200, 520)], ids=str)
 @pytest.mark.parametrize("kernel", cases.BATCHED, ids=short)

@@ -57,13 +57,17 @@ def gemm_specs(draw: st.DrawFn) -> KernelSpec:
     arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
     drawn = ("raster", "store", "roles", "consumers", "swap", "producer_registers", "l2_promotion")
     fields = {field: draw(literal(GemmSchedule, field)) for field in drawn}
+    fields["split"] = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8)))
+    if fields["split"] > 1:
+        fields["roles"] = "cooperative"
     if fields["roles"] == "pingpong":
         fields["consumers"] = 2
     if fields["swap"] and element(operation.d).bits != 16:
         fields["store"] = "direct"
     fields["tile"] = draw(tiles(operation, fields))
-    fields["cluster"] = draw(st.sampled_from(((1, 1), (2, 1), (1, 2))))
-    if fields["consumers"] == 1 or fields["cluster"] != (1, 1):
+    clusters = ((1, 1), (2, 1), (1, 2))
+    fields["cluster"] = (1, 1) if fields["split"] > 1 else draw(st.sampled_from(clusters))
+    if fields["consumers"] == 1 or fields["cluster"] != (1, 1) or fields["split"] > 1:
         fields["producer_registers"] = 40
     fields["group"] = draw(st.integers(1, 1024))
     filled = GEMM.complete(arch, operation, fields)
@@ -141,7 +145,9 @@ def tiles(
     promoted = 2 if operation.accumulation == "promoted" else 1
     wide = fields["swap"] or element(operation.d).bits == 8
     unit = 16 if operation.a == "int8" or (wide and fields["store"] == "tma") else 8
+    unit *= fields["split"]
     most = min(256, 192 * 128 * sharing // (rows * promoted))
+    assume(unit <= most)
     columns = unit * draw(st.integers(1, most // unit))
     m, n = (columns, rows) if fields["swap"] else (rows, columns)
     return m, n, 1024 // element(operation.a).bits

@@ -52,11 +52,12 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiproce
     assert isinstance(schedule, GemmSchedule)
     problem = data.draw(problems(spec))
     (launch,) = GEMM.launches(spec, problem, DeviceLimits(multiprocessors))
-    size = schedule.cluster[0] * schedule.cluster[1]
+    size = schedule.cluster[0] * schedule.cluster[1] * schedule.split
     rows, columns = (schedule.tile[i] * schedule.cluster[i] for i in range(2))
     tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
     assert launch.cluster == size
-    assert launch.grid == min(tiles, max(1, multiprocessors // size)) * size
+    assert launch.grid == min(tiles, DeviceLimits(multiprocessors).clusters(size)) * size
+    assert launch.grid <= max(size, multiprocessors)
     assert launch.block == 128 * (1 + schedule.consumers)
     assert launch.shared_bytes <= 232_448
 

@@ -46,6 +46,18 @@ def test_blocks_and_busy_multiprocessors() -> None:
     assert (few.blocks, few.busy) == (66, 0.5)
 
 
+def test_blocks_that_share_k_are_more_blocks_of_fewer_steps() -> None:
+    shared = GemmSchedule((64, 96, 64), 11, consumers=1, split=4)
+    tiling = Tiling.of(shared, GemmShape(64, 1280, 8192), 132)
+    assert (tiling.waves, tiling.blocks, tiling.busy) == (1, 56, 56 / 132)
+    assert Tiling.of(shared, GemmShape(64, 96 * 30, 8192), 132).waves == 1
+    assert Tiling.of(shared, GemmShape(64, 96 * 31, 8192), 132).waves == 2  # 30 run at a time
+    alone = replace(shared, split=1)
+    assert time(shared, 64, 1280, 8192) < 0.6 * time(alone, 64, 1280, 8192)
+    assert time(shared, 64, 1280, 256) > time(alone, 64, 1280, 256) + START["exchange"] / 2
+    assert time(shared, 64, 96 * 132, 8192) > time(alone, 64, 96 * 132, 8192)
+
+
 def test_a_tail_costs_a_wave_and_no_more() -> None:
     full = replace(PINGPONG, cluster=(1, 1))
     one, tail = time(full, 128 * 12, 128 * 11, 8192), time(full, 128 * 12, 128 * 12, 8192)

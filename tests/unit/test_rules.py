@@ -86,6 +86,11 @@ def test_a_schedule_of_the_table_is_legal() -> None:
         ({"tile": (256, 256, 64), "stages": 2}, "296 registers expected, 232 to have"),
         ({"stages": 5}, "shared memory 279552 bytes: sm_90a gives a block 232448"),
         ({"tile": (128, 8, 64), "cluster": (2, 1)}, "b 8 rows in 2 slices: a slice is a multiple"),
+        ({"split": 9, "tile": (128, 144, 64)}, "split 9: is 1 to 8"),
+        ({"split": 2, "cluster": (1, 2)}, "split 2 with cluster (1, 2), roles cooperative: takes"),
+        ({"split": 2, "roles": "pingpong"}, "split 2 with cluster (1, 1), roles pingpong: takes"),
+        ({"split": 3}, "tile n 256: is a positive multiple of 24"),
+        ({"split": 2, "stages": 2}, "split 2, stages 2: the 131072 bytes of a tile's sums lie"),
     ],
 )  # fmt: skip
 def test_a_schedule_that_breaks_one_rule_is_told_that_rule(

@@ -128,6 +128,32 @@ def test_batches_are_more_tiles() -> None:
     assert many[0] > one[0]
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "split"),
+    [
+        (1, 1280, 8192, 4),  # 14 tiles of 96 columns, of the 30 clusters that run at a time
+        (1, 1280, 512, 1),  # nothing to share
+        (1, 8192, 8192, 1),  # tiles enough
+        (128, 4096, 14336, 2),
+        (512, 1280, 8192, 3),
+        (512, 8192, 8192, 1),
+    ],
+)
+def test_blocks_share_a_long_k_where_tiles_are_few(m: int, n: int, k: int, split: int) -> None:
+    operation = GemmOperation("bf16", "bf16", "bf16")
+    choice = choose(operation, problem(m, n, k), "tma", None, H200)
+    assert isinstance(choice.spec.schedule, GemmSchedule)
+    assert choice.spec.schedule.split == split
+
+
+def test_a_schedule_that_can_be_stored_as_asked_comes_before_one_that_cannot() -> None:
+    """Eight columns of 8 bits each are no rows for TMA, though fewer waves would speak for them."""
+    operation = GemmOperation("bf16", "bf16", "e4m3")
+    choice = choose(operation, problem(1, 1280, 8192), "tma", None, H200)
+    assert isinstance(choice.spec.schedule, GemmSchedule)
+    assert choice.spec.schedule.store == "tma"
+
+
 def test_a_class_with_layouts_is_for_those_alone() -> None:
     def roles(a: str, b: str) -> str:
         operation = GemmOperation("bf16", "bf16", "bf16", a, b)  # type: ignore[arg-type]

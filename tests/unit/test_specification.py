@@ -24,7 +24,7 @@ DIGEST = hashlib.sha256(
     b'{"arch":"sm_90a","operation":{"a":"bf16","accumulation":"fast","b":"bf16","batched":false,'
     b'"d":"fp32","epilogue":[],"family":"gemm","layout_a":"row","layout_b":"col"},"schedule":'
     b'{"cluster":[1,1],"consumers":2,"group":8,"l2_promotion":256,"producer_registers":40,'
-    b'"raster":"along_m","roles":"cooperative","stages":3,"store":"tma","swap":false,'
+    b'"raster":"along_m","roles":"cooperative","split":1,"stages":3,"store":"tma","swap":false,'
     b'"tile":[128,256,64]}}'
 ).hexdigest()
 
@@ -47,6 +47,9 @@ def test_a_name_shows_every_field_that_is_not_the_usual_one() -> None:
     assert "_e5m2_e4m3_int8_row_col_promoted_batched_cooperative_24x128x128_" in spec.name
     assert "_direct_swap_producer24_l2x128_" in spec.name
     assert parse_name(spec.name) == spec
+    shared = replace(PLAIN, schedule=GemmSchedule((128, 128, 64), 3, split=4))
+    assert "_tma_split4_" in shared.name
+    assert parse_name(shared.name) == shared
 
 
 def test_the_order_of_steps_is_part_of_the_identity() -> None:

@@ -157,7 +157,7 @@ def _batch_values(operation: GemmOperation, problem: GemmProblem) -> dict[str, V
 
 
 def tiles(schedule: GemmSchedule, problem: GemmProblem) -> int:
-    """The tiles of all batches of D, counted in clusters: each block of a cluster has one."""
+    """The tiles of all batches of D, counted in clusters: each block has one, or shares it."""
     rows = schedule.tile[0] * schedule.cluster[0]
     columns = schedule.tile[1] * schedule.cluster[1]
     return -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
@@ -187,7 +187,7 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
     else:
         values |= {"d": Address("d"), "d_pitch": problem.pitch_d}
         values |= {"d_batch": problem.batch_pitch_d} if operation.batched else {}
-    clusters = max(1, device.multiprocessors // schedule.cluster_size)
+    clusters = device.clusters(schedule.cluster_size)
     return [
         Launch(
             entry=spec.name,

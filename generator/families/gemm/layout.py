@@ -37,6 +37,7 @@ class GemmLayout:
     store_span: int  # bytes of a row of the staging buffers
     stages: int
     consumers: int
+    sums_bytes: int  # accumulators of a tile
     registers: int  # that a consumer's thread is expected to need
     register_budget: int  # that it may have
 
@@ -89,6 +90,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         store_span=store_box[0] * element(operation.d).bits // 8,
         stages=schedule.stages,
         consumers=schedule.consumers,
+        sums_bytes=4 * m * n,
         registers=registers,
         register_budget=_budget(schedule),
     )
@@ -122,7 +124,7 @@ def chunks(operation: GemmOperation, schedule: GemmSchedule) -> list[int]:
     if schedule.store == "tma":
         spans = [8 * span // element(operation.d).bits for span in SPANS]
         widths = [64, 32, 16] if schedule.swap else [width for width in spans if width >= 8]
-    return [width for width in widths if schedule.columns % width == 0]
+    return [width for width in widths if schedule.finished % width == 0]
 
 
 def _registers(operation: GemmOperation, schedule: GemmSchedule, fragments: int) -> int:

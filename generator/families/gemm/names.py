@@ -45,7 +45,7 @@ _NAME = re.compile(
     r"_(?P<roles>{roles})_(?P<tile>\d+x\d+x\d+)_cluster(?P<cluster>\d+x\d+)"
     r"_consumers(?P<consumers>\d)_stages(?P<stages>\d+)_(?P<raster>{raster})"
     r"_group(?P<group>\d+)_(?P<store>{store})(?P<swap>_swap)?"
-    r"(?:_producer(?P<producer_registers>\d+))?(?:_l2x(?P<l2_promotion>\d+))?_[0-9a-f]{{8}}".format(
+    r"(?:_producer(?P<producer_registers>\d+))?(?:_l2x(?P<l2_promotion>\d+))?(?:_split(?P<split>\d))?_[0-9a-f]{{8}}".format(
         **_WORDS
     )
 )
@@ -71,7 +71,7 @@ def parse_name(name: str) -> KernelSpec | None:
         **{field: int(token[field]) for field in ("stages", "consumers", "group")},
         **{
             field: int(token[field])
-            for field in ("producer_registers", "l2_promotion")
+            for field in ("producer_registers", "l2_promotion", "split")
             if token[field]
         },
         "swap": token["swap"] is not None,

@@ -56,6 +56,7 @@ def schedule_reasons(
             rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
             None if 2 <= schedule.stages <= 32 else f"stages {schedule.stages}: is 2 to 32",
             None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: is 1 to 1024",
+            None if 1 <= schedule.split <= 8 else f"split {schedule.split}: is 1 to 8",
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
             else f"roles pingpong with {schedule.consumers} consumer: takes two",
@@ -65,6 +66,14 @@ def schedule_reasons(
             else f"producer_registers {schedule.producer_registers} with cluster "
             f"{schedule.cluster}, {schedule.consumers} consumers: is 40, unless there are two "
             "consumers and no cluster, whose multicast takes more",
+            None
+            if schedule.split == 1
+            or (schedule.cluster == (1, 1) and schedule.roles == "cooperative")
+            else f"split {schedule.split} with cluster {schedule.cluster}, roles {schedule.roles}: "
+            "takes a cluster of its own, (1, 1), and consumers that share a tile, cooperative",
+            None
+            if schedule.split == 1
+            else rules.multiple_of(f"tile {columns}", schedule.columns, 8 * schedule.split),
         ]
     )
     if first:  # what follows would divide by them
@@ -78,8 +87,14 @@ def schedule_reasons(
             else f"store tma with swap, d {operation.d}: takes 16-bit types; use store direct",
             None
             if chunks(operation, schedule)
-            else f"store tma, tile {columns} {schedule.columns}: rows of staging are 16 bytes or "
-            "more, and 16 of them when swapped; use a multiple of 16, or store direct",
+            else f"store tma, tile {columns} {schedule.finished}: rows of staging are 16 bytes or "
+            "more, and 16 of them when swapped; use a multiple of 16 for each block that shares "
+            "the tile, or store direct",
+            None
+            if schedule.split == 1 or layout.sums_bytes <= layout.stages * layout.stage_bytes
+            else f"split {schedule.split}, stages {schedule.stages}: the {layout.sums_bytes} bytes "
+            f"of a tile's sums lie where stages were, which have {layout.stage_bytes} each; use "
+            "more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),

@@ -83,6 +83,8 @@ class GemmSchedule:
     producer_registers   of the producer's threads where there are two consumers, which share what
                  is left: 232 each beside 40, 240 beside 24
     l2_promotion   bytes that L2 fetches for each of TMA's requests of A and B
+    split        blocks that share a tile's k, 1 to 8 in a cluster of their own: each adds up its
+                 part, then finishes an equal share of the tile's columns of wgmma
     """
 
     tile: tuple[int, int, int]
@@ -96,6 +98,7 @@ class GemmSchedule:
     swap: bool = False
     producer_registers: Literal[24, 40] = 40
     l2_promotion: Literal[64, 128, 256] = 256
+    split: int = 1
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -112,6 +115,7 @@ class GemmSchedule:
             *(("swap",) if self.swap else ()),
             *((f"producer{self.producer_registers}",) if self.producer_registers != 40 else ()),
             *((f"l2x{self.l2_promotion}",) if self.l2_promotion != 256 else ()),
+            *((f"split{self.split}",) if self.split > 1 else ()),
         )
 
     @property
@@ -120,9 +124,14 @@ class GemmSchedule:
         return WARPGROUP * (1 + self.consumers)
 
     @property
+    def multicast(self) -> int:
+        """Blocks that load their operands together."""
+        return self.cluster[0] * self.cluster[1]
+
+    @property
     def cluster_size(self) -> int:
         """Blocks of one cluster."""
-        return self.cluster[0] * self.cluster[1]
+        return self.multicast * self.split
 
     @property
     def rows(self) -> int:
@@ -133,6 +142,11 @@ class GemmSchedule:
     def columns(self) -> int:
         """Columns of wgmma in one tile, of one instruction."""
         return self.tile[0] if self.swap else self.tile[1]
+
+    @property
+    def finished(self) -> int:
+        """Columns of wgmma in one tile that one block finishes."""
+        return self.columns // self.split
 
     @property
     def sharing(self) -> int:
