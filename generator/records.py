@@ -90,7 +90,7 @@ class Record:
     def contenders(self) -> tuple[Timed, ...]:
         """Every schedule that was timed, the best first, each once."""
         timed = (self.best, *self.runners_up, *((self.default,) if self.default else ()))
-        return tuple({one.schedule: one for one in reversed(timed)}.values())[::-1]
+        return tuple({one.schedule: one for one in timed}.values())
 
     @property
     def speedup(self) -> float | None:

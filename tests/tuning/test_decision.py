@@ -106,6 +106,14 @@ def test_an_exact_record_decides_and_tells_its_runners_up(fresh: Path) -> None:
     ]
 
 
+def test_a_record_whose_best_is_the_default_gives_the_best(fresh: Path) -> None:
+    """Gradients lost 3 to 5 % to this: the runner-up was taken wherever tuning kept the default."""
+    keep(fresh, record(best=Timed(PINGPONG, 4e-5, 0.003), default=Timed(PINGPONG, 4e-5, 0.003)))
+    found = choose()
+    assert found.spec.schedule == PINGPONG and found.seconds == 4e-5
+    assert [one.spec.schedule for one in found.runners_up] == [WIDE]
+
+
 def test_the_nearest_record_is_carried_over_by_the_model(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,10 +204,10 @@ def test_without_a_model_the_nearest_record_is_taken_as_it_is(
 
 
 def test_a_damaged_file_is_left_out_with_a_warning_and_explained(
-    fresh: Path, caplog: pytest.LogCaptureFixture
+    fresh: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh.write_text('{"schema": 1, "gpu"')
-    records.forget()
+    with_quality(monkeypatch, None)
     with caplog.at_level(logging.WARNING):
         found = choose()
         choose(m=64)
