@@ -19,6 +19,7 @@ import torch
 
 from warploom.errors import WarploomError
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
+from warploom.tuning.trial import uncollected
 
 SCHEMA = 1
 FLOPS_PER_SECOND = {16: 800e12, 8: 1600e12}  # what a power-limited H200 sustains, by input bits
@@ -132,13 +133,14 @@ def compete(
     """Time `contenders` in turns, then check what they computed on the buffers that were timed."""
     samplers: dict[str, Sampler] = {}
     absent: dict[str, str] = {}
-    for contender in contenders:
-        try:
-            samplers[contender.name] = sampler(contender.calls)
-        except torch.AcceleratorError:  # the process can use its GPU no more
-            raise
-        except (RuntimeError, AttributeError, ValueError, WarploomError) as error:
-            absent[contender.name] = (str(error) or type(error).__name__).splitlines()[0]
+    with uncollected():
+        for contender in contenders:
+            try:
+                samplers[contender.name] = sampler(contender.calls)
+            except torch.AcceleratorError:  # the process can use its GPU no more
+                raise
+            except (RuntimeError, AttributeError, ValueError, WarploomError) as error:
+                absent[contender.name] = (str(error) or type(error).__name__).splitlines()[0]
     timings = interleave(samplers, rounds=rounds)
     entries = tuple(
         Entry(contender.name, absent=absent[contender.name])

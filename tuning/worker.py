@@ -32,7 +32,7 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler, interleave
 from warploom.tuning.families import tuned
 from warploom.tuning.journal import Result
-from warploom.tuning.trial import Trial
+from warploom.tuning.trial import Trial, uncollected
 
 DISCARDED = 1  # rounds that go before those that count
 UNSTEADY = (
@@ -68,12 +68,13 @@ class Worker:
         self._prepare(trial, specs)
         results: dict[str, Result] = {}
         samplers: dict[str, Sampler] = {}
-        for spec in specs:
-            self.say({"trying": spec.name})
-            result, sampler = self._verified(trial, spec)
-            results[spec.name] = result
-            if sampler:
-                samplers[spec.name] = sampler
+        with uncollected():
+            for spec in specs:
+                self.say({"trying": spec.name})
+                result, sampler = self._verified(trial, spec)
+                results[spec.name] = result
+                if sampler:
+                    samplers[spec.name] = sampler
         timings, noisy = self._timed(samplers, request["rounds"])
         return results | {
             name: _result(results[name], timings, name, noisy=noisy) for name in timings

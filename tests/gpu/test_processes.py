@@ -77,7 +77,9 @@ assert (plan(a, b, out) == 64).all()
 )
 
 
-def run(*command: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, timeout: float = 180, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command that finds the same modules as this process."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.run(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from click.testing import CliRunner
 from benchmarks import gemm, machine, tables
 from benchmarks.protocol import (
     Cell,
+    Contender,
     Entry,
     Floor,
     Record,
     buffer_sets,
+    compete,
     gemm_floor,
     read,
     summary,
@@ -80,6 +83,19 @@ def test_a_timing_is_a_median_and_not_moved_by_one_outlier() -> None:
     timing = Timing((1.0, 1.1, 0.9, 1.0, 50.0))
     assert timing.median == 1.0
     assert timing.spread == pytest.approx(0.1)
+
+
+def test_nothing_is_collected_while_calls_are_captured() -> None:
+    """A graph of an earlier cell that was destroyed then ended the capture, and the whole run."""
+    seen: list[bool] = []
+
+    def sampler(calls: object) -> Callable[[], float]:
+        seen.append(gc.isenabled())
+        return lambda: 1e-6
+
+    compete("cell", {}, [Contender("warploom", []), Contender("peer", [])], sampler=sampler)
+    assert seen == [False, False]
+    assert gc.isenabled()
 
 
 def test_contenders_take_turns_and_the_first_rounds_do_not_count() -> None:
