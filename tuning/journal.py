@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -133,27 +133,44 @@ def measurements(*journals: Iterable[Entry]) -> list[Measurement]:
 
     Clocks drift between loops, and more between runs (one product took 35 and 42 us), so that is
     the median of its relative times in all journals, times the median of what they are relative to:
-    the default, which each journal has first of a problem. Those of another default are apart.
+    the default, which each journal has first of a problem. Where journals had different defaults,
+    the schedules that both measured tell how their times compare.
     """
-    groups: dict[tuple[_Problem, Schedule], list[Result]] = {}
+    groups: dict[_Problem, dict[Schedule, list[Result]]] = {}
     for entries in journals:
         defaults: dict[_Problem, Schedule] = {}
         for entry in entries:
             if entry.result.seconds is not None and entry.result.relative is not None:
                 problem = (entry.operation, entry.shape, entry.environment)
                 default = defaults.setdefault(problem, entry.result.schedule)
-                groups.setdefault((problem, default), []).append(entry.result)
-    found = []
-    for ((operation, shape, environment), _), results in groups.items():
-        anchors = [r.seconds for r in results if r.relative == 1.0 and r.seconds]
-        relatives: dict[Schedule, list[float]] = {}
-        for result in results:
-            relatives.setdefault(result.schedule, []).append(result.relative or 1.0)
-        for schedule, times in relatives.items():
-            if anchors:
-                seconds = median(times) * median(anchors)
-                count = environment.multiprocessors
-                found.append(Measurement(operation, shape, schedule, seconds, count))
+                groups.setdefault(problem, {}).setdefault(default, []).append(entry.result)
+    return [
+        Measurement(operation, shape, schedule, seconds, environment.multiprocessors)
+        for (operation, shape, environment), runs in groups.items()
+        for schedule, seconds in _together([_seconds(results) for results in runs.values()]).items()
+    ]
+
+
+def _seconds(results: Sequence[Result]) -> dict[Schedule, float]:
+    """The time of every schedule of runs with one default; none where that was never timed."""
+    anchors = [result.seconds for result in results if result.relative == 1.0 and result.seconds]
+    relatives: dict[Schedule, list[float]] = {}
+    for result in results:
+        relatives.setdefault(result.schedule, []).append(result.relative or 1.0)
+    if not anchors:
+        return {}
+    return {schedule: median(times) * median(anchors) for schedule, times in relatives.items()}
+
+
+def _together(runs: Sequence[Mapping[Schedule, float]]) -> dict[Schedule, float]:
+    """Times on the scale of the longest run; runs that have no schedule in common are left out."""
+    longest, *others = sorted(runs, key=len, reverse=True)
+    found = dict(longest)
+    for run in others:
+        shared = [found[schedule] / run[schedule] for schedule in run.keys() & found.keys()]
+        if shared:
+            scale = median(shared)
+            found = {schedule: seconds * scale for schedule, seconds in run.items()} | found
     return found
 
 

@@ -112,10 +112,19 @@ def test_journals_of_the_same_default_are_one_run_whatever_their_clocks(some: li
         anchor.result.schedule: 2.5,
         other.result.schedule: pytest.approx(1.2 * 2.5),
     }
-    # What is relative to another default stays apart.
+
+
+def test_journals_of_two_defaults_are_compared_by_what_both_measured(some: list[Entry]) -> None:
+    """Else one schedule had two times, and a sweep a best that only a fast clock made."""
+    anchor, other, third = some[0], some[3], some[4]
+    fast = replace(anchor, result=replace(anchor.result, seconds=2.0))
+    there = replace(other, result=replace(other.result, relative=1.1))
     default = replace(other, result=replace(other.result, relative=1.0, seconds=7.0))
-    found = journal.measurements([fast, there], [default])
-    assert sorted(one.seconds for one in found) == pytest.approx([2.0, 2.2, 7.0])
+    beside = replace(third, result=replace(third.result, relative=0.5))
+    found = journal.measurements([fast, there], [default, beside])
+    assert sorted(one.seconds for one in found) == pytest.approx([1.1, 2.0, 2.2])
+    alone = journal.measurements([fast], [default, beside])  # nothing tells how these compare
+    assert sorted(one.seconds for one in alone) == pytest.approx([3.5, 7.0])
 
 
 def test_a_line_is_plain_and_short(tmp_path: Path, some: list[Entry]) -> None:

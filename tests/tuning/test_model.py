@@ -88,6 +88,19 @@ def test_proposals_differ_in_what_the_model_can_tell(listed: list[Problem]) -> N
     assert {one.schedule.raster for one in proposed} == {"along_m"}  # type: ignore[attr-defined]
 
 
+def test_proposals_differ_in_more_than_details(listed: list[Problem]) -> None:
+    """Else four of twelve may be one tile, which L2 promotion and raster tell apart."""
+    problem = listed[1]
+    specs = [
+        KernelSpec(one.arch, one.operation, replace(one.schedule, l2_promotion=bytes))  # type: ignore[type-var]
+        for one in problem.space
+        for bytes in (256, 128)
+    ]
+    proposed = proposals(rank(None, specs, problem.shape, MULTIPROCESSORS), 12)
+    usual = {replace(one.schedule, l2_promotion=256, raster="along_m") for one in proposed}  # type: ignore[type-var]
+    assert len(usual) == len(proposed) == 12
+
+
 def test_a_distance_is_of_ratios_and_has_bounds() -> None:
     one = GemmShape(512, 4096, 4096)
     assert distance(one, one) == 0
@@ -191,8 +204,8 @@ def test_shipped_constants_have_every_name_of_their_model_and_are_near_what_was_
     assert shipped and not shipped.stand_in
     for name, family in shipped.families.items():
         assert family.values.keys() == MODELS[name][0].keys()
-    errors: dict[str, list[float]] = {"gemm": [], "attention_forward": []}
-    for path in (RESULTS / "gemm_llm_bf16.json", RESULTS / "attention_forward.json"):
+    errors: dict[str, list[float]] = {name: [] for name in shipped.families}
+    for path in (RESULTS / "bench_gemm_bf16.json", RESULTS / "bench_attention.json"):
         for one in of_results(path)[1]:
             spec = KernelSpec("sm_90a", one.operation, one.schedule)
             predicted = predict(shipped, spec, one.shape, one.multiprocessors)
@@ -211,7 +224,7 @@ def test_a_gpu_without_constants_gets_a_stand_in_that_decides_nothing() -> None:
 @pytest.mark.usefixtures("small_sweeps")
 def test_the_command_fits_journals_and_results(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "constants.json"
-    sources = [str(sweep), str(RESULTS / "attention_forward.json")]
+    sources = [str(sweep), str(RESULTS / "bench_attention.json")]
     done = CliRunner().invoke(main, ["records", "fit", *sources, "--out", str(out)])
     assert done.exit_code == 0, done.stderr
     document = json.loads(out.read_text())
