@@ -97,25 +97,26 @@ def test_every_problem_ends_within_two_percent_of_the_sweep_and_never_loses_to_t
     space: Path, tmp_path: Path
 ) -> None:
     listed = problems(space, model="llama3-8b")
-    assert len(listed) == 28
+    assert len(listed) == 4 * 9
     ended, saved, gpu = tune(listed, tmp_path)
-    assert [one.status for one in ended] == ["tuned"] * 28 and len(saved) == 28
+    assert [one.status for one in ended] == ["tuned"] * 36 and len(saved) == 36
     for one in ended:
         assert one.record and one.record.default
         assert one.record.best.seconds <= 1.02 * best_of(one.problem), one.problem
         assert one.record.best.seconds <= one.record.default.seconds * 1.0001
         assert one.record.default.schedule == default_of(one.problem).schedule
         assert one.record.templates and one.record.measured
-    assert gpu.batches / 28 <= 8
+    assert gpu.batches / 36 <= 8
 
 
 def test_a_second_run_chooses_the_same_or_one_tied_with_it(space: Path, tmp_path: Path) -> None:
+    noise = 0.002
     listed = problems(space, model="llama3-8b")
     picks: list[dict[Any, Record]] = []
     for seed in (1, 2):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        _, saved, _ = tune(listed, folder, noise=0.002, seed=seed)
+        _, saved, _ = tune(listed, folder, noise=noise, seed=seed)
         picks.append({(one.operation, one.shape): one for one in saved})
     same = 0
     for key, first in picks[0].items():
@@ -124,8 +125,9 @@ def test_a_second_run_chooses_the_same_or_one_tied_with_it(space: Path, tmp_path
         specs = {spec.schedule: spec for spec in (*problem.space, default_of(problem))}
         times = [swept_seconds(problem, specs[r.best.schedule], 0.03) for r in (first, second)]
         near = Result(first.best.schedule, "correct", 1.0, 0.004, 1.0)
-        same += max(times) <= min(times) * (1 + band(near, near))
-    assert same / 28 >= 0.95
+        # What was tied as measured may be further apart by as much as both measurements err.
+        same += max(times) <= min(times) * (1 + band(near, near) + 2 * noise)
+    assert same / 36 >= 0.95
 
 
 def test_gradients_are_tuned_by_the_same_search(tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_a_budget_that_ends_first_leaves_the_rest_to_a_second_start(
     records = Records(GPU, tuple(saved))
     second, more, gpu = tune(listed, tmp_path, records=records)
     assert [one.status for one in second].count("recorded before") == len(saved)
-    assert len(saved) + len(more) == 28
+    assert len(saved) + len(more) == 36
     _, fresh, gpu_fresh = tune(listed, make(tmp_path / "fresh"))
     assert gpu.batches < gpu_fresh.batches  # what was measured is not measured again
     picks = {(r.operation, r.shape): r.best.schedule for r in fresh}
