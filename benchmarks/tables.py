@@ -69,6 +69,10 @@ def _summaries(cells: Sequence[CellJson]) -> str:
     return totals("type", "torch / Warploom", by_kind(cells, kind_of))
 
 
+def _beside_all(cells: Sequence[CellJson]) -> str:
+    return totals("type", "fastest peer / Warploom", by_kind(cells, kind_of))
+
+
 def by_kind(
     cells: Sequence[CellJson], kind: Callable[[CellJson], str]
 ) -> dict[str, list[CellJson]]:
@@ -123,6 +127,12 @@ def _attentions(cells: Sequence[CellJson]) -> str:
     return totals("heads", "best peer / Warploom", kinds)
 
 
+def _passes(cells: Sequence[CellJson]) -> str:
+    """As `_attentions`, each pass by itself."""
+    kinds = by_kind(cells, lambda cell: f"{cell['problem']['pass']}, {_heads(cell)}")
+    return totals("pass and heads", "fastest peer / Warploom", kinds)
+
+
 def _heads(cell: CellJson) -> str:
     problem = cell["problem"]
     if problem["lengths"]:
@@ -135,17 +145,23 @@ def _heads(cell: CellJson) -> str:
 
 _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
     ("gemm_squares", "Large products", _squares),
-    ("gemm_llm", "Linear layers of language models, M from 1 to 8192", _summaries),
+    (
+        "bench_gemm",
+        "Linear layers of language models: ten weights, M from 1 to 8192; bf16's large products",
+        _beside_all,
+    ),
+    ("gemm_llm", "Linear layers of language models beside cuBLAS", _summaries),
     ("gemm_training", "Layouts, and a layer's three products", _products),
     ("gemm_operations", "Promoted sums, 8-bit outputs, batches, sums in place", _entries),
     ("gemm_fused", "Scale, bias, gelu and residual in the kernel, 4096x14336x4096", _entries),
     ("gemm_host", "Host time of a warm call, 256x256x256", _entries),
-    ("attention_forward", "Attention forward, bf16, 16k tokens; grouped queries", _attentions),
+    ("bench_attention", "Attention, bf16, 16k tokens; grouped queries", _passes),
+    ("attention_forward", "Attention forward, without FlashAttention-4 in the loop", _attentions),
     ("attention_window", "Attention in a causal window of 1024, and without one", _attentions),
     ("attention_packed", "Attention over sequences of varying length", _attentions),
     (
         "attention_backward",
-        "Gradients of attention, bf16, 16k tokens; grouped queries",
+        "Gradients of attention, by the table, without FlashAttention-4 in the loop",
         _attentions,
     ),
     (
