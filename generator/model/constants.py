@@ -19,6 +19,7 @@ from warploom.errors import RecordsError
 from warploom.generator.gpus import file_name
 
 SCHEMA = 1
+GOOD = 1.02  # behind the best known: the tables' picks, which it would replace, are 1.5 to 1.8 %
 ENOUGH = 12  # swept problems: fewer are of too few shapes and types for a call to go by
 
 
@@ -38,7 +39,7 @@ class Quality:
     @property
     def decides(self) -> bool:
         """True when the model may choose where nothing near was measured."""
-        return self.problems >= ENOUGH and self.first <= 1.10 and self.kept >= 0.90
+        return self.problems >= ENOUGH and self.first <= GOOD and self.kept >= 0.90
 
 
 @dataclass(frozen=True, slots=True)
