@@ -21,12 +21,13 @@ import yaml
 import warploom
 from benchmarks import machine
 from benchmarks.attention_peers import Operands, Problem, operands, ours, peers
-from benchmarks.protocol import Cell, Entry, Record, buffer_sets, compete, summary
+from benchmarks.protocol import Cell, Entry, Record, compete, summary
 from warploom.errors import CompilationError
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.measure import Call, Sampler, graph_sampler
+from warploom.tuning.trial import buffer_sets
 
 ROOT = Path(__file__).parents[1]
 TOKENS, HIDDEN = 16_384, 2048  # of the cells of one dim, mask and length

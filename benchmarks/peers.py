@@ -16,7 +16,7 @@ import torch
 
 import warploom
 from benchmarks.cells import Shape
-from benchmarks.protocol import Contender, buffer_sets, gemm_bytes
+from benchmarks.protocol import Contender, gemm_bytes
 from warploom.generator.elements import element
 from warploom.generator.epilogue import EpilogueStep, Scale
 from warploom.generator.families.gemm import Accumulation, GemmOperation, Layout
@@ -25,6 +25,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.epilogue import Item
 from warploom.runtime.measure import Call, error_share
+from warploom.tuning.trial import buffer_sets
 
 _SCALES: dict[str, tuple[EpilogueStep, ...]] = {
     "none": (),

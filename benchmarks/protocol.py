@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, exp, log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,6 @@ def gemm_floor(m: int, n: int, k: int, input_bits: int, output_bits: int) -> Flo
 def gemm_bytes(m: int, n: int, k: int, input_bits: int, output_bits: int) -> int:
     """The bytes of A, B and D together."""
     return ((m + n) * k * input_bits + m * n * output_bits) // 8
-
-
-def buffer_sets(set_bytes: int, l2_bytes: int) -> int:
-    """How many sets of buffers, used in turn, outlast the L2 cache twice over."""
-    return max(1, ceil(2 * l2_bytes / set_bytes))
 
 
 # ---- A cell --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ are drawn together, in the order of their file names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,12 +66,8 @@ def _products(cells: Sequence[CellJson]) -> str:
     return table(columns, rows, numbers=True)
 
 
-def _summaries(cells: Sequence[CellJson]) -> str:
-    return totals("type", "torch / Warploom", by_kind(cells, kind_of))
-
-
-def _beside_all(cells: Sequence[CellJson]) -> str:
-    return totals("type", "fastest peer / Warploom", by_kind(cells, kind_of))
+def _summaries(cells: Sequence[CellJson], ratio: str = "torch / Warploom") -> str:
+    return totals("type", ratio, by_kind(cells, kind_of))
 
 
 def by_kind(
@@ -148,7 +145,7 @@ _DRAWERS: tuple[tuple[str, str, Callable[[Sequence[CellJson]], str]], ...] = (
     (
         "bench_gemm",
         "Linear layers of language models: ten weights, M from 1 to 8192; bf16's large products",
-        _beside_all,
+        partial(_summaries, ratio="fastest peer / Warploom"),
     ),
     ("gemm_llm", "Linear layers of language models beside cuBLAS", _summaries),
     ("gemm_training", "Layouts, and a layer's three products", _products),

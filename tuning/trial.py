@@ -47,7 +47,7 @@ def uncollected() -> Iterator[None]:
 
 
 def sets_for(set_bytes: int, device: str) -> int:
-    """How many sets of buffers, used in turn, outlast the L2 cache twice over; one on the CPU.
+    """How many sets of buffers a trial takes: `buffer_sets` of this GPU; one on the CPU.
 
     Never less than four: where two of 64 MB lie may suit a kernel or not (2048x4096x4096, 128x256:
     0.91 to 1.05 of the default's time from loop to loop).
@@ -55,4 +55,9 @@ def sets_for(set_bytes: int, device: str) -> int:
     if device != "cuda":
         return 1
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    return max(FEWEST, ceil(2 * l2_bytes / max(1, set_bytes)))
+    return max(FEWEST, buffer_sets(set_bytes, l2_bytes))
+
+
+def buffer_sets(set_bytes: int, l2_bytes: int) -> int:
+    """How many sets of buffers, used in turn, outlast an L2 cache of `l2_bytes` twice over."""
+    return max(1, ceil(2 * l2_bytes / max(1, set_bytes)))

@@ -29,7 +29,7 @@ from warploom.generator.model.predict import MODELS
 from warploom.generator.model.shapes import AttentionShape, GemmShape, distance
 from warploom.generator.specification import KernelSpec
 from warploom.tuning import search
-from warploom.tuning.journal import measurements
+from warploom.tuning.journal import Journal, measurements
 from warploom.tuning.problems import Problem
 
 BF16 = GemmOperation("bf16", "bf16", "bf16")
@@ -224,7 +224,11 @@ def test_a_gpu_without_constants_gets_a_stand_in_that_decides_nothing() -> None:
 @pytest.mark.usefixtures("small_sweeps")
 def test_the_command_fits_journals_and_results(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "constants.json"
-    sources = [str(sweep), str(RESULTS / "bench_attention.json")]
+    unmeasured = Journal(
+        tmp_path / "unmeasured.jsonl"
+    )  # of a run that ended before its first batch
+    unmeasured.close()
+    sources = [str(sweep), str(unmeasured.path), str(RESULTS / "bench_attention.json")]
     done = CliRunner().invoke(main, ["records", "fit", *sources, "--out", str(out)])
     assert done.exit_code == 0, done.stderr
     document = json.loads(out.read_text())

@@ -20,7 +20,6 @@ from benchmarks.protocol import (
     Entry,
     Floor,
     Record,
-    buffer_sets,
     compete,
     gemm_floor,
     read,
@@ -34,6 +33,7 @@ from warploom.runtime.measure import (
     interleave,
     laps_for,
 )
+from warploom.tuning.trial import buffer_sets
 
 README = Path(__file__).parents[2] / "README.md"
 PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}

@@ -1,9 +1,9 @@
-// gemm_sm90a_int8_int8_int32_row_col_cooperative_128x64x128_cluster1x1_consumers2_stages9_along_m_group8_direct_split2_a5957e89
+// gemm_sm90a_int8_int8_bf16_row_col_scale_row_scale_column_cooperative_128x64x128_cluster1x1_consumers2_stages9_along_m_group8_direct_split2_b06d7c0e
 //
-// D[m, n] = A[m, k] B[k, n]
-//   A int8 row, B int8 col, accumulated in int32, D int32 row
+// D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, scale_column
+//   A int8 row, B int8 col, accumulated in int32, D bf16 row
 //   tile 128x64x128, cluster 1x1, 2 consumers, 9 stages, along_m, group 8, store direct
-// Digest a5957e89a47ac991b139835628654334c9a082917a80889acaaf13e74048f0ff; `warploom show` prints this file.
+// Digest b06d7c0e5a4996c2fd4307f85f7b337cb17fa059680734e22c4e6d4801ccbdd9; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,8 +25,8 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = int32_t; using Accumulator = int32_t;
-using Value = int32_t;  // what the store converts to ElementD
+using ElementD = cutlass::bfloat16_t; using Accumulator = int32_t;
+using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 64, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 2;  // blocks that share a tile's k: a cluster
@@ -50,7 +50,9 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  int32_t* d;  // D[m][pitch]
+  cutlass::bfloat16_t* d;  // D[m][pitch]
+  float* scale_0;  // scale[m]
+  float* scale_1;  // scale[n]
   int64_t d_pitch;  // elements between rows of D
   int32_t a_bytes;  // of A in one stage: no row past the last is loaded
   int32_t m;  // rows of D
@@ -59,9 +61,10 @@ struct alignas(128) Parameters {
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, d_pitch) == 264);
-static_assert(OFFSET(Parameters, a_bytes) == 272 && OFFSET(Parameters, m) == 276);
-static_assert(OFFSET(Parameters, n) == 280 && OFFSET(Parameters, k) == 284);
+static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, scale_0) == 264);
+static_assert(OFFSET(Parameters, scale_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
+static_assert(OFFSET(Parameters, a_bytes) == 288 && OFFSET(Parameters, m) == 292);
+static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
@@ -188,14 +191,84 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {row, row + 8}, {column, column + 1} };
 }
 
-// No steps: the accumulators are D.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Multiplies each row of D by its entry of a vector.
+struct ScaleRow {
+  const float* scale;
+  struct Operand {
+    float row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int) const {
+    return {at.row[0] < m ? scale[at.row[0]] : 0.f, at.row[1] < m ? scale[at.row[1]] : 0.f};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand.row[i / 2];
+  }
+};
+
+// Multiplies each column of D by its entry of a vector.
+struct ScaleColumn {
+  const float* scale;
+  using Operand = Columns<float>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {scale, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] *= operand[i % 2];
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+  struct Block {
+    ScaleRow::Operand step_0;
+  };
+  struct Operands {
+    ScaleColumn::Operand step_1;
+  };
+  int m, n;
+  ScaleRow step_0;
+  ScaleColumn step_1;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.scale_0},
+        step_1{p.scale_1} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_1.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+    step_1.apply(x, operands.step_1);
+  }
 };
 
 // Two neighbours in a row of D.
@@ -203,8 +276,12 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
 
 // D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
 struct Store {
@@ -454,7 +531,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_int8_int8_int32_row_col_cooperative_128x64x128_cluster1x1_consumers2_stages9_along_m_group8_direct_split2_a5957e89(const __grid_constant__ Parameters p) {
+    gemm_sm90a_int8_int8_bf16_row_col_scale_row_scale_column_cooperative_128x64x128_cluster1x1_consumers2_stages9_along_m_group8_direct_split2_b06d7c0e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
