@@ -37,6 +37,7 @@ constexpr int kStages = 6;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
@@ -47,12 +48,13 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::bfloat16_t* residual_1;  // C[m][pitch]
   int64_t residual_1_pitch;  // elements between rows of C
   int64_t residual_1_batch;  // elements between batches of residual_1
-  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
@@ -64,16 +66,16 @@ struct alignas(128) Parameters {
   float scale_0;  // scale
   float residual_1_beta;  // C is not read when this is 0
 };
-static_assert(sizeof(Parameters) == 512);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, residual_1) == 384);
-static_assert(OFFSET(Parameters, residual_1_pitch) == 392 && OFFSET(Parameters, residual_1_batch) == 400);
-static_assert(OFFSET(Parameters, a_bytes) == 408 && OFFSET(Parameters, m) == 412);
-static_assert(OFFSET(Parameters, n) == 416 && OFFSET(Parameters, k) == 420);
-static_assert(OFFSET(Parameters, batches) == 424 && OFFSET(Parameters, a_batches) == 428);
-static_assert(OFFSET(Parameters, a_repeat) == 432 && OFFSET(Parameters, b_batches) == 436);
-static_assert(OFFSET(Parameters, b_repeat) == 440 && OFFSET(Parameters, scale_0) == 444);
-static_assert(OFFSET(Parameters, residual_1_beta) == 448);
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, residual_1) == 512 && OFFSET(Parameters, residual_1_pitch) == 520);
+static_assert(OFFSET(Parameters, residual_1_batch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548 && OFFSET(Parameters, batches) == 552);
+static_assert(OFFSET(Parameters, a_batches) == 556 && OFFSET(Parameters, a_repeat) == 560);
+static_assert(OFFSET(Parameters, b_batches) == 564 && OFFSET(Parameters, b_repeat) == 568);
+static_assert(OFFSET(Parameters, scale_0) == 572 && OFFSET(Parameters, residual_1_beta) == 576);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
@@ -110,7 +112,7 @@ struct OperandA {
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (m, k).
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -124,7 +126,7 @@ struct OperandB {
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (n, k).
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -394,12 +396,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
     const int batch_a = at.batch / p.a_repeat % p.a_batches;
     const int batch_b = at.batch / p.b_repeat % p.b_batches;
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
     }
@@ -408,7 +413,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -529,8 +533,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    cute::prefetch_tma_descriptor(&p.a_map);
-    cute::prefetch_tma_descriptor(&p.b_map);
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);

@@ -38,6 +38,7 @@ constexpr int kStages = 12;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 16;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 16;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
@@ -48,19 +49,21 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::bfloat16_t* bias_0;  // bias[n]
-  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 512);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, bias_0) == 384);
-static_assert(OFFSET(Parameters, a_bytes) == 392 && OFFSET(Parameters, m) == 396);
-static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, a_tail_rows) == 520);
+static_assert(OFFSET(Parameters, m) == 524 && OFFSET(Parameters, n) == 528);
+static_assert(OFFSET(Parameters, k) == 532);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 16] += A[64 x 16] * B[16 x 16]; A and B by descriptor, D in registers.
@@ -95,7 +98,7 @@ struct OperandA {
   static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (m, k).
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -109,7 +112,7 @@ struct OperandB {
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (n, k).
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -330,12 +333,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
     }
@@ -344,7 +350,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
 using RowOperand = OperandB; using ColumnOperand = OperandA;
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -465,8 +470,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    cute::prefetch_tma_descriptor(&p.a_map);
-    cute::prefetch_tma_descriptor(&p.b_map);
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);

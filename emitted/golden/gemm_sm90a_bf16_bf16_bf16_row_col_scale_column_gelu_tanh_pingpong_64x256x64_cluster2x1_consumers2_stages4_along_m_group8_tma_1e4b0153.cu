@@ -37,6 +37,7 @@ constexpr int kStages = 4;
 constexpr int kGroup = 8;
 constexpr int kRows = 64, kColumns = 256;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
@@ -47,19 +48,21 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   float* scale_0;  // scale[n]
-  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 512);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, scale_0) == 384);
-static_assert(OFFSET(Parameters, a_bytes) == 392 && OFFSET(Parameters, m) == 396);
-static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, scale_0) == 512 && OFFSET(Parameters, a_tail_rows) == 520);
+static_assert(OFFSET(Parameters, m) == 524 && OFFSET(Parameters, n) == 528);
+static_assert(OFFSET(Parameters, k) == 532);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 256] += A[64 x 16] * B[16 x 256]; A and B by descriptor, D in registers.
@@ -100,7 +103,7 @@ struct OperandA {
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (m, k).
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -112,16 +115,15 @@ struct OperandA {
 struct OperandB {
   using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
   static constexpr int kBytes = 32768;  // of one stage
+  static constexpr int kRows = 256, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr int kSliceRows = 128;  // rows that one block loads for the whole cluster
   static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of this block's share of the tile at (n, k).
+  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k, int rank) {
+                                              int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    const int first = rank * kSliceRows;  // of the rows that this block loads
-    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * 128,
+    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
                k, n + first);
   }
 };
@@ -386,13 +388,17 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, rank);
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, rank);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
       position.advance();
     }
   }
@@ -400,7 +406,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -521,8 +526,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    cute::prefetch_tma_descriptor(&p.a_map);
-    cute::prefetch_tma_descriptor(&p.b_map);
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);

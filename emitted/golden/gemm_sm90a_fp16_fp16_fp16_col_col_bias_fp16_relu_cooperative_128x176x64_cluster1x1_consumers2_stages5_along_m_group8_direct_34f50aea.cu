@@ -37,6 +37,7 @@ constexpr int kStages = 5;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 176;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 16;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
@@ -51,7 +52,6 @@ struct alignas(128) Parameters {
   cutlass::half_t* d;  // D[m][pitch]
   cutlass::half_t* bias_0;  // bias[n]
   int64_t d_pitch;  // elements between rows of D
-  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
@@ -59,9 +59,8 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
 static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, bias_0) == 264);
-static_assert(OFFSET(Parameters, d_pitch) == 272 && OFFSET(Parameters, a_bytes) == 280);
-static_assert(OFFSET(Parameters, m) == 284 && OFFSET(Parameters, n) == 288);
-static_assert(OFFSET(Parameters, k) == 292);
+static_assert(OFFSET(Parameters, d_pitch) == 272 && OFFSET(Parameters, m) == 280);
+static_assert(OFFSET(Parameters, n) == 284 && OFFSET(Parameters, k) == 288);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 176] += A[64 x 16] * B[16 x 176]; A and B by descriptor, D in registers.
@@ -102,7 +101,7 @@ struct OperandA {
   static constexpr int kBoxes = 2, kBoxColumns = 64;
   static constexpr int kBoxBytes = 8192;
 
-  // Starts the load of this block's share of the tile at (m, k).
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -118,7 +117,7 @@ struct OperandB {
   static constexpr int kBytes = 22528;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (n, k).
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -324,7 +323,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
+      full.arrive_and_expect_tx(OperandA::kBytes + OperandB::kBytes);
       OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
@@ -334,7 +333,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -455,8 +453,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    cute::prefetch_tma_descriptor(&p.a_map);
-    cute::prefetch_tma_descriptor(&p.b_map);
+    for (const auto* map : {&p.a_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);

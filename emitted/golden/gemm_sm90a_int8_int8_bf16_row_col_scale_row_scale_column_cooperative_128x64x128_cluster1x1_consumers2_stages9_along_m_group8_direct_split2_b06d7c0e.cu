@@ -2,7 +2,7 @@
 //
 // D[m, n] = epilogue(A[m, k] B[k, n]): scale_row, scale_column
 //   A int8 row, B int8 col, accumulated in int32, D bf16 row
-//   tile 128x64x128, cluster 1x1, 2 consumers, 9 stages, along_m, group 8, store direct
+//   tile 128x64x128, cluster 1x1, 2 consumers, k split over 2 blocks, 9 stages, along_m, group 8, store direct
 // Digest b06d7c0e5a4996c2fd4307f85f7b337cb17fa059680734e22c4e6d4801ccbdd9; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
@@ -38,6 +38,7 @@ constexpr int kStages = 9;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 64;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kFinished = kColumns / kSplit;  // columns of the tile that one block finishes
 constexpr int kChunkColumns = 32;  // a block is finished by chunks
 constexpr int kChunks = kFinished / kChunkColumns;
@@ -49,22 +50,24 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cutlass::bfloat16_t* d;  // D[m][pitch]
   float* scale_0;  // scale[m]
   float* scale_1;  // scale[n]
   int64_t d_pitch;  // elements between rows of D
-  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 384);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, scale_0) == 264);
-static_assert(OFFSET(Parameters, scale_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
-static_assert(OFFSET(Parameters, a_bytes) == 288 && OFFSET(Parameters, m) == 292);
-static_assert(OFFSET(Parameters, n) == 296 && OFFSET(Parameters, k) == 300);
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
+static_assert(OFFSET(Parameters, scale_0) == 392 && OFFSET(Parameters, scale_1) == 400);
+static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, a_tail_rows) == 416);
+static_assert(OFFSET(Parameters, m) == 420 && OFFSET(Parameters, n) == 424);
+static_assert(OFFSET(Parameters, k) == 428);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
@@ -99,7 +102,7 @@ struct OperandA {
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (m, k).
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -113,7 +116,7 @@ struct OperandB {
   static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (n, k).
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -316,7 +319,6 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= 222208);
 
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
 // The sums of one tile's products over all of k, of which each block of the cluster has a part. A block
 // leaves its sums in its own shared memory, where the stages were, and then adds up what all blocks have of
 // the columns that it finishes, always in the same order.
@@ -400,12 +402,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (int tile = cluster; tile < tiles.count(); tile += clusters) {
     const Place at = tiles.at(tile, 0);
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = 0; k_tile < loads; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, (first + k_tile) * kTileK);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, (first + k_tile) * kTileK);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, (first + k_tile) * kTileK);
       position.advance();
     }
@@ -539,8 +544,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    cute::prefetch_tma_descriptor(&p.a_map);
-    cute::prefetch_tma_descriptor(&p.b_map);
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing);

@@ -37,6 +37,7 @@ constexpr int kStages = 8;
 constexpr int kGroup = 8;
 constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 32;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
@@ -47,6 +48,7 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   int8_t* d;  // D[m][pitch]
   float* scale_0;  // scale[n]
@@ -54,7 +56,7 @@ struct alignas(128) Parameters {
   int64_t d_pitch;  // elements between rows of D
   int64_t d_batch;  // elements between batches of D
   int64_t scale_0_batch;  // elements between batches of scale_0
-  int32_t a_bytes;  // of A in one stage: no row past the last is loaded
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
@@ -65,16 +67,17 @@ struct alignas(128) Parameters {
   int32_t b_repeat;  // batches of D in a row that one of B serves
   float scale_2;  // scale
 };
-static_assert(sizeof(Parameters) == 384);
-static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, b_map) == 128);
-static_assert(OFFSET(Parameters, d) == 256 && OFFSET(Parameters, scale_0) == 264);
-static_assert(OFFSET(Parameters, amax_1) == 272 && OFFSET(Parameters, d_pitch) == 280);
-static_assert(OFFSET(Parameters, d_batch) == 288 && OFFSET(Parameters, scale_0_batch) == 296);
-static_assert(OFFSET(Parameters, a_bytes) == 304 && OFFSET(Parameters, m) == 308);
-static_assert(OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
-static_assert(OFFSET(Parameters, batches) == 320 && OFFSET(Parameters, a_batches) == 324);
-static_assert(OFFSET(Parameters, a_repeat) == 328 && OFFSET(Parameters, b_batches) == 332);
-static_assert(OFFSET(Parameters, b_repeat) == 336 && OFFSET(Parameters, scale_2) == 340);
+static_assert(sizeof(Parameters) == 512);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
+static_assert(OFFSET(Parameters, scale_0) == 392 && OFFSET(Parameters, amax_1) == 400);
+static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, d_batch) == 416);
+static_assert(OFFSET(Parameters, scale_0_batch) == 424 && OFFSET(Parameters, a_tail_rows) == 432);
+static_assert(OFFSET(Parameters, m) == 436 && OFFSET(Parameters, n) == 440);
+static_assert(OFFSET(Parameters, k) == 444 && OFFSET(Parameters, batches) == 448);
+static_assert(OFFSET(Parameters, a_batches) == 452 && OFFSET(Parameters, a_repeat) == 456);
+static_assert(OFFSET(Parameters, b_batches) == 460 && OFFSET(Parameters, b_repeat) == 464);
+static_assert(OFFSET(Parameters, scale_2) == 468);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 96] += A[64 x 32] * B[32 x 96]; A and B by descriptor, D in registers.
@@ -111,7 +114,7 @@ struct OperandA {
   static constexpr int kBytes = 16384;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (m, k).
+  // Starts the load of the tile at (m, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int m, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -125,7 +128,7 @@ struct OperandB {
   static constexpr int kBytes = 12288;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
-  // Starts the load of this block's share of the tile at (n, k).
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
                                               int n, int k, int batch) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
@@ -367,12 +370,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     // An operand may have fewer batches than D: one serves `repeat` of them in a row, then the next.
     const int batch_a = at.batch / p.a_repeat % p.a_batches;
     const int batch_b = at.batch / p.b_repeat % p.b_batches;
+    const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
-      full.arrive_and_expect_tx(p.a_bytes + OperandB::kBytes);
-      OperandA::load(p.a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
+      full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK, batch_a);
       OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, batch_b);
       position.advance();
     }
@@ -381,7 +387,6 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
 using RowOperand = OperandA; using ColumnOperand = OperandB;
-constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -503,8 +508,7 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == 0) {
-    cute::prefetch_tma_descriptor(&p.a_map);
-    cute::prefetch_tma_descriptor(&p.b_map);
+    for (const auto* map : {&p.a_map, &p.a_tail_map, &p.b_map}) cute::prefetch_tma_descriptor(map);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(1);
       shared.empty[stage].init(kSharing * kClusterSize);

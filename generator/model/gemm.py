@@ -41,7 +41,6 @@ START = {
     "store_bandwidth": 6e10,  # bytes a second at which one multiprocessor finishes D
     "step": 1e-7,  # seconds that a k tile takes at least: barriers, products one after the other
     "cluster": 1e-8,  # seconds more of it where a cluster's blocks wait for each other
-    "padding": 4e10,  # bytes a second of rows past the end, where a cluster's block loads them
     "alone": 0.1,  # more of the tensor core's time where one warpgroup has it to itself
     "integer": 1.0,  # of the tensor core's time: int8 takes less power, and clocks stay higher
     "promotion": 0.5,  # of the fp32 additions that promotion does not hide
@@ -105,7 +104,6 @@ def seconds(
         _shared(constants, operation, schedule),
         _filling(constants, schedule, shape) * (_TPC if doubled else 1),
         constants["latency"] / schedule.stages,
-        _padding(constants, schedule, shape),
         constants["step"],
     ]
     step = slowest(*parts)
@@ -158,20 +156,6 @@ def _filling(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> floa
     m, n, _ = schedule.tile
     rows = _loaded(m, shape) / schedule.cluster[1] + n / schedule.cluster[0]
     return _LINE * rows / constants["l2_bandwidth"]
-
-
-def _padding(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> float:
-    """Seconds of rows of A past the end, where that has less rows than one row of clusters.
-
-    A block without a cluster does not load them; multicast needs whole tiles, and a cluster's other
-    block has nothing but such rows. They cost 3 ns each, though they are zeros.
-    """
-    m = schedule.tile[0]
-    if schedule.multicast == 1:
-        return 0.0
-    most = m if schedule.cluster[1] > 1 else _loaded(m, shape)
-    past = min(most, max(0, m * schedule.cluster[0] - shape.m))
-    return _LINE * past / constants["padding"]
 
 
 def _loaded(rows: int, shape: GemmShape) -> int:

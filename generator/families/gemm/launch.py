@@ -64,13 +64,18 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
     ]
     if operation.batched:
         d.append(Field("d_batch", Kind.INT64, "int64_t", "elements between batches of D"))
+    trims_a = gemm_layout(operation, schedule).trims_a
+    tail_map = Field(
+        "a_tail_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "A, in boxes of the tail"
+    )
     return block(
         [
             Field("a_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "A, in operand boxes"),
+            *([tail_map] if trims_a else []),
             Field("b_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "B, in operand boxes"),
             *(d_map if schedule.store == "tma" else d),
             *(field for i, step in enumerate(operation.epilogue) for field in step.fields(i)),
-            _int("a_bytes", "of A in one stage: no row past the last is loaded"),
+            *([_int("a_tail_rows", "of A in the last tile along m, in eights")] if trims_a else []),
             _int("m", "rows of D"),
             _int("n", "columns of D"),
             _int("k", "products summed"),
@@ -95,15 +100,15 @@ def _batch_fields(operation: GemmOperation) -> list[Field]:
     ]
 
 
-def _a_tile(tile: OperandTile, m: int) -> OperandTile:
-    """A's tile with no more rows than there are, in eights.
+def _tail(tile: OperandTile, m: int) -> OperandTile:
+    """The last tile of A along m, with no more rows than there are, in eights for each slice.
 
     TMA takes its time to fill the rest with zeros (at m = 1, 22.8 us became 16.3 for a weight of
     6144 x 4096), and the rows of D that they would make are not stored.
     """
-    if not tile.k_major or tile.slices > 1:
-        return tile
-    return replace(tile, extent=min(tile.extent, -(-m // 8) * 8))
+    rows = (m - 1) % tile.extent + 1
+    eights = 8 * tile.slices
+    return replace(tile, extent=-(-rows // eights) * eights)
 
 
 def _tensor_map(
@@ -205,24 +210,33 @@ def _operand_values(
     operation: GemmOperation, schedule: GemmSchedule, problem: GemmProblem
 ) -> dict[str, Value]:
     layout = gemm_layout(operation, schedule)
-    a_tile = _a_tile(layout.a, problem.m)
-    operands = (
-        ("a", a_tile, problem.m, problem.pitch_a, problem.batches_a),
-        ("b", layout.b, problem.n, problem.pitch_b, problem.batches_b),
-    )
-    values: dict[str, Value] = {"a_bytes": a_tile.bytes}
-    for name, tile, extent, pitch, batches in operands:
-        extents = (problem.k, extent) if tile.k_major else (extent, problem.k)
-        values[f"{name}_map"] = _tensor_map(
+
+    def operand_map(name: str, tile: OperandTile) -> TensorMap:
+        of_a = name == "a"
+        extent, pitch = (problem.m, problem.pitch_a) if of_a else (problem.n, problem.pitch_b)
+        batches = problem.batches_a if of_a else problem.batches_b
+        return _tensor_map(
             name,
             tile.element,
-            (extents, pitch),
+            ((problem.k, extent) if tile.k_major else (extent, problem.k), pitch),
             tile.box,
             batches if operation.batched else None,
             span=tile.span,
             promotion=schedule.l2_promotion,
         )
-    return values
+
+    b_map = operand_map("b", layout.b)
+    if not layout.trims_a:
+        return {"a_map": operand_map("a", layout.a), "b_map": b_map}
+    tail = _tail(layout.a, problem.m)
+    # A single row of tiles is all tail; equal maps are encoded once.
+    whole = layout.a if problem.m > layout.a.extent else tail
+    return {
+        "a_map": operand_map("a", whole),
+        "a_tail_map": operand_map("a", tail),
+        "b_map": b_map,
+        "a_tail_rows": tail.extent,
+    }
 
 
 def workspaces(spec: KernelSpec, problem: GemmProblem) -> list[Workspace]:

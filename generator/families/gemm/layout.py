@@ -42,6 +42,11 @@ class GemmLayout:
     register_budget: int  # that it may have
 
     @property
+    def trims_a(self) -> bool:
+        """Whether tiles load no row of A past the last: their boxes have a row for each of A's."""
+        return self.a.k_major
+
+    @property
     def stage_bytes(self) -> int:
         """Operand bytes of one stage: what its full barrier expects."""
         return self.a.bytes + self.b.bytes

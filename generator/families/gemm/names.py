@@ -45,9 +45,8 @@ _NAME = re.compile(
     r"_(?P<roles>{roles})_(?P<tile>\d+x\d+x\d+)_cluster(?P<cluster>\d+x\d+)"
     r"_consumers(?P<consumers>\d)_stages(?P<stages>\d+)_(?P<raster>{raster})"
     r"_group(?P<group>\d+)_(?P<store>{store})(?P<swap>_swap)?"
-    r"(?:_producer(?P<producer_registers>\d+))?(?:_l2x(?P<l2_promotion>\d+))?(?:_split(?P<split>\d))?_[0-9a-f]{{8}}".format(
-        **_WORDS
-    )
+    r"(?:_producer(?P<producer_registers>\d+))?(?:_l2x(?P<l2_promotion>\d+))?"
+    r"(?:_split(?P<split>\d))?_[0-9a-f]{{8}}".format(**_WORDS)
 )
 _STEP = re.compile(rf"_({_WORDS['step']})")
 
