@@ -78,7 +78,7 @@ class AttentionPlan:
             )
         return attention_gradient.run(self, call)
 
-    def backward(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
+    def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
         """The kernel that gradients of what the plan computes get."""
         operation = cast("AttentionOperation", self.choice.spec.operation)
         return attention_backward.choose(

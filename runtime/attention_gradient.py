@@ -37,7 +37,7 @@ def run(plan: AttentionPlan, call: Call) -> Pair:
     if not wanted:
         return plan.run(call)
     if call.backward_spec is not None:
-        plan.backward(call.deterministic, call.backward_spec)
+        plan.backward_choice(call.deterministic, call.backward_spec)
     found: Pair = _Attention.apply(q, k, v, call, plan)  # type: ignore[no-untyped-call]
     return found
 

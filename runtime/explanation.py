@@ -41,7 +41,7 @@ class Explanation:
             counters=counters.as_dict(),
             seconds=plan.choice.seconds,
             runners_up=plan.choice.runners_up,
-            gradients=plan.backward(*plan.gradient_options)
+            gradients=plan.backward_choice(*plan.gradient_options)
             if isinstance(plan, AttentionPlan)
             else None,
         )

@@ -274,6 +274,12 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
 // The stage of do that a step uses, whose number is odd or not, beside this one of q.
 __device__ __forceinline__ Position beside(Position at, uint32_t parity) {
   return kDoStages == kStages ? at : Position{0, parity};
@@ -392,10 +398,16 @@ template <int kCount> __device__ __forceinline__ void fence(float (&accumulators
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
-// The four warps let go on their own; the barrier counts them.
-__device__ __forceinline__ void release(EmptyBarrier& barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier.arrive();
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 // Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
@@ -447,18 +459,6 @@ __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-__device__ __forceinline__ uint32_t pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
-__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.

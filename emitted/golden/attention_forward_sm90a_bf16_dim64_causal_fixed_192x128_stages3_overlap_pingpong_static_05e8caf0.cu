@@ -196,6 +196,12 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
 // Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
 // next. Where tiles differ in length each section is dealt by itself, and every second one from the other
 // end: a round that ran on into the next section would give the same blocks the long ones again.
@@ -267,7 +273,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2], sum[2];
+  float maximum[2];  // of the scores so far
+  float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
@@ -298,8 +305,8 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
-    const float shift = kMasked && maximum == minus_infinity() ? 0 : maximum * scale;
-    rows.rescale[r] = kFirst ? 1 : exp2(rows.maximum[r] * scale - shift);
+    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    rows.rescale[r] = kFirst ? 1 : exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
@@ -423,10 +430,16 @@ template <int kCount> __device__ __forceinline__ void fence(float (&accumulators
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
 
-// The four warps let go on their own; the barrier counts them.
-__device__ __forceinline__ void release(EmptyBarrier& empty) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
@@ -447,18 +460,6 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
     OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
   cute::warpgroup_commit_batch();
-}
-
-__device__ __forceinline__ uint32_t pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
-__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {

@@ -20,6 +20,7 @@ START = {
     "tensor_clock": 1.45e9,  # of the tensor core under load, in Hz
     "exponential_clock": 1.45e9,  # of the special function units: 16 exponentials a cycle
     "softmax": 4e-10,  # seconds of one row's other work in a step, of 64 rows of a warpgroup
+    "rescaling": 5e-12,  # seconds of one element of the output, where every step rescales it
     "overlapped": 0.3,  # of the shorter of products and softmax that is not hidden
     "serial": 0.8,  # the same without overlap
     "free": 0.05,  # more of it where warpgroups do not take turns
@@ -93,6 +94,8 @@ def _step(constants: Value, operation: AttentionOperation, schedule: AttentionSc
     tensor = 2 * q * kv * dim / 2048 / constants["tensor_clock"]
     cap = 1 + constants["softcap"] if operation.softcap else 1.0
     soft = cap * q * kv / 16 / constants["exponential_clock"] + constants["softmax"] * q
+    if schedule.rescale == "always":
+        soft += constants["rescaling"] * q * dim
     exposed = constants["overlapped" if schedule.overlap else "serial"]
     if not schedule.pingpong:
         exposed += constants["free"]

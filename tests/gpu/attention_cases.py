@@ -147,6 +147,11 @@ SCHEDULES = [
         (192, 128, 32, {"pingpong": False}),
     )
 ]
+RESCALES = [  # by how they rescale the output
+    *(chosen(dim, mask=mask) for dim, mask in product((64, 128, 256), ("none", "causal"))),
+    spec(128, 112, dim=128, mask="causal", rescale="needed", overlap=False),
+    spec(128, 80, dim=256, rescale="always"),
+]
 SIMPLE = {  # for tests of something else than the kernel itself
     "none": chosen(64, seq=512),
     "causal": chosen(64, mask="causal", seq=512),
@@ -159,7 +164,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 
 ALL = list(
     dict.fromkeys(
-        (*OPERATIONS, *SOFTCAPS, *PACKED, *SCHEDULES, *SIMPLE.values(), *SHORT),
+        (*OPERATIONS, *SOFTCAPS, *PACKED, *SCHEDULES, *RESCALES, *SIMPLE.values(), *SHORT),
     )
 )
 # Of the rows and of the columns of packed sequences.

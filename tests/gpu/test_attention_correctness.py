@@ -125,6 +125,23 @@ def test_scores_of_1e4_do_not_overflow(kernel: KernelSpec) -> None:
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize("rise", [1.0, 7.0, 30.0])
+@pytest.mark.parametrize("kernel", cases.RESCALES, ids=short)
+def test_weights_do_not_grow_without_end_where_scores_rise_from_tile_to_tile(
+    kernel: KernelSpec, rise: float
+) -> None:
+    """Kernels go from the last columns to the first, and may stay behind a maximum by 2^8."""
+    made = arena.call(
+        kernel, Shape(1, 2, 1, 193, 1000), scale=1.0, **MASKS[operation(kernel).mask][0]
+    )
+    q, k, _ = made.given
+    q.mul_(0.1)
+    q[..., 0] = 1
+    k[..., 0] = torch.arange(1000, 0, -1, device="cuda") * (rise / 64)
+    out, _ = arena.verify(made, beside_plain=False)
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("scale", [1e-6, 0.3, 2.0])
 def test_a_scale_is_the_one_that_is_given(scale: float) -> None:
     arena.verify(arena.call(SIMPLE["causal"], SHAPES["127"], scale=scale, causal=True))

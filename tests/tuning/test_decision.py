@@ -246,7 +246,8 @@ def test_a_users_record_comes_before_a_shipped_one_of_an_earlier_day(
 def test_attention_asks_the_records_too(fresh: Path) -> None:
     operation = AttentionOperation("bf16", 128, "causal")
     schedule = AttentionSchedule(64, 96, pingpong=False)
-    here = replace(record().environment)
+    own = environment("attention_forward")
+    here = replace(record().environment, revision=own.revision)
     shape = AttentionShape(2, 16, 16, 4096, 4096, 128)
     keep(fresh, Record(operation, shape, here, Timed(schedule, 1e-3, 0.0), None))
     sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)

@@ -52,4 +52,5 @@ FAMILY = Family(
     context=context,
     launches=launches,
     workspaces=workspaces,
+    revision=2,  # since outputs are rescaled less often where that is `needed`
 )

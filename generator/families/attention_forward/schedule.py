@@ -53,7 +53,7 @@ class AttentionSchedule:
     scheduler   single: a block per tile; static: persistent blocks, tiles dealt in advance;
                 dynamic: persistent blocks, each takes its next tile from a counter
     rescale     always, or where it is needed: a warp leaves its output as it is where no maximum of
-                its rows grew
+                its rows grew by more than a factor of 2^8 in the weights
     """
 
     q_tile: Literal[64, 128, 192]

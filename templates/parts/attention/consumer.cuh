@@ -1,15 +1,5 @@
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
-template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
-}
-
-// The four warps let go on their own; the barrier counts them.
-__device__ __forceinline__ void release(EmptyBarrier& empty) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
-}
+{% include "parts/attention/registers.cuh" %}
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
@@ -29,18 +19,6 @@ __device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const
   for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
     OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
   cute::warpgroup_commit_batch();
-}
-
-__device__ __forceinline__ uint32_t pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.{{ packed_type }}.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
-__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 __device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {

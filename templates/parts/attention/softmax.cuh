@@ -23,7 +23,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // What a thread knows of its two rows. Sums are its own columns' only, until the end.
 struct Rows {
-  float maximum[2], sum[2];
+  float maximum[2];  // of the scores so far{{ ", or kSlack below it" if schedule.rescale == "needed" }}
+  float sum[2];
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
@@ -54,8 +55,11 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
-    const float shift = kMasked && maximum == minus_infinity() ? 0 : maximum * scale;
-    rows.rescale[r] = kFirst ? 1 : exp2(rows.maximum[r] * scale - shift);
+{% if schedule.rescale == "needed" %}
+    if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
+{% endif %}
+    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    rows.rescale[r] = kFirst ? 1 : exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL

@@ -1,15 +1,5 @@
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-// Keeps the compiler from moving accumulators across asynchronous products.
-template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
-}
-
-// The four warps let go on their own; the barrier counts them.
-__device__ __forceinline__ void release(EmptyBarrier& barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier.arrive();
-}
+{% include "parts/attention/registers.cuh" %}
 
 // Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
@@ -27,18 +17,6 @@ __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-__device__ __forceinline__ uint32_t pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.{{ packed_type }}.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
-// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
-__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
-  CUTE_UNROLL
-  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
 }
 
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
