@@ -10,6 +10,8 @@ import pytest
 from sweeps import entries
 
 from warploom.errors import RecordsError
+from warploom.generator.model.fit import Measurement
+from warploom.generator.model.shapes import GemmShape, Shape
 from warploom.tuning import journal
 from warploom.tuning.journal import Entry, Journal, Result
 from warploom.tuning.problems import Problem
@@ -125,6 +127,24 @@ def test_journals_of_two_defaults_are_compared_by_what_both_measured(some: list[
     assert sorted(one.seconds for one in found) == pytest.approx([1.1, 2.0, 2.2])
     alone = journal.measurements([fast], [default, beside])  # nothing tells how these compare
     assert sorted(one.seconds for one in alone) == pytest.approx([3.5, 7.0])
+
+
+def test_times_are_brought_to_the_scale_of_results_that_have_a_schedule_of_the_problem(
+    some: list[Entry],
+) -> None:
+    """Else a model predicts the clock of a GPU that is kept at its limit of power."""
+    anchor, other = some[0], some[3]
+    first = replace(anchor, result=replace(anchor.result, seconds=2.0))
+    there = replace(other, result=replace(other.result, relative=1.1))
+
+    def result(seconds: float, shape: Shape = anchor.shape) -> Measurement:
+        return Measurement(other.operation, shape, other.result.schedule, seconds, 132)
+
+    found = journal.measurements([first, there], results=[result(1.1)])
+    assert sorted(one.seconds for one in found) == pytest.approx([1.0, 1.1])
+    elsewhere = result(1.1, GemmShape(3, 5, 7))
+    found = journal.measurements([first, there], results=[elsewhere])
+    assert sorted(one.seconds for one in found) == pytest.approx([2.0, 2.2])
 
 
 def test_a_line_is_plain_and_short(tmp_path: Path, some: list[Entry]) -> None:

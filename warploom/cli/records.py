@@ -15,6 +15,7 @@ from warploom.errors import ConfigurationError, RecordsError
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
     from warploom.generator.model.shapes import Shape
+    from warploom.generator.records import Records
     from warploom.generator.specification import Operation, Schedule
 
 COLUMNS = ("problem", "us", "default / best", "schedule", "nvrtc", "revision", "measured", "noisy")
@@ -151,11 +152,13 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
 
     Journals are taken together: a schedule that several of them have is one measurement.
     """
+    from warploom.generator.model.measurements import of_records, of_results
     from warploom.tuning import journal
 
     gpus: set[str] = set()
     journals: list[list[journal.Entry]] = []
     measured: list[Measurement] = []
+    results: list[Measurement] = []  # those of benchmarks
     for path in sources:
         if path.suffix == ".jsonl":
             entries = journal.read(path)
@@ -169,18 +172,21 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
             gpus |= found
             journals.append(entries)
         else:
-            gpu, others = _of_document(path)
+            records = _records(path)
+            gpu, others = (
+                of_results(path) if records is None else (records.gpu, of_records(records))
+            )
             gpus.add(gpu)
             measured += others
-    return gpus, journal.measurements(*journals) + measured
+            results += others if records is None else []
+    return gpus, journal.measurements(*journals, results=results) + measured
 
 
-def _of_document(path: Path) -> tuple[str, list[Measurement]]:
+def _records(path: Path) -> Records | None:
+    """The file of records; None where it is a document of another kind."""
     from warploom.generator import records_file
-    from warploom.generator.model.measurements import of_records, of_results
 
     try:
-        records = records_file.read(path)
+        return records_file.read(path)
     except RecordsError:
-        return of_results(path)
-    return records.gpu, of_records(records)
+        return None
