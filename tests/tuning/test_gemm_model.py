@@ -138,6 +138,16 @@ def test_two_blocks_of_a_tpc_share_its_port_and_an_uneven_grid_waits_for_them() 
     assert 1.8 < two / one < 2
 
 
+def test_a_last_wave_of_few_blocks_has_less_of_memory() -> None:
+    """28672 columns by 128 are 132 blocks and then 92; by 112 they are 132 and 124."""
+    uneven = GemmSchedule((16, 128, 64), 12, consumers=1, swap=True, l2_promotion=128)
+    even = GemmSchedule((64, 112, 64), 10, consumers=1, l2_promotion=128)
+    assert time(uneven, 4, 28672, 4096) > 1.02 * time(even, 4, 28672, 4096)
+    assert gemm._pace(START, 132, 132) == 1
+    assert gemm._pace(START, 92, 132) == pytest.approx(1 + START["uneven"] * 40 / 92)
+    assert gemm._pace(START, 66, 132) == 1 + START["sparse"]
+
+
 def test_no_block_loads_rows_of_a_past_the_end() -> None:
     single = GemmSchedule((64, 32, 64), 18, consumers=1)
     multicast = replace(single, cluster=(1, 2))
