@@ -177,10 +177,8 @@ def _together(runs: Sequence[Mapping[Schedule, float]]) -> dict[Schedule, float]
     longest, *others = sorted(runs, key=len, reverse=True)
     found = dict(longest)
     for run in others:
-        shared = [found[schedule] / run[schedule] for schedule in run.keys() & found.keys()]
-        if shared:
-            scale = median(shared)
-            found = {schedule: seconds * scale for schedule, seconds in run.items()} | found
+        if run.keys() & found.keys():
+            found = _scaled(run, found) | found
     return found
 
 

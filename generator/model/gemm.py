@@ -66,7 +66,7 @@ class Tiling:
     columns: int
     waves: int  # tiles of the busiest multiprocessor
     blocks: int  # that run at a time
-    left: int  # blocks of the last wave
+    last_blocks: int  # of the last wave
     busy: float  # share of the multiprocessors that have a tile, on the average of all waves
     bands: int  # times that the operand across the bands is read, if L2 does not keep it
 
@@ -82,7 +82,7 @@ class Tiling:
         return cls(
             *(rows, columns, waves),
             blocks=min(count, clusters) * schedule.cluster_size,
-            left=(count - (waves - 1) * clusters) * schedule.cluster_size,
+            last_blocks=(count - (waves - 1) * clusters) * schedule.cluster_size,
             busy=count * schedule.cluster_size / (waves * multiprocessors),
             bands=-(-along // schedule.group),
         )
@@ -99,7 +99,7 @@ def seconds(
     if not (shape.m and shape.n and shape.k and shape.batches):
         return constants["launch"]
     tiling = Tiling.of(schedule, shape, multiprocessors)
-    doubled = tiling.blocks > multiprocessors // _TPC  # every TPC has one before any has two
+    doubled = _doubled(tiling.blocks, multiprocessors)
     parts = [
         _products(constants, operation, schedule, tiling),
         _shared(constants, operation, schedule),
@@ -118,10 +118,16 @@ def seconds(
     hidden = schedule.roles == "pingpong"
     work = tiling.waves * tile + finish * (1 if hidden else tiling.waves)
     memory = _memory(constants, operation, schedule, shape, tiling)
-    last = tiling.left / ((tiling.waves - 1) * tiling.blocks + tiling.left)
-    whole, rest = (_pace(constants, n, multiprocessors) for n in (tiling.blocks, tiling.left))
-    memory *= (1 - last) * whole + last * rest
+    last = tiling.last_blocks / ((tiling.waves - 1) * tiling.blocks + tiling.last_blocks)
+    memory *= (1 - last) * _pace(constants, tiling.blocks, multiprocessors) + last * _pace(
+        constants, tiling.last_blocks, multiprocessors
+    )
     return constants["launch"] + constants["latency"] + slowest(work, memory)
+
+
+def _doubled(blocks: int, multiprocessors: int) -> bool:
+    """Whether a TPC has two of so many blocks: every one has one before any has two."""
+    return blocks > multiprocessors // _TPC
 
 
 def _pace(constants: Value, blocks: int, multiprocessors: int) -> float:
@@ -130,7 +136,7 @@ def _pace(constants: Value, blocks: int, multiprocessors: int) -> float:
     For the same weight 128 blocks took 15.1 us, 96 took 17.1, but 64 no more than 15.3; and where
     the last of two waves has 92, 59.7 us instead of 56.4.
     """
-    if blocks > multiprocessors // _TPC:
+    if _doubled(blocks, multiprocessors):
         return 1 + constants["uneven"] * (multiprocessors / blocks - 1)
     return 1 + constants["sparse"]
 

@@ -151,7 +151,8 @@ def test_a_last_wave_of_few_blocks_has_less_of_memory() -> None:
 def test_no_block_loads_rows_of_a_past_the_end() -> None:
     single = GemmSchedule((64, 32, 64), 18, consumers=1)
     multicast = replace(single, cluster=(1, 2))
-    assert time(multicast, 16, 4096, 4096) < 1.1 * time(single, 16, 4096, 4096)
+    for m in (16, 64):
+        assert time(multicast, m, 4096, 4096) < 1.1 * time(single, m, 4096, 4096)
     assert gemm._loaded(64, GemmShape(3, 4096, 4096)) == 8
     assert gemm._loaded(64, GemmShape(100, 4096, 4096)) == 64
 
