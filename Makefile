@@ -5,13 +5,12 @@
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
-TYPING := build/typing
 GPU_TESTS := tests/gpu
 RECORD := tests/gpu/record.json
 WORKERS := 4
 .DEFAULT_GOAL := test
 
-.PHONY: demo test lint gpu-test clean tree
+.PHONY: demo test lint gpu-test clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python -m warploom.demo
@@ -19,27 +18,22 @@ demo: $(INSTALLED)
 test: lint
 	$(VENV)/bin/python -m pytest -q -m "not gpu"
 
-lint: $(INSTALLED) tree
+lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	MYPYPATH=$(TYPING) $(VENV)/bin/mypy -p warploom -p benchmarks
+	$(VENV)/bin/mypy -p warploom -p benchmarks
 
-gpu-test: tree
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(TYPING):$$PYTHONPATH \
+gpu-test:
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH \
 		$(PYTHON) -m pytest -q -m gpu -n $(WORKERS) --dist loadgroup --record $(RECORD) $(GPU_TESTS)
 
 clean:
-	rm -rf $(VENV) build warploom.egg-info
+	rm -rf $(VENV) build src/warploom.egg-info
 
 $(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Warploom needs Python 3.11 or later, and $(PYTHON) is %d.%d: \
+	name another, as in make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[nvrtc,dev]'
+	@echo 'Installing into $(VENV): torch and the libraries of CUDA, some minutes the first time'
+	$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[nvrtc,dev]'
 	touch $@
-
-# The import package as an installed one looks, for mypy and for machines without an install, where
-# PYTHONSAFEPATH keeps the root (whose warploom/ is only a part of the package) off sys.path.
-tree:
-	rm -rf $(TYPING)
-	mkdir -p $(TYPING)/warploom
-	ln -s $(CURDIR)/warploom/* $(CURDIR)/configs $(CURDIR)/generator $(CURDIR)/runtime \
-		$(CURDIR)/templates $(CURDIR)/tuning $(TYPING)/warploom

@@ -20,7 +20,7 @@ from warploom.generator.markdown import insert
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 README = (ROOT / "README.md").read_text()
-ROOMS = ("warploom", "generator", "runtime", "tuning")
+ROOMS = ("src/warploom", "generator", "runtime", "tuning")
 
 
 def blocks(text: str, language: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""The rooms at the root are one import package: in a wheel, installed, and nowhere else."""
+"""The rooms at the root are one import package, in a wheel, installed and from any folder."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,19 +13,16 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = {
-    "warploom": "warploom",
-    "configs": "warploom/configs",
-    "generator": "warploom/generator",
-    "runtime": "warploom/runtime",
-    "templates": "warploom/templates",
-    "tuning": "warploom/tuning",
-}
+LINKED = ("configs", "generator", "runtime", "templates", "tuning")
+PACKAGE = ROOT / "src" / "warploom"
 
 
-def run_python(code: str, cwd: Path) -> str:
+def run_python(code: str, cwd: Path, **environment: str) -> str:
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    variables = {**os.environ, **environment}
+    done = subprocess.run(
+        command, cwd=cwd, env=variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -33,8 +31,9 @@ def run_python(code: str, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Built from a copy: a build folder left at the root would put deleted modules into the wheel.
     copy = tmp_path_factory.mktemp("source")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for room in ("src", "benchmarks", *LINKED):  # benchmarks: configs has a link to its cells
+        shutil.copytree(ROOT / room, copy / room, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
@@ -45,10 +44,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_has_every_file_of_the_rooms_and_nothing_else(wheel: Path) -> None:
     names = {PurePosixPath(name) for name in zipfile.ZipFile(wheel).namelist()}
     shipped = {name for name in names if not name.parts[0].endswith(".dist-info")}
+    links = {room: ROOT / room for room in LINKED}
     expected = {
-        PurePosixPath(package) / file.relative_to(ROOT / room).as_posix()
-        for room, package in ROOMS.items()
-        for file in (ROOT / room).rglob("*")
+        PurePosixPath("warploom") / prefix / file.relative_to(folder).as_posix()
+        for prefix, folder in {"": PACKAGE, **links}.items()
+        for file in folder.rglob("*")
         if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".lock"
     }
     assert shipped == expected
@@ -63,13 +63,40 @@ def test_wheel_has_the_licence_and_the_console_script(wheel: Path) -> None:
     assert b"warploom = warploom.cli:main" in archive.read(metadata["entry_points.txt"])
 
 
+def test_every_link_is_to_the_room_of_its_name() -> None:
+    links = {path.name: path.readlink() for path in PACKAGE.iterdir() if path.is_symlink()}
+    assert links == {room: Path("..", "..", room) for room in LINKED}
+
+
 def test_rooms_are_not_importable_by_their_folder_names(tmp_path: Path) -> None:
-    folders = [room for room in ROOMS if room != "warploom"]
     code = (
         "from importlib.util import find_spec\n"
-        f"print([name for name in {folders} if find_spec(name) is not None])"
+        f"print([name for name in {LINKED} if find_spec(name) is not None])"
     )
     assert run_python(code, tmp_path) == "[]"
+
+
+USE = "import warploom, warploom.generator as g; print(warploom.gemm.__name__, g.__file__)"
+
+
+@pytest.mark.parametrize("folder", [ROOT.parent, ROOT, ROOT / "src"], ids=["parent", "root", "src"])
+def test_the_editable_package_is_whole_from_any_folder(folder: Path) -> None:
+    """A clone named warploom was a namespace package for scripts that lie beside it."""
+    assert run_python(USE, folder) == f"gemm {PACKAGE / 'generator' / '__init__.py'}"
+
+
+@pytest.mark.parametrize("folder", [ROOT.parent, ROOT], ids=["parent", "root"])
+def test_the_wheel_is_whole_also_inside_the_clone(
+    wheel: Path, folder: Path, tmp_path: Path
+) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    expected = f"gemm {tmp_path / 'warploom' / 'generator' / '__init__.py'}"
+    assert run_python(USE, folder, PYTHONPATH=str(tmp_path)) == expected
+
+
+def test_a_folder_of_the_packages_name_does_not_hide_it(tmp_path: Path) -> None:
+    (tmp_path / "warploom").mkdir()
+    assert run_python(USE, tmp_path).startswith("gemm ")
 
 
 @pytest.mark.parametrize("package", ["warploom.templates", "warploom.configs"])

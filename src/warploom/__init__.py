@@ -8,7 +8,6 @@ value met, the rule it breaks and the fix.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from warploom.errors import (
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
         plan_attention,
         warmup,
     )
+
+__version__ = "0.1.0"
 
 __all__ = [
     "CompilationError",
@@ -79,8 +80,6 @@ _LAZY = {
 
 def __getattr__(name: str) -> object:
     """Import a name of the runtime on first use, and keep it (PEP 562)."""
-    if name == "__version__":
-        return version("warploom")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _LAZY[name]
