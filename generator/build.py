@@ -2,11 +2,13 @@
 
 `WARPLOOM_COMPILE` (or `policy`) is `allow` or `forbid`. Where compiling is forbidden or there is
 no toolchain, a kernel that any toolchain made of the same source serves; without one there is a
-KernelMissingError, never a stall. `counters` says what this process did.
+KernelMissingError, never a stall. `counters` says what this process did, and so does the log, with
+one record at level INFO for each kernel.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
@@ -17,7 +19,6 @@ from typing import Literal, Self
 
 from warploom.errors import (
     CompilationError,
-    ConfigurationError,
     KernelMissingError,
     ToolchainError,
 )
@@ -28,6 +29,9 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store, key, source_digest
 from warploom.generator.toolchain import Toolchain, find
 from warploom.generator.workers import Worker, WorkerPool
+from warploom.variables import choice
+
+logger = logging.getLogger(__name__)
 
 Result = Artifact | CompilationError
 
@@ -149,15 +153,17 @@ class _Kernel:
     def stored(self, store: Store) -> Artifact | None:
         artifact = store.get(self.key)
         if artifact is not None:
-            _count("store_hits")
+            _found(artifact)
         return artifact
 
     def compiled(self, store: Store, compile: Callable[..., Artifact]) -> Artifact:
         with store.lock(self.key):
             artifact = self.stored(store)  # another process may have been first meanwhile
             if artifact is None:
+                logger.debug("compiling %s", self.spec.name)
                 artifact = compile(self.source, name=self.spec.name, arch=self.spec.arch)
                 _count("compiles")
+                logger.info("compiled %s in %.1f s", artifact.name, artifact.compile_seconds)
                 # Under what the artifact itself says: a worker finds its toolchain on its own.
                 own = key(self.source, artifact.options, artifact.arch, artifact.toolchain)
                 store.put(own, artifact)
@@ -181,16 +187,12 @@ class _Barred:
                 fix=f"{self.fix}; or compile it elsewhere and bring it here with "
                 "`warploom cache export` and `warploom cache import`",
             )
-        _count("store_hits")
+        _found(artifact)
         return artifact
 
 
 def _compiler(policy: str | None) -> Toolchain | _Barred:
-    policy = policy or os.environ.get("WARPLOOM_COMPILE") or "allow"
-    if policy not in ("allow", "forbid"):
-        raise ConfigurationError(
-            f"WARPLOOM_COMPILE={policy}", rule="is allow or forbid", fix="set it to one of them"
-        )
+    policy = choice("WARPLOOM_COMPILE", policy)
     try:
         toolchain = find()
     except ToolchainError as error:
@@ -205,6 +207,11 @@ def _attempt(kernel: _Kernel, store: Store, worker: Worker) -> Result:
         return kernel.compiled(store, worker.compile)
     except CompilationError as error:
         return error
+
+
+def _found(artifact: Artifact) -> None:
+    _count("store_hits")
+    logger.info("found %s in the store", artifact.name)
 
 
 def _count(what: Literal["compiles", "store_hits"]) -> None:

@@ -7,6 +7,7 @@ value met, the rule it breaks and the fix.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,9 @@ _LAZY = {
         "warmup",
     )
 }
+
+if os.environ.get("WARPLOOM_LOG"):
+    import_module("warploom.log").set_up()
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,40 @@
+"""Logging for people who have not set it up: what WARPLOOM_LOG or `-v` ask for, on standard error.
+
+Every module logs to `logging.getLogger(__name__)`, below the logger `warploom`. A program that has
+handlers of its own on the root logger gets the records there, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from warploom.errors import ConfigurationError
+from warploom.variables import choice
+
+_FORMAT = "%(asctime)s %(name)s: %(message)s"
+
+
+class _Handler(logging.Handler):
+    """Writes to what standard error is at that time, unless the root logger has handlers."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers and sys.stderr is not None:
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+_handler = _Handler()
+_handler.setFormatter(logging.Formatter(_FORMAT, "%H:%M:%S"))
+
+
+def set_up(level: str = "") -> None:
+    """Log from `level` on (`info`, `debug`; default: WARPLOOM_LOG) to standard error."""
+    logger = logging.getLogger("warploom")
+    try:
+        level = level or choice("WARPLOOM_LOG")
+    except ConfigurationError as error:
+        logger.warning("%s", error)  # a word of the log's is no reason not to start
+        return
+    if level != "warning":
+        logger.setLevel(level.upper())
+        logger.addHandler(_handler)

@@ -1,0 +1,77 @@
+"""The environment variables that Warploom reads: the one list of them.
+
+`choice` reads a variable that takes one of a few words. What `doctor`, `warploom --help` and the
+guide say of variables comes from this list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warploom.errors import ConfigurationError
+
+PREFIX = "WARPLOOM_"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What a variable means; of `choices`, the first is the default."""
+
+    meaning: str
+    default: str
+    choices: tuple[str, ...] = ()
+
+
+VARIABLES: Mapping[str, Variable] = {
+    "WARPLOOM_CACHE_DIR": Variable("the kernel store", "`warploom` in the user's cache folder"),
+    "WARPLOOM_CACHE_PATH": Variable("stores that are only read, separated like PATH", "none"),
+    "WARPLOOM_COMPILE": Variable(
+        "`forbid`: a missing kernel is an error, never a stall", "allow", ("allow", "forbid")
+    ),
+    "WARPLOOM_RECORDS_DIR": Variable(
+        "your records and journals", "`records` in the user's data folder"
+    ),
+    "WARPLOOM_RECORDS": Variable(
+        "`ignore`: the defaults decide everywhere", "use", ("use", "ignore")
+    ),
+    "WARPLOOM_LOG": Variable(
+        "what is logged on standard error; `info`: a line for each kernel compiled or loaded",
+        "warning",
+        ("warning", "info", "debug"),
+    ),
+}
+
+
+def choice(name: str, given: str | None = None) -> str:
+    """Return `given`, or what a variable is set to, or its default.
+
+    ConfigurationError for what is none of the variable's choices.
+    """
+    given, choices = given or os.environ.get(name), VARIABLES[name].choices
+    if given and given not in choices:
+        raise ConfigurationError(
+            f"{name}={given}", rule=f"must be {_listed(choices)}", fix="set it to one of them"
+        )
+    return given or choices[0]
+
+
+def mistakes() -> dict[str, str]:
+    """Return what is wrong with the variables that are set: those unknown, and values not taken."""
+    found = {}
+    for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        if name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, 1)
+            found[name] = f"is not read: did you mean {near[0]}?" if near else "is not read"
+        elif VARIABLES[name].choices:
+            try:
+                choice(name)
+            except ConfigurationError as error:
+                found[name] = error.rule
+    return found
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]])
