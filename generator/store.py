@@ -93,7 +93,9 @@ class Store:
 
     def __init__(self, root: Path | None, extra: Sequence[Path] = ()) -> None:
         self.counters = Counters()
+        self.kept_in_memory: dict[str, str] = {}  # kernels that no disk took, by name, and why
         self._memory = _Memory()
+        self._no_directory = "it has no directory"
         self.directory = self._open(root, writable=True) if root else None
         self._extra = [self._open(path, writable=False) for path in extra]
 
@@ -142,14 +144,17 @@ class Store:
                 fix="make the key of the fields that the artifact carries",
             )
         self.counters.puts += 1
+        reason = self._no_directory
         if self.directory is not None:
             try:
                 self.directory.write_cubin(record, artifact.cubin)
                 self.directory.write_record(record)
             except OSError as error:
-                warn_once(_unwritable(self.directory.path, error))
+                reason = _unwritable(self.directory.path, error)
+                warn_once(_degraded(reason))
             else:
                 return
+        self.kept_in_memory[artifact.name] = reason
         self._memory.artifacts[key] = artifact
 
     @contextmanager
@@ -233,14 +238,22 @@ class Store:
         try:
             return Directory(path, self.counters, writable=writable)
         except OSError as error:
-            warn_once(_unwritable(path, error) if writable else f"kernel store {path}: {error}")
+            if writable:
+                self._no_directory = _unwritable(path, error)
+            warn_once(
+                _degraded(self._no_directory) if writable else f"kernel store {path}: {error}"
+            )
             return None
 
 
 def _unwritable(path: Path, error: OSError) -> str:
+    return f"kernel store {path} cannot be written ({error.strerror or error})"
+
+
+def _degraded(reason: str) -> str:
     return (
-        f"kernel store {path} cannot be written ({error.strerror or error}): kernels are kept in "
-        "memory and compiled anew by the next process; WARPLOOM_CACHE_DIR names another directory"
+        f"{reason}: kernels are kept in memory and compiled anew by the next process; "
+        "WARPLOOM_CACHE_DIR names another directory"
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from warploom.generator.families import FAMILIES
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import parse_name
+from warploom.generator.store_directory import Directory
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -117,6 +120,52 @@ def test_compile_builds_all_and_then_finds_all(private_store: Path) -> None:
     assert report("compile", SMOKE)["stored before"] >= len(SPECS)
     (directory,) = report("cache", "stats")["directories"]
     assert directory["kernels"] >= len(SPECS)
+
+
+def refuse_after(kernels: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a disk be full once it has taken so many kernels."""
+    written = Directory.write_cubin
+    room = iter(range(kernels))
+
+    def write_cubin(self: Directory, record: Any, cubin: bytes) -> None:
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(self, record, cubin)
+
+    patch.setattr(Directory, "write_cubin", write_cubin)
+
+
+def test_compile_that_stores_nothing_fails(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build step passed with an empty store, and production compiled or failed."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "file"))
+    result = run("compile", small, "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert (told["compiled"], told["stored"], told["failed"]) == (1, 0, 0)
+    error = json.loads(result.stderr)
+    assert error["type"] == "StoreError" and told["kernels"][0]["name"] in error["value"]
+    assert "file cannot be written" in error["rule"] and "WARPLOOM_CACHE_DIR" in error["fix"]
+
+
+def test_compile_on_a_disk_that_fills_up_counts_what_is_stored_and_names_what_is_not(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.write_text(SMALL.replace("[96, 64, 64]", "[64, 96, 64]"))
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "store"))
+    with monkeypatch.context() as patch:
+        refuse_after(1, patch)
+        result = run("compile", small, "-j", 1, "--json")
+    told, error = json.loads(result.stdout), json.loads(result.stderr)
+    assert (result.exit_code, told["compiled"], told["stored"]) == (1, 2, 1)
+    assert "No space left on device" in error["rule"]
+    missing = [row["name"] for row in told["kernels"] if row["name"] in error["value"]]
+    (directory,) = report("cache", "stats")["directories"]
+    assert (len(missing), directory["kernels"]) == (1, 1)
+    again = report("compile", small)
+    assert (again["stored before"], again["compiled"], again["stored"]) == (1, 1, 1)
 
 
 def test_show_gives_fields_resources_commands_and_source(private_store: Path) -> None:

@@ -1,18 +1,20 @@
 """`warploom compile FILE`: every kernel of a configuration, compiled into the store.
 
 No GPU or driver is needed. What is stored already is not compiled again. The exit code is 2 when
-a kernel failed; the others are compiled and stored all the same.
+a kernel failed, else 1 when one could not be stored; the others are compiled and stored all the
+same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from warploom.cli.output import Output, reporting
-from warploom.errors import CompilationError
+from warploom.errors import CompilationError, StoreError
 from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
 
@@ -26,6 +28,7 @@ COLUMNS = (
     "compile seconds",
     "cubin bytes",
 )
+NAMED = 10  # of the kernels that could not be stored
 
 
 @click.command("compile")
@@ -42,20 +45,39 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
     """
     from warploom.generator import build
     from warploom.generator.space import expand_file
+    from warploom.generator.store import Store
 
     specs = [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
+    store, before = Store.default(), replace(build.counters)
     with output.progress("compiling", total=len(specs)) as advance:
-        results = build.build_many(specs, jobs=jobs, on_done=lambda spec, _: advance(spec.name))
+        results = build.build_many(
+            specs, store, jobs, on_done=lambda spec, _: advance(spec.name)
+        )
     built = zip(specs, results, strict=True)
     rows = [row(spec, result) for spec, result in built if isinstance(result, Artifact)]
     output.table("kernels", COLUMNS, rows)
-    output.value("compiled", build.counters.compiles)
-    output.value("stored before", build.counters.store_hits)
+    compiled = build.counters.compiles - before.compiles
+    output.value("compiled", compiled)
+    output.value("stored", compiled - len(store.kept_in_memory))
+    output.value("stored before", build.counters.store_hits - before.store_hits)
     failures = [result for result in results if isinstance(result, CompilationError)]
     output.value("failed", len(failures))
+    if store.kept_in_memory:
+        output.error(_not_stored(store.kept_in_memory))
     for failure in failures:
         output.text(f"log of {failure.name}", failure.log)
         output.error(failure)
+
+
+def _not_stored(missing: Mapping[str, str]) -> StoreError:
+    """The error of kernels that no disk took: what is missing, and why."""
+    shown = list(missing)[:NAMED]
+    more = f" and {len(missing) - len(shown)} more" if len(missing) > len(shown) else ""
+    return StoreError(
+        f"not stored: {', '.join(shown)}{more}",
+        rule="; ".join(dict.fromkeys(missing.values())),
+        fix="make room, or set WARPLOOM_CACHE_DIR to a directory that can be written, and repeat",
+    )
 
 
 def row(spec: KernelSpec, artifact: Artifact, *, stored: bool = False) -> list[object]:
