@@ -5,6 +5,7 @@ Command-line exit codes follow the class: 1 the user's input, 2 compilation, 3 w
 
 from __future__ import annotations
 
+import copyreg
 import re
 
 
@@ -21,6 +22,10 @@ class WarploomError(Exception):
         self.rule = rule
         self.fix = fix
         super().__init__(": ".join(part for part in (value, rule, fix) if part))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle and copy by message and attributes: what a subclass is made of is its own."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigurationError(WarploomError):

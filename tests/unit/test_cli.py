@@ -20,6 +20,7 @@ from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import parse_name
 from warploom.generator.store_directory import Directory
+from warploom.generator.store_record import Record
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -127,7 +128,7 @@ def refuse_after(kernels: int, patch: pytest.MonkeyPatch) -> None:
     written = Directory.write_cubin
     room = iter(range(kernels))
 
-    def write_cubin(self: Directory, record: Any, cubin: bytes) -> None:
+    def write_cubin(self: Directory, record: Record, cubin: bytes) -> None:
         if next(room, None) is None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written(self, record, cubin)

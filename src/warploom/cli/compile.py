@@ -50,9 +50,7 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
     specs = [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
     store, before = Store.default(), replace(build.counters)
     with output.progress("compiling", total=len(specs)) as advance:
-        results = build.build_many(
-            specs, store, jobs, on_done=lambda spec, _: advance(spec.name)
-        )
+        results = build.build_many(specs, store, jobs, on_done=lambda spec, _: advance(spec.name))
     built = zip(specs, results, strict=True)
     rows = [row(spec, result) for spec, result in built if isinstance(result, Artifact)]
     output.table("kernels", COLUMNS, rows)
