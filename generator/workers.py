@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event, Timer
 from typing import IO, Any, Self, TypeVar, cast
 
-from warploom.errors import CompilationError
+from warploom.errors import CompilationError, ToolchainError
 from warploom.generator import nvrtc
 from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.toolchain import find
@@ -28,6 +29,7 @@ from warploom.generator.toolchain import find
 T = TypeVar("T")
 
 COMMAND = [sys.executable, "-P", "-m", __name__]  # what a worker runs
+LIMIT_SECONDS = 600.0  # for one kernel: the slowest take a minute on a busy machine
 
 
 class Worker:
@@ -37,27 +39,53 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def compile(self, source: str, *, name: str, arch: str) -> Artifact:
-        """Compile as `nvrtc.compile` does; a crash is a CompilationError too."""
-        process = self._process = self._process or _start()
-        requests, replies = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
-        with suppress(BrokenPipeError):  # where it died before it read the whole request
-            requests.write(json.dumps({"source": source, "name": name, "arch": arch}) + "\n")
-            requests.flush()
-        reply = replies.readline()
-        if not reply.endswith("\n"):
-            self.stop()
-            log = f"error: the compiling process ended with {_ending(process.returncode)}"
-            raise CompilationError(name, log=log, source=source)
-        fields = json.loads(reply)
-        if "log" in fields:
-            raise CompilationError(name, log=fields["log"], source=source)
-        return _artifact(fields)
+        """Compile as `nvrtc.compile` does; a crash or a hang is a CompilationError too."""
+        reply, late = self._ask({"source": source, "name": name, "arch": arch})
+        fields = {} if late else _fields(reply)
+        if "artifact" in fields:
+            return _artifact(fields["artifact"])
+        if "toolchain" in fields:
+            raise ToolchainError(**fields["toolchain"])
+        log = fields.get("log") or f"error: the compiling process {self._end(reply, late=late)}"
+        raise CompilationError(name, log=log, source=source)
 
     def stop(self) -> None:
         """End the process, which must be idle."""
         if self._process is not None:
             self._process.communicate()
             self._process = None
+
+    def _ask(self, request: dict[str, str]) -> tuple[str, bool]:
+        """Return the line that the process replies, and whether it was killed for taking long."""
+        process = self._process = self._process or _start()
+        requests, replies = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        late = Event()
+
+        def expire() -> None:
+            late.set()
+            process.kill()
+
+        limit = Timer(LIMIT_SECONDS, expire)
+        limit.start()
+        try:
+            with suppress(BrokenPipeError):  # where it died before it read the whole request
+                requests.write(json.dumps(request) + "\n")
+                requests.flush()
+            return replies.readline(), late.is_set()
+        finally:
+            limit.cancel()
+
+    def _end(self, reply: str, *, late: bool) -> str:
+        """Put away a process that gave no good reply; return what became of it."""
+        process = cast("subprocess.Popen[str]", self._process)
+        if reply.endswith("\n"):
+            process.kill()
+        self.stop()
+        if late:
+            return f"was stopped after {LIMIT_SECONDS:g} s"
+        if reply.endswith("\n"):
+            return f"gave no reply but {reply[:80]!r}"
+        return f"ended with {ending(process.returncode)}"
 
 
 class WorkerPool:
@@ -90,20 +118,43 @@ class WorkerPool:
             worker.stop()
 
 
+def ending(code: int) -> str:
+    """Say how a process ended, by its code as subprocess has it: negative for a signal."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        return f"signal {-code}"
+
+
 def _start() -> subprocess.Popen[str]:
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return subprocess.Popen(  # noqa: S603 (a constant)
         COMMAND,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(_search_path())},
     )
 
 
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+def _search_path() -> list[str]:
+    """Where this process finds modules; the working directory, which is `''` there, by its name."""
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:  # it was deleted: nothing is found there
+        return list(filter(None, sys.path))
+    return [entry or here for entry in sys.path]
+
+
+def _fields(reply: str) -> dict[str, Any]:
+    """Return what a whole reply says; nothing of one that is cut short or is none."""
+    try:
+        fields = json.loads(reply) if reply.endswith("\n") else None
+    except ValueError:
+        fields = None
+    return fields if isinstance(fields, dict) else {}
 
 
 def _artifact(fields: dict[str, Any]) -> Artifact:
@@ -127,14 +178,19 @@ def _serve() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in requests:
-        try:
-            artifact = nvrtc.compile(**json.loads(line), toolchain=find())
-        except CompilationError as error:
-            reply = {"log": error.log}
-        else:
-            reply = asdict(artifact) | {"cubin": base64.b64encode(artifact.cubin).decode()}
-        replies.write(json.dumps(reply) + "\n")
+        replies.write(json.dumps(_reply(line)) + "\n")
         replies.flush()
+
+
+def _reply(request: str) -> dict[str, object]:
+    try:
+        artifact = nvrtc.compile(**json.loads(request), toolchain=find())
+    except CompilationError as error:
+        return {"log": error.log}
+    except ToolchainError as error:
+        return {"toolchain": {"value": error.value, "rule": error.rule, "fix": error.fix}}
+    cubin = base64.b64encode(artifact.cubin).decode()
+    return {"artifact": asdict(artifact) | {"cubin": cubin}}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,14 +32,22 @@ from warploom.generator.toolchain import find
 
 # A worker that dies as NVRTC would, by a signal, when it meets the word.
 FRAGILE = """
-import os
+import os, signal, time
+from warploom.errors import ToolchainError
 from warploom.generator import nvrtc, workers
-compile = nvrtc.compile
+compile, reply = nvrtc.compile, workers._reply
 def fragile(source, **others):
     if "crash" in source:
         os.abort()
+    if "strange" in source:
+        os.kill(os.getpid(), signal.SIGRTMIN + 6)
+    if "hang" in source:
+        time.sleep(600)
+    if "broken" in source:
+        raise ToolchainError("NVRTC", rule="must be there", fix="install it")
     return compile(source, **others)
 nvrtc.compile = fragile
+workers._reply = lambda request: [] if "garbage" in request else reply(request)
 workers._serve()
 """
 
@@ -185,14 +194,50 @@ def test_many_keep_their_order_and_one_failure_stays_one(store: Store) -> None:
     assert build_one(specs[0], store) == results[0]
 
 
-def test_a_crash_of_the_compiler_fails_its_kernel_only(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def fragile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "COMMAND", [sys.executable, "-P", "-c", FRAGILE])
-    specs = [Spec("before"), Spec("fatal", body="{ /* crash */ }"), Spec("after")]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("crash", "ended with SIGABRT"),
+        ("strange", f"ended with signal {signal.SIGRTMIN + 6}"),
+        ("garbage", "gave no reply but '[]"),
+    ],
+)
+@pytest.mark.usefixtures("fragile")
+def test_a_crash_of_the_compiler_fails_its_kernel_only(word: str, said: str, store: Store) -> None:
+    specs = [Spec("before"), Spec("fatal", body=f"{{ /* {word} */ }}"), Spec("after")]
     results = build_all(specs, store, jobs=1)
     assert [type(result) for result in results] == [Artifact, CompilationError, Artifact]
-    assert "the compiling process ended with SIGABRT" in str(results[1])
+    assert f"the compiling process {said}" in str(results[1])
+
+
+@pytest.mark.usefixtures("fragile")
+def test_a_compiler_that_hangs_is_stopped(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LIMIT_SECONDS", 1.0)
+    (result,) = build_all([Spec("hanging", body="{ /* hang */ }")], store)
+    assert "the compiling process was stopped after 1 s" in str(result)
+
+
+@pytest.mark.usefixtures("fragile")
+def test_a_toolchain_that_breaks_in_a_worker_is_told_as_such(store: Store) -> None:
+    with pytest.raises(ToolchainError, match="NVRTC: must be there: install it"):
+        build_all([Spec("any", body="{ /* broken */ }")], store)
+
+
+def test_kernels_are_built_from_a_working_directory_that_was_deleted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    gone.rmdir()
+    (result,) = build_all([Spec("anywhere")], store)
+    assert isinstance(result, Artifact)
 
 
 def test_building_does_not_run_the_callers_main_module_again(tmp_path: Path) -> None:
