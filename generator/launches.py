@@ -36,13 +36,16 @@ Value = TensorMap | Address | Argument | int | float | bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What a launch, and the choice of its kernel, depend on of the GPU at hand.
+    """What a launch, and the choice of its kernel, depend on of a GPU: at hand, or named.
 
-    `gpu` is the name of its kind, as the driver gives it; empty where there is none.
+    gpu     the name of its kind, as the driver gives it; empty where there is none
+    nvrtc   major.minor of the compiler that calls build with there; None where kernels come out of
+            a store, whoever compiled them
     """
 
     multiprocessors: int
     gpu: str = ""
+    nvrtc: str | None = None
 
     def clusters(self, size: int) -> int:
         """How many clusters of `size` blocks, each filling a multiprocessor, run at a time.

@@ -152,10 +152,9 @@ class Records:
         return Records(self.gpu, tuple(kept))
 
     def exact(self, operation: Operation, shape: Shape, here: Environment) -> Record | None:
-        """The record of this very problem in this environment."""
-        return next(
-            (r for r in self.of(operation, shape) if not r.environment.differences(here)), None
-        )
+        """The record of this very problem in this environment; of several the newest."""
+        found = [r for r in self.of(operation, shape) if not r.environment.differences(here)]
+        return max(found, key=lambda record: record.measured, default=None)
 
     def of(self, operation: Operation, shape: Shape) -> list[Record]:
         """Every record of this very problem, stale ones too."""

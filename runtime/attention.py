@@ -14,13 +14,14 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import (
     attention_backward,
     attention_dispatch,
     attention_gradient,
     attention_reference,
-    driver,
+    targets,
 )
 from warploom.runtime.attention_mask import Band, band
 from warploom.runtime.attention_operands import (
@@ -43,6 +44,16 @@ _BOUND = 4096  # problems remembered
 _plans: dict[tuple[object, ...], AttentionPlan] = {}
 
 os.register_at_fork(after_in_child=_plans.clear)  # a forked call is planned anew, and so refused
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A call that was checked: its sizes and mask, what it copies, and the kernel that it gets."""
+
+    sizes: Extents
+    band: Band
+    copies: tuple[str, ...]
+    choice: Choice
 
 
 @dataclass
@@ -88,7 +99,7 @@ class AttentionPlan:
             softcap=operation.softcap,
             deterministic=deterministic,
             spec=spec,
-            device=self.launch.device if self.launch else -1,
+            target=targets.at_hand(self.launch.device if self.launch else -1),
         )
 
     def run(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,54 +164,60 @@ def plan(call: Call) -> AttentionPlan:
 
 
 def _make(call: Call) -> AttentionPlan:
+    device, launch = call.q.get_device(), None
+    found = draft(call, targets.at_hand(device))
+    sizes, choice = found.sizes, found.choice
+    if device >= 0 and not sizes.empty:
+        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
+        tensors = ("q", "k", "v", "o", "lse", *offsets)
+        scalars = ("scale",) if call.softcap is None else ("scale", "softcap")
+        launch = plan_launches(choice.spec, problem(call, found), device, tensors, scalars)
+    return AttentionPlan(
+        key=call.signature(),
+        sizes=sizes,
+        band=found.band,
+        out_strides=ordered_strides(call.q),
+        lse_shape=sizes.lse_shape,
+        scale=sizes.dim**-0.5,
+        launch=launch,
+        copies=found.copies,
+        choice=choice,
+        gradient_options=(call.deterministic, call.backward_spec),
+    )
+
+
+def draft(call: Call, target: DeviceLimits) -> Draft:
+    """Check a call and choose its kernel for a GPU; nothing is built, and no driver asked.
+
+    Of the tensors only what decides a plan is used: they may be on any device, also `meta`.
+    """
     sizes = extents(call)
     masked = band(call, sizes)
     check_out(call)
     check_numbers(call)
     operands = {"q": call.q, "k": call.k, "v": call.v}
     copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
-    out_strides = ordered_strides(call.q)
-    softcap = call.softcap is not None
-    wanted = attention_dispatch.operation(
-        name_of(call.q.dtype, "q"), sizes, masked, softcap=softcap
-    )
-    device, launch = call.q.get_device(), None
-    limits = driver.limits(device) if device >= 0 else None
-    choice = attention_dispatch.choose(wanted, sizes, call.kernel, masked, limits)
-    if device >= 0 and not sizes.empty:
-        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
-        tensors = ("q", "k", "v", "o", "lse", *offsets)
-        scalars = ("scale", "softcap") if softcap else ("scale",)
-        problem = _problem(call, sizes, masked, copies, out_strides)
-        launch = plan_launches(choice.spec, problem, device, tensors, scalars)
-    return AttentionPlan(
-        key=call.signature(),
-        sizes=sizes,
-        band=masked,
-        out_strides=out_strides,
-        lse_shape=sizes.lse_shape,
-        scale=sizes.dim**-0.5,
-        launch=launch,
-        copies=copies,
-        choice=choice,
-        gradient_options=(call.deterministic, call.backward_spec),
-    )
+    element, softcap = name_of(call.q.dtype, "q"), call.softcap is not None
+    wanted = attention_dispatch.operation(element, sizes, masked, softcap=softcap)
+    choice = attention_dispatch.choose(wanted, sizes, call.kernel, masked, target)
+    return Draft(sizes, masked, copies, choice)
 
 
-def _problem(
-    call: Call, sizes: Extents, masked: Band, copies: tuple[str, ...], out_strides: tuple[int, ...]
-) -> AttentionProblem:
+def problem(call: Call, drafted: Draft) -> AttentionProblem:
+    """The problem of a call as its kernel gets it."""
+    packed = drafted.sizes.packed
+
     def placed(name: str, tensor: torch.Tensor) -> tuple[int, int, int]:
-        at = torch.empty(tensor.shape, device="meta") if name in copies else tensor
-        return strides(at, packed=sizes.packed)
+        at = torch.empty(tensor.shape, device="meta") if name in drafted.copies else tensor
+        return strides(at, packed=packed)
 
     out = call.out
     if out is None:
-        out = torch.empty_strided(call.q.shape, out_strides, device="meta")
+        out = torch.empty_strided(call.q.shape, ordered_strides(call.q), device="meta")
     return AttentionProblem(
-        **masked.fields(sizes),
+        **drafted.band.fields(drafted.sizes),
         strides_q=placed("q", call.q),
         strides_k=placed("k", call.k),
         strides_v=placed("v", call.v),
-        strides_o=strides(out, packed=sizes.packed),
+        strides_o=strides(out, packed=packed),
     )

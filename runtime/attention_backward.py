@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from warploom.generator.families.attention_backward import AttentionBackwardProblem
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_dispatch, driver
+from warploom.runtime import attention_dispatch, targets
 from warploom.runtime.attention_backward_problem import BackwardCall, check_results
 from warploom.runtime.attention_backward_reference import Gradients
 from warploom.runtime.attention_mask import Band, band
@@ -136,9 +137,9 @@ def choose(
     softcap: bool,
     deterministic: bool | None,
     spec: KernelSpec | str | None,
-    device: int,
+    target: DeviceLimits,
 ) -> Choice:
-    """The kernel that gradients get on a GPU, or (-1) on the CPU.
+    """The kernel that gradients get on a GPU.
 
     Raises ProblemError for a spec that computes something else.
     """
@@ -147,8 +148,7 @@ def choose(
     wanted = attention_dispatch.backward_operation(
         element, sizes, masked, softcap=softcap, deterministic=deterministic
     )
-    limits = driver.limits(device) if device >= 0 else None
-    return attention_dispatch.choose(wanted, sizes, named(spec), masked, limits)
+    return attention_dispatch.choose(wanted, sizes, named(spec), masked, target)
 
 
 def _make(call: BackwardCall) -> AttentionBackwardPlan:
@@ -171,7 +171,7 @@ def _make(call: BackwardCall) -> AttentionBackwardPlan:
         softcap=forward.softcap is not None,
         deterministic=forward.deterministic,
         spec=forward.backward_spec,
-        device=device,
+        target=targets.at_hand(device),
     )
     if device >= 0 and not sizes.empty:
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()

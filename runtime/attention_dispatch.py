@@ -24,7 +24,7 @@ from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.attention_mask import Band
 from warploom.runtime.attention_problem import Extents
 from warploom.runtime.decision import Choice, decide
-from warploom.runtime.dispatch import ARCH
+from warploom.runtime.dispatch import ARCH, NO_GPU
 
 Family = Literal["attention_forward", "attention_backward"]
 Operation = AttentionOperation | AttentionBackwardOperation
@@ -75,7 +75,7 @@ def choose(
     band: Band | None = None,
     device: DeviceLimits | None = None,
 ) -> Choice:
-    """Return the kernel for an operation at these lengths, with this mask, on this GPU.
+    """Return the kernel for an operation at these lengths, with this mask, on a GPU.
 
     Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
     another one.
@@ -89,7 +89,7 @@ def choose(
     return decide(
         wanted,
         shape(sizes, band or Band()),
-        device or DeviceLimits(multiprocessors=132),
+        device or NO_GPU,
         default=lambda: untuned(wanted, sizes),
         legal=lambda schedule: fitting(wanted, schedule, sizes.sharing),
         portfolio=lambda: _portfolio(wanted, sizes.sharing),

@@ -31,6 +31,7 @@ from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
 
 ARCH = "sm_90a"
+NO_GPU = DeviceLimits(multiprocessors=132)  # what calls on the CPU are planned for: by the tables
 
 
 @cache

@@ -15,13 +15,13 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.launches import DeviceLimits
-from warploom.runtime import dispatch, driver, epilogue, reference
+from warploom.runtime import dispatch, driver, epilogue, reference, targets
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
 from warploom.runtime.decision import Choice
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm_operands import Copy, check_apart, refuse_grad
-from warploom.runtime.gemm_problem import Options, check_call
+from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
@@ -82,7 +82,7 @@ class GemmPlan:
     @property
     def copies(self) -> tuple[str, ...]:
         """The operands that are copied first, since TMA cannot read them."""
-        return tuple(name for name, layout in (("a", self.copy_a), ("b", self.copy_b)) if layout)
+        return copied(self)
 
     @property
     def _repeatable(self) -> bool:
@@ -122,6 +122,11 @@ class GemmPlan:
             return self.launch.run(addresses, (), check)
         addresses_listed = (*addresses, *epilogue.addresses(listed))
         return self.launch.run(addresses_listed, epilogue.scalars(listed), check)
+
+
+def copied(call: GemmPlan | CheckedCall) -> tuple[str, ...]:
+    """The operands that a call copies first."""
+    return tuple(name for name, layout in (("a", call.copy_a), ("b", call.copy_b)) if layout)
 
 
 def signature(
@@ -188,6 +193,25 @@ def plan(
     return planned
 
 
+def draft(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out: torch.Tensor | None,
+    options: Options,
+    target: DeviceLimits,
+) -> tuple[CheckedCall, Choice]:
+    """Check a call and choose its kernel for a GPU; nothing is built, and no driver asked.
+
+    Of the tensors only what decides a plan is used: they may be on any device, also `meta`.
+    """
+    checked = check_call(a, b, listed, out, options)
+    choice = dispatch.choose(
+        checked.operation, checked.problem, checked.store, options.spec, target
+    )
+    return checked, choice
+
+
 def _make(
     key: tuple[object, ...],
     a: torch.Tensor,
@@ -196,13 +220,10 @@ def _make(
     out: torch.Tensor | None,
     options: Options,
 ) -> GemmPlan:
-    checked = check_call(a, b, listed, out, options)
-    operation, problem, bound = checked.operation, checked.problem, checked.epilogue
     device = a.get_device()
-    limits = driver.limits(device) if device >= 0 else DeviceLimits(multiprocessors=132)
-    choice = dispatch.choose(operation, problem, checked.store, options.spec, limits)
-    launch = None
-    if device >= 0 and all((problem.m, problem.n, problem.k, problem.batches)):
+    checked, choice = draft(a, b, listed, out, options, targets.at_hand(device))
+    problem, bound, launch = checked.problem, checked.epilogue, None
+    if device >= 0 and not checked.empty:
         tensors = ("a", "b", "d", *bound.tensors)
         launch = plan_launches(choice.spec, problem, device, tensors, bound.scalars)
     return GemmPlan(

@@ -54,6 +54,12 @@ class CheckedCall:
     copy_a: Copy | None  # where TMA cannot read it
     copy_b: Copy | None
 
+    @property
+    def empty(self) -> bool:
+        """True when D has no element, or no product is left to compute."""
+        problem = self.problem
+        return not all((problem.m, problem.n, problem.k, problem.batches))
+
 
 def check_call(
     a: torch.Tensor,

@@ -70,7 +70,8 @@ def forget() -> None:
 
 def environment(device: DeviceLimits, family_name: str) -> Environment:
     """What a measurement on `device` depends on, beside the problem."""
-    return Environment(device.gpu, device.multiprocessors, _nvrtc(), family(family_name).revision)
+    revision = family(family_name).revision
+    return Environment(device.gpu, device.multiprocessors, device.nvrtc, revision)
 
 
 def _ignored() -> bool:
@@ -83,7 +84,7 @@ def _ignored() -> bool:
 
 
 @cache
-def _nvrtc() -> str | None:
+def nvrtc() -> str | None:
     """NVRTC's major.minor; None where there is no compiler."""
     try:
         return ".".join(find().versions["NVRTC"].split(".")[:2])

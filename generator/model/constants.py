@@ -69,13 +69,18 @@ class Constants:
     stand_in: str = ""
 
 
+def files() -> list[Path]:
+    """Every file of constants: those of the package."""
+    folder = resources.files("warploom.configs").joinpath("model")
+    return sorted(Path(str(folder)).glob("*.json"))
+
+
 def load(gpu: str) -> Constants | None:
     """Return the constants of a GPU kind, those of another as its stand-in, or None.
 
     A stand-in ranks what is measured next; it decides nothing.
     """
-    folder = resources.files("warploom.configs").joinpath("model")
-    known = sorted(Path(str(folder)).glob("*.json"))
+    known = files()
     own = [path for path in known if path.name == file_name(gpu)]
     if not known:
         return None

@@ -29,11 +29,11 @@ from warploom.generator.model.gemm import START
 from warploom.generator.model.shapes import AttentionShape, GemmShape
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_dispatch, decision, dispatch, gemm, records
+from warploom.runtime import attention_dispatch, decision, dispatch, gemm, records, targets
 from warploom.runtime.attention_mask import Band
 from warploom.runtime.attention_problem import Extents
 
-H200 = DeviceLimits(132, GPU)
+H200 = DeviceLimits(132, GPU, records.nvrtc() or "13.0")
 PLAIN = GemmOperation("bf16", "bf16", "bf16")
 PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")
 WIDE = GemmSchedule((128, 256, 64), 4, (2, 1))
@@ -41,7 +41,7 @@ SLIM = GemmSchedule((64, 96, 64), 10, consumers=1)
 
 
 def record(m: int = 512, n: int = 6144, k: int = 4096, **more: Any) -> Record:
-    here = replace(environment(), nvrtc=records._nvrtc() or "13.0")
+    here = replace(environment(), nvrtc=H200.nvrtc)
     fields = {
         "operation": PLAIN,
         "shape": GemmShape(m, n, k),
@@ -262,7 +262,7 @@ def test_attention_asks_the_records_too(fresh: Path) -> None:
 
 def gradients_record(**fields: Any) -> Record:
     operation = AttentionBackwardOperation("bf16", 128, "causal")
-    here = replace(environment("attention_backward"), nvrtc=records._nvrtc() or "13.0")
+    here = replace(environment("attention_backward"), nvrtc=H200.nvrtc)
     given = {
         "operation": operation,
         "shape": AttentionShape(2, 16, 16, 4096, 4096, 128),
@@ -359,7 +359,7 @@ def test_explain_tells_the_times_of_the_choice_and_of_those_after_it(
     keep(fresh, record(64, 384, 512))
     a, b = torch.ones(64, 512).bfloat16(), torch.ones(384, 512).bfloat16().t()
     gemm._plans.clear()
-    monkeypatch.setattr(gemm, "DeviceLimits", lambda multiprocessors: H200)
+    monkeypatch.setattr(targets, "at_hand", lambda device: H200)
     told = warploom.explain(a, b)
     assert (told.seconds, len(told.runners_up)) == (4e-5, 2)
     text = str(told)
@@ -371,12 +371,7 @@ def test_explain_tells_the_times_of_the_choice_and_of_those_after_it(
 def test_explain_tells_of_the_gradients_too(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = gradients_record(shape=AttentionShape(1, 2, 2, 64, 64, 128))
     keep(fresh, one)
-    plain = attention_dispatch.choose
-
-    def on_an_h200(*arguments: Any) -> decision.Choice:
-        return plain(*arguments[:4], H200)
-
-    monkeypatch.setattr(attention_dispatch, "choose", on_an_h200)
+    monkeypatch.setattr(targets, "at_hand", lambda device: H200)
     q, k, v = (torch.ones(1, 2, 64, 128).bfloat16() for _ in "qkv")
     told = warploom.explain(warploom.plan_attention(q, k, v, causal=True))
     assert told.gradients and told.gradients.spec.schedule == one.best.schedule

@@ -109,6 +109,18 @@ def test_a_new_revision_replaces_the_old_and_other_compilers_stay_beside_it() ->
     assert len(merged.merged([old])) == 2  # and the old one does not come back
 
 
+def test_without_a_compiler_the_newest_of_several_compilers_records_decides() -> None:
+    old = record(seconds=4e-5, measured=LATE)
+    new = record(seconds=5e-5)
+    new = replace(new, environment=replace(new.environment, nvrtc="13.1"))
+    assert new.measured < old.measured
+    here = replace(environment(), nvrtc=None)
+    found = Records(GPU, (old, new)).exact(PLAIN, old.shape, here)
+    assert found == old
+    later = replace(new, measured=LATE.replace("2026", "2027"))
+    assert Records(GPU, (old, later)).exact(PLAIN, old.shape, here) == later
+
+
 def test_every_difference_makes_a_record_stale_and_no_compiler_none() -> None:
     here = environment()
     for field, value in (("gpu", "NVIDIA H100"), ("multiprocessors", 114), ("revision", 2)):

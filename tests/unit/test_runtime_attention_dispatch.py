@@ -32,8 +32,9 @@ from warploom.runtime.attention_dispatch import (
     table,
 )
 from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_operands import in_place, ordered_strides, strides
+from warploom.runtime.attention_operands import in_place, strides
 from warploom.runtime.attention_problem import DIMS, Call, Extents, extents
+from warploom.runtime.dispatch import NO_GPU
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
 FAMILIES = ("attention_forward", "attention_backward")
@@ -169,11 +170,7 @@ def test_a_mask_becomes_bounds_of_column_minus_row(
 
 def problem_of(call: Call) -> AttentionProblem:
     """What a kernel is told about a call."""
-    checked = extents(call)
-    operands = {"q": call.q, "k": call.k, "v": call.v}
-    copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
-    found = band(call, checked)
-    return attentions._problem(call, checked, found, copies, ordered_strides(call.q))
+    return attentions.problem(call, attentions.draft(call, NO_GPU))
 
 
 def test_strides_are_those_of_batch_head_and_seq() -> None:

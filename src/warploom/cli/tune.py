@@ -225,13 +225,13 @@ class _Run:
 
     def _environments(self) -> dict[str, Environment]:
         from warploom.generator.launches import DeviceLimits
-        from warploom.runtime.records import environment
+        from warploom.runtime.records import environment, nvrtc
         from warploom.tuning.replay import Replay
 
         families = {problem.operation.family for problem in self.problems}
         if isinstance(self.gpus[0], Replay):
             return _swept(self.gpus[0].environments, families)
-        device = DeviceLimits(self.gpu.multiprocessors, self.gpu.gpu)
+        device = DeviceLimits(self.gpu.multiprocessors, self.gpu.gpu, nvrtc())
         return {family: environment(device, family) for family in families}
 
     def _alarm(self, text: str) -> None:
