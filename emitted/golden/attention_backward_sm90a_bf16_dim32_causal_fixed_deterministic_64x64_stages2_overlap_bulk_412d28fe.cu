@@ -637,10 +637,11 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   release(c.shared.sums_full[step.parity]);
 }
 
+// Waits until so many kv tiles have added, or more: packed sequences whose offsets decrease share q tiles' turns.
 __device__ __forceinline__ void await_turn(const int* turns, int turn) {
   int passed;
   do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  while (passed != turn);
+  while (passed < turn);
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
 }
 __device__ __forceinline__ void pass_turn(int* turns) {
@@ -864,6 +865,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim32_causal_fixed_deterministic_64x64_stages2_overlap_bulk_412d28fe_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
+  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
@@ -898,7 +900,6 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
-  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
 }
 
 // dq in 16 bits, by rows: scale times the sums.

@@ -239,15 +239,32 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
+// Nobody has looked at what cu_seqlens hold: an offset counts as the nearest of [0, total], and a sequence that would
+// end before it begins as empty. So whatever they hold, no place is outside of the tensors.
+__device__ __forceinline__ int offset(const int* offsets, int index, int total) {
+  return max(0, min(offsets[index], total));
+}
+__device__ __forceinline__ Sequence between(int first_row, int end_row, int first_column, int end_column) {
+  return {first_row, max(0, end_row - first_row), first_column, max(0, end_column - first_column)};
+}
+
+// Which of `count` sequences a tile is of, and all of `tiles` that are of the same: [begin, end). Sequence b has those
+// from offsets[b] / kTile + b on: as many as it needs, or one more, whose row is not in the sequence. So nobody has to
+// count the tiles before. Where offsets decrease it may have fewer, but still in a row.
+struct Owner { int sequence, begin, end; };
+template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
+  Owner owner{0, 0, tiles};
+  for (int end = count; end - owner.sequence > 1;) {
+    const int middle = (owner.sequence + end) / 2, first = offsets[middle] / kTile + middle;
+    if (first <= tile) {
+      owner.sequence = middle;
+      owner.begin = max(owner.begin, first);
+    } else {
+      end = middle;
+      owner.end = min(owner.end, first);
+    }
   }
-  return sequence;
+  return owner;
 }
 
 // What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
@@ -260,20 +277,22 @@ struct KvPlace {
   int head, column, first_tile;
 };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
-  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
+  const auto [b, begin, end] = owner_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile, p.kv_tiles);
   const bool after = b == p.batch;
-  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
-  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
-           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
+  const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
+  Sequence sequence = between(first_row, after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q), first_column,
+                              after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k));
+  sequence.column_count = min(sequence.column_count, (end - begin) * kKvTile);  // the sequence's tiles have all of it
+  const int first_tile = b == 0 ? 0 : first_row / kQTile + b;
+  return {sequence, kv_head, (tile - begin) * kKvTile, kv_head * p.sharing * p.q_tiles + first_tile};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
-  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
+  const int end_row = b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q);
+  return {between(offset(p.cu_seqlens_q, b, p.total_q), end_row, 0, 0), head, (tile - begin) * kQTile};
 }
 
 // Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
@@ -690,10 +709,11 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   release(c.shared.sums_full[step.parity]);
 }
 
+// Waits until so many kv tiles have added, or more: packed sequences whose offsets decrease share q tiles' turns.
 __device__ __forceinline__ void await_turn(const int* turns, int turn) {
   int passed;
   do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  while (passed != turn);
+  while (passed < turn);
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
 }
 __device__ __forceinline__ void pass_turn(int* turns) {
@@ -918,6 +938,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim96_window_softcap_packed_deterministic_64x128_stages2_bulk_a9c6e6f1_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
+  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
@@ -952,7 +973,6 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
-  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
 }
 
 // dq in 16 bits, by rows: scale times the sums.

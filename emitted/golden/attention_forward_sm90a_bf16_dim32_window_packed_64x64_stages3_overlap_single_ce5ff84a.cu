@@ -57,7 +57,8 @@ struct alignas(128) Parameters {
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
   int32_t batch;  // sequences
-  int32_t total_q;  // rows of all
+  int32_t total_q;  // rows, those after the last sequence too
+  int32_t total_k;  // columns, those after the last sequence too
   int32_t dim;  // of a head; at most kDim
   int32_t tiles;  // of all heads and batches
   int32_t q_tiles;  // of one head
@@ -76,11 +77,12 @@ static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, cu_seqlens_q)
 static_assert(OFFSET(Parameters, cu_seqlens_k) == 408 && OFFSET(Parameters, o_batch_stride) == 416);
 static_assert(OFFSET(Parameters, o_head_stride) == 424 && OFFSET(Parameters, o_row_stride) == 432);
 static_assert(OFFSET(Parameters, batch) == 440 && OFFSET(Parameters, total_q) == 444);
-static_assert(OFFSET(Parameters, dim) == 448 && OFFSET(Parameters, tiles) == 452);
-static_assert(OFFSET(Parameters, q_tiles) == 456 && OFFSET(Parameters, section) == 460);
-static_assert(OFFSET(Parameters, all_heads) == 464 && OFFSET(Parameters, sharing) == 468);
-static_assert(OFFSET(Parameters, left) == 472 && OFFSET(Parameters, right) == 476);
-static_assert(OFFSET(Parameters, bottom_right) == 480 && OFFSET(Parameters, scale) == 484);
+static_assert(OFFSET(Parameters, total_k) == 448 && OFFSET(Parameters, dim) == 452);
+static_assert(OFFSET(Parameters, tiles) == 456 && OFFSET(Parameters, q_tiles) == 460);
+static_assert(OFFSET(Parameters, section) == 464 && OFFSET(Parameters, all_heads) == 468);
+static_assert(OFFSET(Parameters, sharing) == 472 && OFFSET(Parameters, left) == 476);
+static_assert(OFFSET(Parameters, right) == 480 && OFFSET(Parameters, bottom_right) == 484);
+static_assert(OFFSET(Parameters, scale) == 488);
 __device__ __forceinline__ int left(const Parameters& p) { return p.left; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -178,25 +180,43 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
+// Nobody has looked at what cu_seqlens hold: an offset counts as the nearest of [0, total], and a sequence that would
+// end before it begins as empty. So whatever they hold, no place is outside of the tensors.
+__device__ __forceinline__ int offset(const int* offsets, int index, int total) {
+  return max(0, min(offsets[index], total));
+}
+__device__ __forceinline__ Sequence between(int first_row, int end_row, int first_column, int end_column) {
+  return {first_row, max(0, end_row - first_row), first_column, max(0, end_column - first_column)};
+}
+
+// Which of `count` sequences a tile is of, and all of `tiles` that are of the same: [begin, end). Sequence b has those
+// from offsets[b] / kTile + b on: as many as it needs, or one more, whose row is not in the sequence. So nobody has to
+// count the tiles before. Where offsets decrease it may have fewer, but still in a row.
+struct Owner { int sequence, begin, end; };
+template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
+  Owner owner{0, 0, tiles};
+  for (int end = count; end - owner.sequence > 1;) {
+    const int middle = (owner.sequence + end) / 2, first = offsets[middle] / kTile + middle;
+    if (first <= tile) {
+      owner.sequence = middle;
+      owner.begin = max(owner.begin, first);
+    } else {
+      end = middle;
+      owner.end = min(owner.end, first);
+    }
   }
-  return sequence;
+  return owner;
 }
 
 // Tile `tile` of a head, the longest of each sequence first.
 __device__ __forceinline__ Place place(const Parameters& p, int tile, int head) {
-  const int sequence = sequence_of<kQTile>(p.cu_seqlens_q, p.batch, tile);
-  const int first_row = p.cu_seqlens_q[sequence], rows = p.cu_seqlens_q[sequence + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[sequence], columns = p.cu_seqlens_k[sequence + 1] - first_column;
-  tile -= first_row / kQTile + sequence;
-  const int row = (kBoundsRight ? (rows + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile;
-  return { {first_row, rows, first_column, columns}, head, row};
+  const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch, tile, p.q_tiles);
+  const Sequence sequence =
+      between(offset(p.cu_seqlens_q, b, p.total_q), offset(p.cu_seqlens_q, b + 1, p.total_q),
+              offset(p.cu_seqlens_k, b, p.total_k), offset(p.cu_seqlens_k, b + 1, p.total_k));
+  tile -= begin;
+  const int row = (kBoundsRight ? (sequence.row_count + kQTile - 1) / kQTile - 1 - tile : tile) * kQTile;
+  return {sequence, head, row};
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan

@@ -1,5 +1,6 @@
 // Runs the parts of an emitted attention backward kernel that decide which rows a block works on, on the
 // host, over random problems. The including file holds those parts, as they were rendered.
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -81,7 +82,79 @@ static int random_bound() {
   }
 }
 
+#ifdef PACKED
+// What cu_seqlens should not hold, and what they may.
+static int wild_offset(int total) {
+  switch (random_below(8)) {
+    case 0: return -1 - random_below(400);
+    case 1: return total + 1 + random_below(400);
+    case 2: return INT_MIN;
+    case 3: return INT_MAX;
+    default: return random_below(total + 1);
+  }
+}
+
+// The rows of the tensor that a box reaches are the tensor's.
+template <int kRows> static int verify_inside(Corner corner, int total) {
+  for (int j = 0; j < kRows; ++j) {
+    const int at = corner.row + j + (corner.first - kBack);
+    REQUIRE(corner.row >= 0 && (corner.row + j >= kRows || (at >= 0 && at < total)), "row %d of %d is read", at, total);
+  }
+  return 0;
+}
+
+// Whatever offsets hold, what is read and stored lies in the tensors and their storage, and each turn comes.
+static int wild_problem() {
+  Parameters p{};
+  const int batch = 1 + random_below(6), kv_heads = 1 + random_below(3);
+  p.total_q = 1 + random_below(1000), p.total_k = 1 + random_below(1000), p.batch = batch, p.sharing = 1 + random_below(3);
+  std::vector<int> cu_q(batch + 1), cu_k(batch + 1);
+  for (int b = 0; b <= batch; ++b) cu_q[b] = wild_offset(p.total_q), cu_k[b] = wild_offset(p.total_k);
+  p.cu_seqlens_q = cu_q.data(), p.cu_seqlens_k = cu_k.data();
+  SET_BOUNDS(p, random_bound(), random_bound(), random_below(2));
+  p.q_tiles = p.total_q / kQTile + batch + 1, p.kv_tiles = p.total_k / kKvTile + batch + 1, p.all_kv_heads = kv_heads;
+  p.section = 1 + random_below(kv_heads);
+#ifdef ORDERED
+  p.leftward = random_below(2);
+#endif
+  const int numbers = p.q_tiles * kv_heads * p.sharing;
+  for (int number = 0; number < numbers; ++number) {
+    const Place at = place_q(p, number);
+    const int first = at.sequence.first_row, rows = at.sequence.rows(p);
+    REQUIRE(at.row >= 0, "row %d", at.row);
+    REQUIRE(at.row >= rows || (first >= 0 && first <= p.total_q - rows), "rows %d and %d more of %d", first, rows, p.total_q);
+  }
+  std::vector<int> added(numbers * kParts);
+  for (int block = 0; block < p.kv_tiles * p.all_kv_heads * kParts * kCluster; ++block) {
+    blockIdx.x = block;
+    const Work work = locate(p, block / kCluster);
+    const Sequence& of = work.sequence;
+    const int columns = of.columns(p);
+    REQUIRE(work.column >= 0, "column %d", work.column);
+    if (work.column >= columns) continue;
+    REQUIRE(of.first_column >= 0 && of.first_column <= p.total_k - columns, "columns %d and %d more of %d", of.first_column, columns, p.total_k);
+    for (int column = work.column; column < work.column + kKvTile; column += kKvRows)
+      if (verify_inside<kKvRows>(of.columns_at<kKvRows>(column), p.total_k)) return 1;
+    for (int i = rank(); i < p.sharing; i += kCluster)
+      for (int n = work.begin; n < work.end; ++n) {
+        const int m = walk(p, work, n), number = work.first_tile + i * p.q_tiles + m;
+        REQUIRE(number >= 0 && number < numbers, "q tile %d of %d", number, numbers);
+        if (verify_inside<kQTile>(of.rows_at<kQTile>(m * kQTile), p.total_q)) return 1;
+        const int before = added[number * kParts + work.part]++;
+#ifdef ORDERED
+        REQUIRE(turn(p, work, m * kQTile) <= before, "turn %d, which %d blocks came before", turn(p, work, m * kQTile), before);
+#endif
+        (void)before;
+      }
+  }
+  return 0;
+}
+#endif
+
 static int problem() {
+#ifdef PACKED
+  if (wild_problem()) return 1;
+#endif
   Parameters p{};
   const int kv_heads = 1 + random_below(3), sharing = 1 + random_below(3), heads = kv_heads * sharing;
   const int given_left = random_bound(), given_right = random_bound();

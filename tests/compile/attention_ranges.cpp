@@ -1,6 +1,7 @@
 // Runs the parts of an emitted attention kernel that decide which columns a row attends to, on the host,
 // over random problems. The including file holds those parts, as they were rendered, and:
 //   visit(work, row)  the consumer's loop over kv tiles: calls Steps::first and Steps::next
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -108,7 +109,53 @@ template <int kRows> static int verify_box(Corner corner, int row, int first, in
   return 0;
 }
 
+// What cu_seqlens should not hold, and what they may.
+static int wild_offset(int total) {
+  switch (random_below(8)) {
+    case 0: return -1 - random_below(400);
+    case 1: return total + 1 + random_below(400);
+    case 2: return INT_MIN;
+    case 3: return INT_MAX;
+    default: return random_below(total + 1);
+  }
+}
+
+// The rows of the tensor that a box reaches are the tensor's.
+template <int kRows> static int verify_inside(Corner corner, int total) {
+  for (int j = 0; j < kRows; ++j) {
+    const int at = corner.row + j + (corner.first - kBack);
+    REQUIRE(corner.row >= 0 && (corner.row + j >= kRows || (at >= 0 && at < total)), "row %d of %d is read", at, total);
+  }
+  return 0;
+}
+
+// Whatever offsets hold, what is read and stored lies in the tensors.
+static int wild_problem() {
+  const int batch = 1 + random_below(9), heads = 1 + random_below(4);
+  Parameters p{};
+  p.total_q = 1 + random_below(1000), p.total_k = 1 + random_below(1000), p.batch = batch;
+  std::vector<int> cu_q(batch + 1), cu_k(batch + 1);
+  for (int b = 0; b <= batch; ++b) cu_q[b] = wild_offset(p.total_q), cu_k[b] = wild_offset(p.total_k);
+  p.cu_seqlens_q = cu_q.data(), p.cu_seqlens_k = cu_k.data();
+  SET_BOUNDS(p, random_bound(), random_bound(), random_below(2));
+  p.q_tiles = p.total_q / kQTile + batch, p.all_heads = heads, p.tiles = p.q_tiles * heads;
+  p.section = 1 + random_below(heads);
+  for (int index = 0; index < p.tiles; ++index) {
+    const Work work = locate(p, index);
+    const Sequence& of = work.sequence;
+    if (work.row < 0 || work.row >= of.rows(p)) continue;
+    REQUIRE(of.first_row >= 0 && of.first_row <= p.total_q - of.rows(p), "rows %d and %d more of %d", of.first_row, of.rows(p), p.total_q);
+    REQUIRE(work.begin >= 0, "kv tile %d", work.begin);
+    for (int row = work.row; row < work.row + kQTile; row += kWgmmaM)
+      if (verify_inside<kWgmmaM>(of.rows_at<kWgmmaM>(row), p.total_q)) return 1;
+    for (int n = work.begin; n < work.end; ++n)
+      if (verify_inside<kKvTile>(of.columns_at<kKvTile>(n * kKvTile), p.total_k)) return 1;
+  }
+  return 0;
+}
+
 static int problem() {
+  if (wild_problem()) return 1;
   const int batch = 1 + random_below(9), heads = 1 + random_below(4);
   std::vector<int> cu_q{0}, cu_k{0};
   for (int b = 0; b < batch; ++b) {
@@ -117,7 +164,7 @@ static int problem() {
   }
   Parameters p{};
   p.cu_seqlens_q = cu_q.data(), p.cu_seqlens_k = cu_k.data(), p.batch = batch;
-  p.total_q = cu_q.back() + random_below(70);
+  p.total_q = cu_q.back() + random_below(70), p.total_k = cu_k.back() + random_below(70);
   const int given_left = random_bound(), given_right = random_bound();
   SET_BOUNDS(p, given_left, given_right, random_below(2));
   p.q_tiles = p.total_q / kQTile + batch, p.all_heads = heads, p.tiles = p.q_tiles * heads;

@@ -24,6 +24,8 @@ HARNESS = Path(__file__).with_name("attention_backward_ranges.cpp")
 SUMS = Path(__file__).with_name("attention_backward_sums.cpp")
 FRAGMENTS = Path(__file__).with_name("attention_backward_fragments.cpp")
 PROBLEMS = 25
+# A sum beyond 32 bits ends the program.
+CHECKED = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 STUBS = """
 #include <algorithm>
 #include <cstdint>
@@ -98,7 +100,7 @@ def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
     source, program = folder / "ranges.cpp", folder / "ranges"
     source.write_text(host_text(kernel))
     built = subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        ["g++", "-std=c++17", "-O2", *CHECKED, "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr

@@ -15,6 +15,8 @@ from warploom.generator.specification import KernelSpec
 
 HARNESS = Path(__file__).with_name("attention_ranges.cpp")
 PROBLEMS = 25
+# A sum beyond 32 bits ends the program.
+CHECKED = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 STUBS = """
 #include <algorithm>
 #include <cstdint>
@@ -105,7 +107,7 @@ def test_every_row_is_stored_once_and_attends_to_its_columns_once(
     source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"
     source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
     built = subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-o", str(program), str(source)],
+        ["g++", "-std=c++17", "-O2", *CHECKED, "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr

@@ -198,8 +198,6 @@ def _values(
     }
     if schedule.cluster > 1:
         values |= {**_rows("dk", problem.strides_dk), **_rows("dv", problem.strides_dv)}
-    if packed:
-        values["total_k"] = problem.total_k
     if operation.deterministic:
         values |= {name: Address(name) for name in ("turns", "counter")}
         values["leftward"] = order.leftward

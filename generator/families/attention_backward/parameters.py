@@ -16,10 +16,6 @@ _BOXES = {
     "q": "a q tile", "k": "rows of a block", "v": "rows of a block", "do": "a q tile"
 }  # fmt: skip
 _GRADIENT_BOXES = {"dk": "64 rows", "dv": "64 rows"}
-_TOTALS = (
-    Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
-    Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
-)
 _EVERY = (
     Field("dlse", Kind.POINTER, "float", "the gradient of lse, laid out as it is; may be null"),
     Field("statistics", Kind.POINTER, "float", "[head, q tile, 2, row]: lse in base 2, delta"),
@@ -67,7 +63,7 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
             "cute::TmaDescriptor",
             "[row, lse or delta of q tiles], by a q tile",
         ),
-        *((*PACKED, *_TOTALS) if packed else FIXED),
+        *(PACKED if packed else FIXED),
         *_EVERY,
         *(field for name in ("o", "do", "dq") for field in _rows(name)),
     ]

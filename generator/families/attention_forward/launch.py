@@ -75,11 +75,12 @@ def _section(problem: AttentionProblem, all_heads: int) -> int:
 
 
 def length_values(problem: AttentionProblem, *, packed: bool) -> dict[str, Value]:
-    """What both passes are told of lengths: FIXED or PACKED of parameters.py, and total_q."""
+    """What both passes are told of lengths: FIXED or PACKED of parameters.py."""
     if packed:
         offsets: dict[str, Value]
         offsets = {name: Address(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        return {**offsets, "batch": problem.batch, "total_q": problem.total_q}
+        totals = {"total_q": problem.total_q, "total_k": problem.total_k}
+        return {**offsets, "batch": problem.batch, **totals}
     return {"heads": problem.heads, "seq_q": problem.seq_q, "seq_k": problem.seq_k}
 
 

@@ -24,6 +24,8 @@ PACKED = (
     Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
     Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
     Field("batch", Kind.INT32, "int32_t", "sequences"),
+    Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
+    Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
 )
 SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
 _LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
@@ -32,7 +34,6 @@ _BOTTOM_RIGHT = Field(
     "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
 )
 
-_TOTAL = Field("total_q", Kind.INT32, "int32_t", "rows of all")
 _EVERY = (
     Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
     Field("o_head_stride", Kind.INT64, "int64_t", "elements"),
@@ -73,7 +74,7 @@ def parameters(spec: KernelSpec) -> ParameterBlock:
     packed = operation.lengths == "packed"
     maps = _maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]")
     o = Field("o", Kind.POINTER, element(operation.element).cpp, "as q, but for its strides")
-    fields = [*maps, o, *((*PACKED, _TOTAL) if packed else FIXED), *_EVERY]
+    fields = [*maps, o, *(PACKED if packed else FIXED), *_EVERY]
     if operation.softcap:
         fields.append(SOFTCAP)
     if schedule.scheduler == "dynamic":

@@ -50,13 +50,30 @@ struct Place {
   int head, row;
 };
 
-// Which of `count` sequences a tile is of. Sequence b has the tiles from offsets[b] / kTile + b on: as many
-// as it needs, or one more, whose row is not in the sequence. So nobody has to count the tiles before.
-template <int kTile> __device__ __forceinline__ int sequence_of(const int* offsets, int count, int tile) {
-  int sequence = 0;
-  for (int end = count; end - sequence > 1;) {
-    const int middle = (sequence + end) / 2;
-    (offsets[middle] / kTile + middle <= tile ? sequence : end) = middle;
+// Nobody has looked at what cu_seqlens hold: an offset counts as the nearest of [0, total], and a sequence that would
+// end before it begins as empty. So whatever they hold, no place is outside of the tensors.
+__device__ __forceinline__ int offset(const int* offsets, int index, int total) {
+  return max(0, min(offsets[index], total));
+}
+__device__ __forceinline__ Sequence between(int first_row, int end_row, int first_column, int end_column) {
+  return {first_row, max(0, end_row - first_row), first_column, max(0, end_column - first_column)};
+}
+
+// Which of `count` sequences a tile is of, and all of `tiles` that are of the same: [begin, end). Sequence b has those
+// from offsets[b] / kTile + b on: as many as it needs, or one more, whose row is not in the sequence. So nobody has to
+// count the tiles before. Where offsets decrease it may have fewer, but still in a row.
+struct Owner { int sequence, begin, end; };
+template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
+  Owner owner{0, 0, tiles};
+  for (int end = count; end - owner.sequence > 1;) {
+    const int middle = (owner.sequence + end) / 2, first = offsets[middle] / kTile + middle;
+    if (first <= tile) {
+      owner.sequence = middle;
+      owner.begin = max(owner.begin, first);
+    } else {
+      end = middle;
+      owner.end = min(owner.end, first);
+    }
   }
-  return sequence;
+  return owner;
 }

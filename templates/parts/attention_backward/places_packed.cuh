@@ -8,18 +8,20 @@ struct KvPlace {
   int head, column, first_tile;
 };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
-  const int b = sequence_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile);
+  const auto [b, begin, end] = owner_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile, p.kv_tiles);
   const bool after = b == p.batch;
-  const int first_row = p.cu_seqlens_q[b], rows = after ? 0 : p.cu_seqlens_q[b + 1] - first_row;
-  const int first_column = p.cu_seqlens_k[b], columns = (after ? p.total_k : p.cu_seqlens_k[b + 1]) - first_column;
-  return { {first_row, rows, first_column, columns}, kv_head, (tile - first_column / kKvTile - b) * kKvTile,
-           kv_head * p.sharing * p.q_tiles + first_row / kQTile + b};
+  const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
+  Sequence sequence = between(first_row, after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q), first_column,
+                              after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k));
+  sequence.column_count = min(sequence.column_count, (end - begin) * kKvTile);  // the sequence's tiles have all of it
+  const int first_tile = b == 0 ? 0 : first_row / kQTile + b;
+  return {sequence, kv_head, (tile - begin) * kKvTile, kv_head * p.sharing * p.q_tiles + first_tile};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
-  const int b = sequence_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile);
-  const int first_row = p.cu_seqlens_q[b], rows = (b == p.batch ? p.total_q : p.cu_seqlens_q[b + 1]) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - first_row / kQTile - b) * kQTile};
+  const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
+  const int end_row = b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q);
+  return {between(offset(p.cu_seqlens_q, b, p.total_q), end_row, 0, 0), head, (tile - begin) * kQTile};
 }

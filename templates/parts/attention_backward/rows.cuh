@@ -12,6 +12,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 {% if operation.deterministic %}
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
+  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
 {% endif %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -47,9 +48,6 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
-{% if operation.deterministic %}
-  if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
-{% endif %}
 }
 
 // dq in 16 bits, by rows: scale times the sums.
