@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, Unpack, overload
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.errors import WarploomError
 from warploom.generator.build import build_many
@@ -25,6 +26,7 @@ from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.explanation import Explanation
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options, PlanKeywords
+from warploom.runtime.tensors import refuse_dual
 
 __all__ = [
     "Explanation",
@@ -91,6 +93,8 @@ def gemm(
             scale_d=scale_d,
             epilogue=epilogue,
         )
+    if forward_ad._current_level >= 0:
+        gemms.refuse_tangents(a, b, out, listed)
     if torch.compiler.is_compiling():
         return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
     if isinstance(spec, str):
@@ -209,6 +213,8 @@ def attention(
         deterministic,
         backward_spec,
     )
+    if forward_ad._current_level >= 0:
+        refuse_dual("warploom.attention", (q, k, v, out))
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     observed = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     result = attention_operators.attention(call) if observed else attentions.attention(call)

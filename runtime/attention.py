@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Unpack, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
@@ -37,6 +38,7 @@ from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
+from warploom.runtime.tensors import refuse_dual
 
 GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
 
@@ -87,6 +89,8 @@ class AttentionPlan:
                 rule="a plan runs only what it was made for: shapes, strides, types, keywords",
                 fix="call warploom.plan_attention again, or warploom.attention",
             )
+        if forward_ad._current_level >= 0:
+            refuse_dual("warploom.attention", (q, k, v, call.out))
         return attention_gradient.run(self, call)
 
     def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:

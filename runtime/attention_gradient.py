@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.runtime import attention_backward
 from warploom.runtime.attention_backward_problem import BackwardCall
 from warploom.runtime.attention_problem import Call
+from warploom.runtime.tensors import refuse_dual
 
 if TYPE_CHECKING:
     from warploom.runtime.attention import AttentionPlan
@@ -135,6 +137,8 @@ def gradients(
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dq, dk and dv of a call; None stands for a gradient of zeros."""
+    if forward_ad._current_level >= 0:
+        refuse_dual("the gradient of warploom.attention", (dout, dlse))
     if dout is None:
         dout = torch.zeros_like(out)
     return attention_backward.attention_backward(BackwardCall(forward, out, lse, dout, dlse))

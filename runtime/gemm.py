@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Unpack, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.launches import DeviceLimits
@@ -23,6 +24,7 @@ from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm_operands import Copy, check_apart, refuse_grad
 from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
+from warploom.runtime.tensors import refuse_dual
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
 
@@ -61,7 +63,8 @@ class GemmPlan:
     ) -> torch.Tensor:
         """Run the plan with the keywords that it was made with, and tensors like those."""
         key = None
-        if out is not None and self._device >= 0 and not keywords:
+        dual = forward_ad._current_level >= 0
+        if out is not None and self._device >= 0 and not (keywords or dual):
             stream = driver.current_stream(self._device)
             key = (a.data_ptr(), b.data_ptr(), out.data_ptr(), stream)
             ready = self._ready.get(key)
@@ -72,6 +75,10 @@ class GemmPlan:
                     return out
         listed = epilogue.items(**keywords)
         self._require(a, b, out, listed)
+        if torch.is_grad_enabled():
+            refuse_grad(a, b, out, listed)
+        if dual:
+            refuse_tangents(a, b, out, listed)
         if out is None:
             out = a.new_empty(self.out_shape, dtype=self.out_dtype)
         launches = self.run(a, b, out, listed)
@@ -113,7 +120,8 @@ class GemmPlan:
 
         if self.launch is None:
             check()
-            out.copy_(reference.gemm(a, b, listed, self.out_dtype))
+            with torch.no_grad():
+                out.copy_(reference.gemm(a, b, listed, self.out_dtype))
             return ()
         read_a = self.copy_a(a) if self.copy_a else a
         read_b = self.copy_b(b) if self.copy_b else b
@@ -164,16 +172,23 @@ def gemm(
     options: Options,
 ) -> torch.Tensor:
     """Run the planned call, planning it first when it is new."""
-    if torch.is_grad_enabled():
-        refuse_grad(a, b, out, listed)
     key = signature(a, b, out, listed, options)
     planned = _plans.get(key)
     if planned is None:
         planned = plan(a, b, listed, out, options)
+    if torch.is_grad_enabled():
+        refuse_grad(a, b, out, listed)
     if out is None:
         out = a.new_empty(planned.out_shape, dtype=planned.out_dtype)
     planned.run(a, b, out, listed)
     return out
+
+
+def refuse_tangents(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError for tensors that carry a forward-mode derivative."""
+    refuse_dual("warploom.gemm", (a, b, out, *(item[1] for item in listed)))
 
 
 def plan(
@@ -184,8 +199,6 @@ def plan(
     options: Options,
 ) -> GemmPlan:
     """Check a call, choose its kernel, load it, and remember the plan."""
-    if torch.is_grad_enabled():
-        refuse_grad(a, b, out, listed)
     key = signature(a, b, out, listed, options)
     planned = _make(key, a, b, listed, out, options)
     counters.add("plans")
@@ -222,6 +235,8 @@ def _make(
 ) -> GemmPlan:
     device = a.get_device()
     checked, choice = draft(a, b, listed, out, options, targets.at_hand(device))
+    if torch.is_grad_enabled():
+        refuse_grad(a, b, out, listed)
     problem, bound, launch = checked.problem, checked.epilogue, None
     if device >= 0 and not checked.empty:
         tensors = ("a", "b", "d", *bound.tensors)

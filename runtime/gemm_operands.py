@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import Batches, GemmOperation
 from warploom.generator.specification import KernelSpec
@@ -89,8 +90,34 @@ def refuse_grad(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
 ) -> None:
     """Raise ProblemError when autograd expects a graph that these kernels do not build."""
-    values = (value for item in listed for value in item[1:2])
-    operands.refuse_grad("warploom.gemm", a, b, out, *values)
+    found = requiring_grad(a, b, out, listed)
+    if found is not None:
+        raise differentiated(found.shape)
+
+
+def requiring_grad(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> torch.Tensor | None:
+    """Return a tensor of a call that requires grad. Every call asks, so it is asked shortly."""
+    if a.requires_grad:
+        return a
+    if b.requires_grad:
+        return b
+    if out is not None and out.requires_grad:
+        return out
+    for item in listed:
+        if isinstance(item[1], torch.Tensor) and item[1].requires_grad:
+            return item[1]
+    return None
+
+
+def differentiated(shape: Sequence[int]) -> ProblemError:
+    """The error of a call whose operand, of this shape, requires grad."""
+    return ProblemError(
+        f"a tensor of shape {list(shape)} that requires grad",
+        rule="warploom.gemm is not differentiable",
+        fix="call it under torch.no_grad(), or on .detach()ed tensors",
+    )
 
 
 def check_apart(

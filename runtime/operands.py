@@ -100,14 +100,3 @@ def refuse_overlap(out: torch.Tensor, read: Iterable[tuple[str, torch.Tensor]], 
                 rule=rule,
                 fix="use another out",
             )
-
-
-def refuse_grad(function: str, *values: object) -> None:
-    """Raise ProblemError when autograd expects a graph that `function` does not build."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise ProblemError(
-                f"a tensor of shape {list(value.shape)} that requires grad",
-                rule=f"{function} is not differentiable",
-                fix="call it under torch.no_grad(), or on .detach()ed tensors",
-            )

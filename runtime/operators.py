@@ -8,7 +8,7 @@ crosses beside `out`. Those of attention are in attention_operators.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import torch
 
@@ -18,6 +18,7 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import gemm as gemms
 from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
+from warploom.runtime.gemm_operands import differentiated, refuse_grad, requiring_grad
 from warploom.runtime.gemm_problem import Options
 from warploom.runtime.gemm_result import result_type
 from warploom.runtime.operator_schema import arguments
@@ -40,6 +41,7 @@ _ARGUMENTS = arguments(_Call)
 _library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(f"gemm({_ARGUMENTS}) -> Tensor")
 _library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()")
+_library.define("gemm_refused(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor")
 
 _TENSOR_KINDS = ("scale_tensor", "scale_row", "scale_column", "bias", "residual")
 
@@ -99,9 +101,36 @@ def _gemm_out(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) 
     _run(_Call(*given), out, amax)
 
 
+def _refused(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, found: Sequence[int]
+) -> NoReturn:
+    raise differentiated(found)
+
+
+def _refuse_grad(*given: Any, out: torch.Tensor | None, amax: torch.Tensor | None) -> None:
+    if torch.is_grad_enabled():
+        refuse_grad(given[0], given[1], out, _listed(_Call(*given), amax))
+
+
+def _gemm_autograd(*given: Any) -> torch.Tensor:
+    _refuse_grad(*given, out=None, amax=None)
+    with torch._C._AutoDispatchBelowAutograd():
+        result: torch.Tensor = torch.ops.warploom.gemm(*given)
+    return result
+
+
+def _gemm_out_autograd(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
+    _refuse_grad(*given, out=out, amax=amax)
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.warploom.gemm_out(*given, out=out, amax=amax)
+
+
 for _key in ("CUDA", "CPU"):
     _library.impl("gemm", _gemm, _key)
     _library.impl("gemm_out", _gemm_out, _key)
+    _library.impl("gemm_refused", _refused, _key)
+_library.impl("gemm", _gemm_autograd, "Autograd")
+_library.impl("gemm_out", _gemm_out_autograd, "Autograd")
 
 
 @torch.library.register_fake("warploom::gemm", lib=_library)  # type: ignore[untyped-decorator]
@@ -112,6 +141,15 @@ def _fake(*given: Any) -> torch.Tensor:
 
 def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     return a.new_empty((*broadcast(a, b), a.shape[-2], b.shape[-1]), dtype=out_dtype)
+
+
+@torch.library.register_fake(  # type: ignore[untyped-decorator]
+    "warploom::gemm_refused", lib=_library
+)
+def _fake_refused(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, found: Sequence[int]
+) -> torch.Tensor:
+    return _made(a, b, out_dtype)
 
 
 @torch.library.register_fake("warploom::gemm_out", lib=_library)  # type: ignore[untyped-decorator]
@@ -130,8 +168,21 @@ def call(
 ) -> torch.Tensor:
     """Run the call as an operator, for a compiler to trace.
 
-    Raises ProblemError for more than one amax, which only eager calls take.
+    Raises ProblemError for more than one amax, which only eager calls take, and for what requires
+    grad. Dynamo would make another error of that one, so there an operator raises it, as soon as
+    the compiled function runs.
     """
+    asked = result_type(a, out, out_dtype, len(listed) > 0)
+    found = requiring_grad(a, b, out, listed) if torch.is_grad_enabled() else None
+    if found is not None:
+        if not torch.compiler.is_dynamo_compiling():
+            raise differentiated(found.shape)
+        refused: torch.Tensor = torch.ops.warploom.gemm_refused(
+            a.detach(), b.detach(), asked, found.shape
+        )
+        if out is not None:
+            out.detach().copy_(refused)
+        return refused
     amaxes = [item[1] for item in listed if item[0] == "amax"]
     if len(amaxes) > 1:
         raise ProblemError(
@@ -140,7 +191,6 @@ def call(
             fix="call warploom.gemm outside of the compiled function",
         )
     name = spec.name if isinstance(spec, KernelSpec) else spec
-    asked = result_type(a, out, out_dtype, len(listed) > 0)
     given = _Call(a, b, *_flatten(listed), asked, accumulation, name)
     if out is None and not amaxes:
         result: torch.Tensor = torch.ops.warploom.gemm(*given)

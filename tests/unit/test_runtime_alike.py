@@ -39,3 +39,14 @@ def test_other_tensors_of_the_same_kind_are_recognised() -> None:
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_tensor_that_differs_in_anything_is_not_recognised(what: str) -> None:
     assert alike(A, B)(*OTHERS[what]) is False
+
+
+@pytest.mark.usefixtures("check")
+def test_a_tensor_that_requires_grad_is_recognised_where_grad_mode_is_off_only() -> None:
+    asking = B.clone().requires_grad_()
+    for same in (alike(A, asking), torch.no_grad()(alike)(A, asking)):
+        assert same(A, asking) is False
+        with torch.no_grad():
+            assert same(A, asking) is True
+            assert same(A, asking.detach()) is False
+    assert alike(A, asking.detach())(A, asking) is False
