@@ -166,7 +166,7 @@ class Store:
         with ExitStack() as stack:
             if self.directory is not None:
                 path = self.directory.path / "locks" / f"{key}.lock"
-                with suppress(OSError):  # filelock's Timeout is one
+                with suppress(OSError, NotImplementedError):  # filelock's Timeout is the former
                     make_directory(path.parent)
                     stack.enter_context(FileLock(path, timeout=timeout, mode=0o600))
             yield

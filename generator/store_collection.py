@@ -7,15 +7,17 @@ alone until they are too old to belong to a write in progress.
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from warploom.errors import StoreError
 from warploom.generator.store import Store
 from warploom.generator.store_directory import Directory, size
-from warploom.generator.store_record import Record
 
 GRACE_SECONDS = 3600.0  # no write takes this long
 
@@ -29,14 +31,24 @@ class Collected:
     bytes: int
 
 
+class _Kernel(NamedTuple):
+    """Where one kernel lies, and the time of its last use (seconds since 1970)."""
+
+    used: float
+    key: str
+    record: Path
+    source: Path
+    object: Path
+
+
 def collect(
     store: Store, *, max_bytes: int | None = None, older_than: float | None = None
 ) -> Collected:
     """Remove kernels unused for `older_than` seconds, then the longest unused past `max_bytes`.
 
     Either way sweeps quarantined files, and temporary and unreferenced ones of over an hour ago.
-    Bytes are those of records and compressed cubins. StoreError if the store has no directory or
-    a file cannot be removed.
+    Bytes are those of records and compressed cubins. StoreError if the store has no directory, a
+    limit is negative or not finite, or a file cannot be removed.
     """
     directory = store.directory
     if directory is None:
@@ -45,11 +57,18 @@ def collect(
             rule="there is a directory to collect only where the store has one",
             fix="set WARPLOOM_CACHE_DIR to the store's directory",
         )
+    for name, limit in (("max_bytes", max_bytes), ("older_than", older_than)):
+        if limit is not None and not 0 <= limit < math.inf:
+            raise StoreError(
+                f"{name} {limit}", rule="must be finite, and 0 or more", fix="give another limit"
+            )
     try:
-        kernels, freed = _evict(directory, max_bytes, older_than)
-        leftovers = [(path, size(path)) for path in _leftovers(directory)]
+        kept, kernels, freed = _evict(_kernels(directory), max_bytes, older_than)
+        leftovers = [(path, size(path)) for path in _leftovers(directory, kept)]
         for path, _ in leftovers:
             path.unlink(missing_ok=True)
+        for path in (directory.path / "quarantine").glob("*/"):
+            shutil.rmtree(path)
     except OSError as error:
         raise StoreError(
             f"{directory.path}: {error}",
@@ -59,51 +78,46 @@ def collect(
     return Collected(kernels, len(leftovers), freed + sum(count for _, count in leftovers))
 
 
-def _evict(
-    directory: Directory, max_bytes: int | None, older_than: float | None
-) -> tuple[int, int]:
-    """Remove kernels, longest unused first; return their number and bytes."""
-    records = _records(directory)
-    users = Counter(record.cubin_sha256 for _, record in records)
-    objects = {directory.object_path(record) for _, record in records}
-    before = remaining = sum(
-        size(path) for path in [*objects, *(directory.record_path(r.key) for _, r in records)]
+def _kernels(directory: Directory) -> list[_Kernel]:
+    """Return every kernel that has a record, longest unused first."""
+    return sorted(
+        _Kernel(
+            used=_modified(directory.record_path(record.key)),
+            key=record.key,
+            record=directory.record_path(record.key),
+            source=directory.source_path(record),
+            object=directory.object_path(record),
+        )
+        for record in directory.records()
     )
-    horizon = -float("inf") if older_than is None else time.time() - older_than
-    kernels = 0
-    for used, record in records:
-        if used >= horizon and (max_bytes is None or remaining <= max_bytes):
+
+
+def _evict(
+    kernels: list[_Kernel], max_bytes: int | None, older_than: float | None
+) -> tuple[list[_Kernel], int, int]:
+    """Remove kernels, longest unused first; return those left, how many went, and their bytes."""
+    users = Counter(kernel.object for kernel in kernels)
+    before = remaining = sum(map(size, [*users, *(kernel.record for kernel in kernels)]))
+    horizon = -math.inf if older_than is None else time.time() - older_than
+    gone = 0
+    for kernel in kernels:
+        if kernel.used >= horizon and (max_bytes is None or remaining <= max_bytes):
             break
-        users[record.cubin_sha256] -= 1
-        doomed = [directory.record_path(record.key), directory.source_path(record)]
-        if not users[record.cubin_sha256]:
-            doomed.append(directory.object_path(record))
-        for path in doomed:
+        users[kernel.object] -= 1
+        last = not users[kernel.object]
+        for path in (kernel.record, kernel.source, *([kernel.object] if last else [])):
             remaining -= size(path)
             path.unlink(missing_ok=True)
-        kernels += 1
-    return kernels, before - remaining
+        gone += 1
+    return kernels[gone:], gone, before - remaining
 
 
-def _records(directory: Directory) -> list[tuple[float, Record]]:
-    """Return every record with the time of its last use (seconds since 1970), oldest first."""
-    records = [
-        (_modified(directory.record_path(record.key)), record) for record in directory.records()
-    ]
-    return sorted(records, key=lambda entry: (entry[0], entry[1].key))
+def _leftovers(directory: Directory, kernels: list[_Kernel]) -> list[Path]:
+    """Return the files that nothing refers to and no write in progress can be about to.
 
-
-def _leftovers(directory: Directory) -> list[Path]:
-    """Return the files that nothing refers to and no write in progress can be about to."""
-    referenced = {
-        path
-        for record in directory.records()
-        for path in (
-            directory.record_path(record.key),
-            directory.source_path(record),
-            directory.object_path(record),
-        )
-    }
+    A kernel that was stored since `kernels` were listed is too young to be among them.
+    """
+    referenced = {path for kernel in kernels for path in kernel[2:]}
     horizon = time.time() - GRACE_SECONDS
     loose = [
         path
@@ -118,4 +132,4 @@ def _modified(path: Path) -> float:
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:
-        return float("inf")
+        return math.inf

@@ -9,6 +9,7 @@ A file that fails verification goes to quarantine/, is logged once, and counts a
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -26,6 +27,8 @@ from warploom.generator.store_record import Record, pack
 
 _ROOMS = ("objects", "keys", "sources", "locks", "quarantine")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# What file systems say that cannot sync a directory, and directories that cannot be opened for it.
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +130,7 @@ class Directory:
         """Store `cubin` unless it is there already; OSError if it cannot be written."""
         path = self.object_path(record)
         if self.cubin(record) is None:
-            _write(path, pack(cubin))
+            self._put(path, pack(cubin))
         else:
             os.utime(path)  # a collection spares the young: the record is about to follow
 
@@ -135,9 +138,12 @@ class Directory:
         """Commit `record`, whose cubin is stored; OSError if it cannot be written."""
         source = self.source_path(record)
         make_directory(source.parent)
-        source.touch(0o600)
+        self._clear(source)
+        with suppress(FileExistsError):  # its name is all that is ever read of it
+            os.close(os.open(source, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        os.utime(source, follow_symlinks=False)
         _sync_directory(source.parent)
-        _write(self.record_path(record.key), record.serialise())
+        self._put(self.record_path(record.key), record.serialise())
 
     def touch(self, key: str) -> None:
         """Note that `key` was used now, for collections that go by age."""
@@ -159,7 +165,8 @@ class Directory:
 
     def files(self, room: str) -> list[Path]:
         """Return every file of one room, temporary ones included, in order."""
-        return sorted(path for path in (self.path / room).rglob("*") if not path.is_dir())
+        found = (self.path / room).rglob("*")
+        return sorted(path for path in found if path.is_symlink() or not path.is_dir())
 
     def record_path(self, key: str) -> Path:
         """Return where the record of `key` lies."""
@@ -188,11 +195,22 @@ class Directory:
             warn_once(f"{path} cannot be read and counts as missing: {error}")
             return None
 
+    def _put(self, path: Path, data: bytes) -> None:
+        self._clear(path)
+        _write(path, data)
+
+    def _clear(self, path: Path) -> None:
+        """Set aside a directory that lies where a file belongs: no file could replace it."""
+        if path.is_dir() and not path.is_symlink():
+            self._quarantine(path, "it is a directory")
+
     def _quarantine(self, path: Path, reason: object) -> None:
         if self.writable:
             target = self.path / "quarantine" / path.name
             try:
                 make_directory(target.parent)
+                if path.is_dir() and not path.is_symlink():  # may go by an empty one's name only
+                    target = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{path.name}."))
                 path.replace(target)
             except FileNotFoundError:  # another process was first
                 return
@@ -245,11 +263,16 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make names in `path` last, where its file system can."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
 
 
 def _refuse_shared(path: Path, *, owned: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from warploom.cli.cache import command
+from warploom.cli.units import Bytes, parse_bytes
 from warploom.generator.artifact import Artifact
 from warploom.generator.store import Store
 
@@ -80,3 +81,34 @@ def test_gc_empties_a_store_when_told_to(stored: Artifact, key_of: KeyOf) -> Non
     assert collected["kernels"] == 1
     assert collected["bytes"] > len(stored.cubin)
     assert Store.default().get(key_of(stored)) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "bytes_"),
+    [("0", 0), ("500", 500), ("1.5kB", 1500), ("2 GB", 2 * 10**9), ("1GiB", 1 << 30), ("3m", 3e6)],
+)
+def test_bytes_are_written_as_people_do(written: str, bytes_: int) -> None:
+    assert parse_bytes(written) == bytes_
+
+
+@pytest.mark.parametrize("limit", ["1,000,000", "1.2.3", "-1", "nan", "GB", "1e9", "5 apples", ""])
+def test_a_limit_that_is_no_number_of_bytes_removes_nothing(limit: str, stored: Artifact) -> None:
+    result = invoke("gc", f"--max-bytes={limit}")
+    assert result.exit_code != 0
+    assert "500MB, 2GiB" in result.output
+    assert Store.default().stats().directories[0].kernels == 1
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf"])
+def test_an_age_that_is_not_finite_removes_nothing(limit: str, stored: Artifact) -> None:
+    result = invoke("gc", "--older-than", limit)
+    assert result.exit_code == 1
+    assert "must be finite" in result.stderr
+    assert Store.default().stats().directories[0].kernels == 1
+
+
+def test_bytes_have_units_for_people_and_none_for_programs(stored: Artifact) -> None:
+    (row,) = json.loads(invoke("stats", "--json").stdout)["directories"]
+    assert type(row["bytes"]) is int
+    assert f"  {Bytes(row['bytes'])}  " in invoke("stats").stdout
+    assert (str(Bytes(1)), str(Bytes(178_064))) == ("1 byte", "178.1 kB")

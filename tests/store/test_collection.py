@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -105,6 +106,42 @@ def test_an_old_cubin_that_a_new_record_is_about_to_name_is_spared(
     store.directory.write_cubin(record, make_artifact(9).cubin)
     assert collect(store).leftovers == 0
     assert path.exists()
+
+
+def test_directories_and_links_in_quarantine_go_too(store: Store, aged: list[Artifact]) -> None:
+    assert store.directory is not None
+    quarantine = store.directory.path / "quarantine"
+    (quarantine / "directory" / "inside").mkdir(parents=True)
+    (quarantine / "directory" / "file").write_bytes(b"left over")
+    (quarantine / "directory" / "away").symlink_to(store.directory.path / "keys")
+    (quarantine / "link").symlink_to(store.directory.path / "keys")
+    assert collect(store).leftovers == 3
+    assert list(quarantine.iterdir()) == []
+    assert len(list(store.directory.records())) == 3
+
+
+def test_a_collection_reads_each_record_once(
+    store: Store, aged: list[Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    parse = Record.parse
+
+    def count(key: str, data: bytes) -> Record:
+        parsed.append(key)
+        return parse(key, data)
+
+    monkeypatch.setattr(Record, "parse", count)
+    collect(store, older_than=15 * 86_400)
+    assert len(parsed) == 3
+
+
+@pytest.mark.parametrize("limit", [math.nan, math.inf, -1])
+def test_a_limit_that_is_none_is_refused(limit: float, store: Store, aged: list[Artifact]) -> None:
+    with pytest.raises(StoreError, match="must be finite"):
+        collect(store, older_than=limit)
+    with pytest.raises(StoreError, match="must be finite"):
+        collect(store, max_bytes=limit)  # type: ignore[arg-type]
+    assert store.stats().directories[0].kernels == 3
 
 
 def test_a_store_in_memory_has_nothing_to_collect() -> None:

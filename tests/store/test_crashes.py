@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -166,6 +167,33 @@ def test_a_disk_that_fails_at_any_step_costs_only_the_next_process_a_compilation
             break
         assert 1 <= len(caplog.records) <= 2
     assert healthy >= 3
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES])
+def test_a_file_system_that_cannot_sync_directories_keeps_kernels(
+    call: str,
+    number: int,
+    tmp_path: Path,
+    make_artifact: MakeArtifact,
+    key_of: KeyOf,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fault(
+        name: str, _: int, proceed: Callable[[], object], arguments: tuple[Any, ...]
+    ) -> object:
+        opens = name == "open" and call == "open" and arguments[1] & os.O_DIRECTORY
+        syncs = name == "fsync" and call == "fsync" and stat.S_ISDIR(os.fstat(arguments[0]).st_mode)
+        if opens or syncs:
+            raise OSError(number, os.strerror(number))
+        return proceed()
+
+    artifact = make_artifact()
+    with pytest.MonkeyPatch.context() as patch:
+        intercept(patch, fault)
+        Store(tmp_path / "store").put(key_of(artifact), artifact)
+    assert Store(tmp_path / "store").get(key_of(artifact)) == artifact
+    assert caplog.records == []
 
 
 def test_a_file_size_limit_leaves_no_partial_file(

@@ -13,6 +13,7 @@ import pytest
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.store import Store
+from warploom.generator.store_collection import collect
 from warploom.generator.store_record import Record, pack
 
 MakeArtifact = Callable[..., Artifact]
@@ -125,6 +126,26 @@ def test_something_other_than_a_file_is_a_miss(
     assert store.find(artifact.source_digest, artifact.arch) is None
     store.put(key_of(artifact), artifact)
     assert store.get(key_of(artifact)) == artifact
+    assert Store(tmp_path / "store").get(key_of(artifact)) == artifact  # on disk, not in memory
+
+
+@pytest.mark.parametrize("kind", ["link", "directory"])
+def test_a_name_planted_in_the_index_is_neither_followed_nor_in_the_way(
+    kind: str, tmp_path: Path, store: Store, make_artifact: MakeArtifact, key_of: KeyOf
+) -> None:
+    artifact = make_artifact()
+    assert store.directory is not None
+    entry = store.directory.source_path(Record.of(artifact))
+    entry.parent.mkdir(parents=True)
+    if kind == "link":
+        entry.symlink_to(tmp_path / "outside")
+    else:
+        (entry / "inside").mkdir(parents=True)
+    store.put(key_of(artifact), artifact)
+    assert not (tmp_path / "outside").exists()
+    assert store.stats().memory_kernels == 0
+    assert Store(tmp_path / "store").find(artifact.source_digest, "sm_90a") == artifact
+    assert collect(store, max_bytes=0).kernels == 1
 
 
 def test_the_cubin_of_another_writer_under_an_objects_name_is_a_miss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -270,6 +271,20 @@ def test_a_lock_that_is_held_delays_but_never_stops(
         began = time.monotonic()
         assert in_child(wait_briefly) == 0
         assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks"), NotImplementedError("flock")])
+def test_a_file_system_without_locks_stops_nobody(
+    error: Exception, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    entered = []
+    with store.lock("0" * 64, timeout=0.1):
+        entered.append(True)
+    assert entered
 
 
 def test_an_error_inside_a_lock_comes_out(store: Store) -> None:

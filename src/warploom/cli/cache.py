@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from warploom.cli.output import Output, reporting
+from warploom.cli.units import Bytes, parse_bytes
 from warploom.errors import StoreError
 from warploom.generator.store import Store
 
@@ -27,7 +28,7 @@ def stats(output: Output) -> None:
         "directories",
         ["path", "kernels", "objects", "bytes", "quarantined"],
         [
-            [entry.path, entry.kernels, entry.objects, entry.bytes, entry.quarantined]
+            [entry.path, entry.kernels, entry.objects, Bytes(entry.bytes), entry.quarantined]
             for entry in held.directories
         ],
     )
@@ -105,7 +106,12 @@ def import_(output: Output, path: Path) -> None:
 
 
 @command.command()
-@click.option("--max-bytes", type=click.IntRange(min=0), help="Keep at most this many bytes.")
+@click.option(
+    "--max-bytes",
+    type=parse_bytes,
+    help="Keep at most so much, such as 500MB or 2GiB.",
+    metavar="BYTES",
+)
 @click.option(
     "--older-than",
     type=click.FloatRange(min=0),
@@ -121,4 +127,4 @@ def gc(output: Output, max_bytes: int | None, older_than: float | None) -> None:
     collected = collect(Store.default(), max_bytes=max_bytes, older_than=seconds)
     output.value("kernels", collected.kernels)
     output.value("leftovers", collected.leftovers)
-    output.value("bytes", collected.bytes)
+    output.value("bytes", Bytes(collected.bytes))
