@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 from warploom.errors import RecordsError, SpecificationError, UnknownNameError
 from warploom.generator.families import family
-from warploom.generator.model.shapes import Shape, distance, shape_type, text
+from warploom.generator.model.shapes import Shape, distance, empty, shape_type, text
 from warploom.generator.restore import restore
 from warploom.generator.specification import Operation, Schedule
 
 RUNNERS_UP = 4  # kept beside the best
+SHORTEST, LONGEST = 1e-9, 86_400.0  # seconds that a kernel may have taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,20 @@ class Environment:
     """What a measurement depends on beside operation, shape and schedule.
 
     nvrtc is its major.minor version; None where there is no compiler, which excludes nothing.
+    SpecificationError for numbers that are not positive.
     """
 
     gpu: str
     multiprocessors: int
     nvrtc: str | None
     revision: int
+
+    def __post_init__(self) -> None:
+        if min(self.multiprocessors, self.revision) < 1:
+            raise SpecificationError(
+                f"{self.multiprocessors} multiprocessors, revision {self.revision}",
+                rule="both must be positive",
+            )
 
     def differences(self, here: Environment) -> tuple[str, ...]:
         """Why what was measured in this environment is stale `here`; empty when it is not."""
@@ -207,35 +216,25 @@ def from_plain(fields: Mapping[str, Any], gpu: str) -> Record:
     """Return the record that `fields` are of; SpecificationError for what is none."""
     try:
         operation = restore_operation(fields["operation"])
-        kind = family(operation.family)
-        shape = restore(cast("Any", shape_type(operation.family)), fields["shape"])
-        environment = Environment(gpu=gpu, **fields["environment"])
-        timed = {
-            name: [_timed(kind.schedule, entry) for entry in listed]
-            for name, listed in (
-                ("best", [fields["best"]]),
-                ("default", [fields["default"]] if fields["default"] else []),
-                ("runners_up", fields["runners_up"]),
-            )
-        }
-        measured, noisy, templates = (fields[key] for key in ("measured", "noisy", "templates"))
+        kind = family(operation.family).schedule
+        return Record(
+            operation,
+            restore_shape(operation.family, fields["shape"]),
+            restore_environment({**fields["environment"], "gpu": gpu}),
+            _timed(kind, fields["best"]),
+            _timed(kind, fields["default"]) if fields["default"] else None,
+            tuple(_timed(kind, entry) for entry in fields["runners_up"]),
+            restore(str, fields["measured"], "measured"),
+            restore(bool, fields["noisy"], "noisy"),
+            restore(str, fields["templates"], "templates"),
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecificationError(
-            f"a record: {error}", rule="has every field that `warploom records show --json` lists"
+            f"a record: {error}",
+            rule="must have every field that `warploom records show --json` lists",
         ) from error
     except UnknownNameError as error:
         raise SpecificationError(error.value, rule=error.rule) from error
-    return Record(
-        operation,
-        shape,
-        _checked(environment),
-        timed["best"][0],
-        next(iter(timed["default"]), None),
-        tuple(timed["runners_up"]),
-        str(measured),
-        bool(noisy),
-        str(templates),
-    )
 
 
 def restore_operation(fields: Mapping[str, Any]) -> Operation:
@@ -243,17 +242,35 @@ def restore_operation(fields: Mapping[str, Any]) -> Operation:
     return cast("Operation", restore(family(fields["family"]).operation, dict(fields)))
 
 
+def restore_shape(name: str, fields: Any) -> Shape:  # noqa: ANN401 (parsed JSON)
+    """Return the shape that `fields` are of, of a problem of the family called `name`."""
+    shape: Shape = restore(cast("Any", shape_type(name)), fields)
+    if wrong := empty(shape):
+        raise SpecificationError(f"shape {text(shape)}", rule=f"{wrong} must be positive")
+    return shape
+
+
+def restore_environment(fields: Mapping[str, Any]) -> Environment:
+    """Return the environment that `fields` are of."""
+    return restore(Environment, dict(fields))
+
+
+def restore_seconds(value: Any) -> float:  # noqa: ANN401 (parsed JSON)
+    """Return a time that was measured: what is under a nanosecond or over a day is none."""
+    seconds = restore(float, value, "seconds")
+    if not SHORTEST <= seconds <= LONGEST:
+        raise SpecificationError(f"seconds {seconds}", rule=f"must be {SHORTEST:g} to {LONGEST:g}")
+    return seconds
+
+
+def restore_spread(value: Any) -> float:  # noqa: ANN401 (parsed JSON)
+    """Return the distance of two quartiles relative to their median."""
+    spread = restore(float, value, "spread")
+    if not 0 <= spread < math.inf:
+        raise SpecificationError(f"spread {spread}", rule="must be finite and 0 or more")
+    return spread
+
+
 def _timed(kind: type[Schedule], entry: Mapping[str, Any]) -> Timed:
-    seconds, spread = float(entry["seconds"]), float(entry["spread"])
-    if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(spread)):
-        raise SpecificationError(f"seconds {seconds}", rule="a time is finite and greater than 0")
+    seconds, spread = restore_seconds(entry["seconds"]), restore_spread(entry["spread"])
     return Timed(restore(kind, entry["schedule"]), seconds, spread)
-
-
-def _checked(environment: Environment) -> Environment:
-    counts = (environment.multiprocessors, environment.revision)
-    if not all(type(count) is int and count > 0 for count in counts):
-        raise SpecificationError(
-            f"environment {environment}", rule="multiprocessors and revision are positive integers"
-        )
-    return replace(environment)

@@ -20,6 +20,7 @@ import platformdirs
 from filelock import FileLock
 
 from warploom.errors import RecordsError, SpecificationError
+from warploom.generator import json_file
 from warploom.generator.gpus import file_name
 from warploom.generator.records import Record, Records, from_plain, to_plain
 
@@ -45,25 +46,43 @@ def every() -> list[Path]:
     return [path for where in (came, folder()) for path in sorted(where.glob("*.json"))]
 
 
+def known(path: Path, gpu: str) -> Records:
+    """Read the file of a GPU kind's records; there are none of it where there is no such file.
+
+    RecordsError as `read` has it, and for a file of another GPU kind.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return Records(gpu)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    found = read(path)
+    if found.gpu != gpu:
+        raise RecordsError(
+            f"{path}: records of {found.gpu}",
+            rule=f"must be of {gpu}",
+            fix="keep a file for each GPU kind",
+        )
+    return found
+
+
 def read(path: Path) -> Records:
     """Read a file of records; RecordsError for one that cannot be read, or is not one."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RecordsError(f"{path}: cannot be read", rule=reason, fix="check the path") from error
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = json_file.parse(json_file.content(path))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:
         raise RecordsError(
-            f"{path}:{error.lineno}: {error.msg}",
-            rule="a file of records is one JSON object; this one is damaged or cut short",
+            f"{path}: {error}",
+            rule="a file of records must be one JSON object; this one is damaged or cut short",
             fix="it was left as it is: restore it, or move it away and tune again",
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
         raise RecordsError(
             f"{path}: no schema",
-            rule="a file of records names its schema",
+            rule="a file of records must name its schema",
             fix="this is some other JSON file: give another path",
         )
     if document["schema"] != SCHEMA:
@@ -76,22 +95,27 @@ def read(path: Path) -> Records:
     return _parsed(path, document)
 
 
+def _unreadable(path: Path, error: OSError) -> RecordsError:
+    rule = json_file.reason(error)
+    return RecordsError(f"{path}: cannot be read", rule=rule, fix="check the path")
+
+
 def _parsed(path: Path, document: dict[str, Any]) -> Records:
     gpu, listed = document.get("gpu"), document.get("records")
     if not isinstance(gpu, str) or not isinstance(listed, list):
         raise RecordsError(
             f"{path}: no gpu or no records",
-            rule="a file of records has both",
+            rule="a file of records must have both",
             fix="it was left as it is: restore it, or move it away and tune again",
         )
     records = []
     for index, fields in enumerate(listed):
         try:
             records.append(from_plain(fields, gpu))
-        except (SpecificationError, TypeError, ValueError, AttributeError) as error:
+        except SpecificationError as error:
             raise RecordsError(
                 f"{path}: records[{index}]: {error}",
-                rule="every record is of this version's families",
+                rule="every record must be of this version's families",
                 fix="it was left as it is: upgrade warploom, or remove that record",
             ) from error
     return Records(gpu, tuple(records))
@@ -123,8 +147,7 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(path.name + ".lock")):
-            known = read(path) if path.exists() else Records(gpu)
-            merged = known.merged(more)
+            merged = known(path, gpu).merged(more)
             replace_file(path, text(merged))
     except OSError as error:
         raise RecordsError(

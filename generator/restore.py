@@ -10,21 +10,27 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import UnionType
+from reprlib import Repr
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from warploom.errors import SpecificationError
 
 T = TypeVar("T")
 
+LARGEST = 2**31 - 1  # of integers: no field means more, and arithmetic on it cannot overflow
+_SHORT = Repr()  # of what is refused, which may be nested deep or megabytes long
+_SHORT.maxstring = _SHORT.maxother = 100
 
-def restore(kind: type[T], value: Any) -> T:
-    """Return the dataclass `kind` that `value`, a mapping of plain values, was made of.
 
-    Fields that are missing take their defaults. Raises SpecificationError for a field that `kind`
-    does not have, and for a value that is not of its field's type.
+def restore(kind: type[T], value: Any, place: str = "") -> T:
+    """Return the `kind` that `value` was made of: a dataclass of a mapping, or a plain type.
+
+    Fields that are missing take their defaults. Raises SpecificationError, with `place` in it, for
+    a field that `kind` does not have, for a value that is not of its field's type, and for integers
+    of more than 32 bits.
     """
-    found: T = _restored(kind, value, kind.__name__)
+    found: T = _restored(kind, value, place or kind.__name__)
     return found
 
 
@@ -40,30 +46,34 @@ def _restored(hint: Any, value: Any, place: str) -> Any:
         return _dataclass(hint, value, place)
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise _refusal(place, value, "is a list")
+            raise _refusal(place, value, "must be a list")
         inner = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         if len(inner) != len(value):
-            raise _refusal(place, value, f"has {len(inner)} items")
+            raise _refusal(place, value, f"must have {len(inner)} items")
         return tuple(_restored(h, v, place) for h, v in zip(inner, value, strict=True))
+    if NoneType in arguments:
+        return None if value is None else _restored(arguments[0], value, place)
     if get_origin(hint) in (Union, UnionType):
         return _dataclass(_named(arguments, value, place), value, place)
     if get_origin(hint) is Literal:
         if not any(value == one and type(value) is type(one) for one in arguments):
-            raise _refusal(place, value, f"is one of {', '.join(map(str, arguments))}")
+            raise _refusal(place, value, f"must be one of {', '.join(map(str, arguments))}")
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and abs(value) > LARGEST:
+        raise _refusal(place, value, "must be an integer of 32 bits")
+    if hint is float and type(value) is int:
         return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise _refusal(place, value, f"is of type {hint.__name__}")
+    if type(value) is not hint:
+        raise _refusal(place, value, f"must be of type {hint.__name__}")
     return value
 
 
 def _dataclass(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
-        raise _refusal(place, value, "is a mapping of fields")
+        raise _refusal(place, value, "must be a mapping of fields")
     hints = _hints(kind)
     if unknown := sorted(value.keys() - hints.keys()):
-        raise _refusal(place, unknown[0], f"is no field; there are {', '.join(hints)}")
+        raise _refusal(place, unknown[0], f"must be one of the fields {', '.join(hints)}")
     given = {name: _restored(hints[name], v, f"{place}.{name}") for name, v in value.items()}
     try:
         return kind(**given)
@@ -77,8 +87,8 @@ def _named(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
     for kind in kinds:
         if step in get_args(_hints(kind)["step"]):
             return kind
-    raise _refusal(place, value, "names no step there is")
+    raise _refusal(place, value, "must name a step that there is")
 
 
 def _refusal(place: str, value: Any, rule: str) -> SpecificationError:
-    return SpecificationError(f"{place} {value!r}", rule=rule)
+    return SpecificationError(f"{place} {_SHORT.repr(value)}", rule=rule)

@@ -19,14 +19,15 @@ def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
     """`value` is one of `allowed`."""
     if value in allowed:
         return None
-    return f"{field} {value!r}: is one of {', '.join(map(str, allowed))}"
+    listed = ", ".join(map(str, allowed))
+    return f"{field} {value!r}: must be {'one of ' if len(allowed) > 1 else ''}{listed}"
 
 
 def multiple_of(field: str, value: int, divisor: int) -> Reason:
     """`value` is a positive multiple of `divisor`."""
-    if value > 0 and value % divisor == 0:
+    if value > 0 and divisor > 0 and value % divisor == 0:
         return None
-    return f"{field} {value}: is a positive multiple of {divisor}"
+    return f"{field} {value}: must be a positive multiple of {divisor}"
 
 
 def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
@@ -35,7 +36,7 @@ def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
     if n in legal:
         return None
     step = "8, 24 and multiples of 16" if integer else "multiples of 8"
-    return f"{field} {n}: wgmma takes {step}, at most 256"
+    return f"{field} {n}: must be what wgmma takes: {step}, at most 256"
 
 
 def fits_shared(used: int, arch: Architecture) -> Reason:

@@ -106,7 +106,9 @@ def _schedules(arch: str, space: Space, operation: Operation) -> Iterator[Schedu
 
 def _empty(placed: Placed[Operation], rejected: list[Rejection]) -> ConfigurationError:
     counts = Counter(reason for rejection in rejected for reason in rejection.reasons)
-    told = [f"{reason} ({count} of {len(rejected)})" for reason, count in counts.most_common()]
+    told = [
+        f"{reason} ({count} of {len(rejected)} schedules)" for reason, count in counts.most_common()
+    ]
     more = f"; and {len(told) - _REASONS_TOLD} more" if len(told) > _REASONS_TOLD else ""
     return ConfigurationError(
         f"{placed.place}: no legal schedule",

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Protocol
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator.architectures import Architecture, architecture
 
+NUMBER = "[0-9]{1,9}"  # in a kernel's name: a pattern that no text of thousands of digits fits
+
 
 class Operation(Protocol):
     """What is computed: a frozen dataclass of a family. Specs of one operation agree on results."""

@@ -131,9 +131,10 @@ def operand_reason(field: str, tile: OperandTile) -> Reason:
     if tile.k_major and tile.span != 128:
         return f"{field} tile k {tile.tile_k}: a K-major row is 128 bytes"
     if not tile.k_major and tile.span < 32:
-        return f"{field} extent {tile.extent}: an MN-major tile is a multiple of 16"
+        return f"{field} extent {tile.extent}: an MN-major tile must be a multiple of 16"
     if tile.slice_rows % 8 or tile.rows % tile.slices:
-        return f"{field} {tile.rows} rows in {tile.slices} slices: a slice is a multiple of 8 rows"
+        sliced = f"{field} {tile.rows} rows in {tile.slices} slices"
+        return f"{sliced}: a slice must be a multiple of 8 rows"
     if tile.slice_rows > 256:
         return f"{field} box of {tile.slice_rows} rows: a box has at most 256"
     return None

@@ -41,11 +41,10 @@ def known(gpu: str) -> Known:
     if not gpu or _ignored():
         return Known(Records(gpu), None)
     records, unread = Records(gpu), []
-    for path in (records_file.shipped(gpu), user_file(gpu)):
-        if path is None or not path.exists():
-            continue
+    came = records_file.shipped(gpu)
+    for path in (came, user_file(gpu)) if came else (user_file(gpu),):
         try:
-            records = records.merged(records_file.read(path))
+            records = records.merged(records_file.known(path, gpu))
         except RecordsError as error:
             unread.append(str(error))
     constants = None

@@ -18,14 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from threading import Thread
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from warploom.errors import CompilationError, DeviceError, WarploomError
-from warploom.generator.model.shapes import shape_type
-from warploom.generator.records import restore_operation
-from warploom.generator.restore import restore
+from warploom.generator.records import restore_operation, restore_shape
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import api, driver
 from warploom.runtime import kernel as kernels
@@ -59,7 +57,7 @@ class Worker:
     def measure(self, request: Mapping[str, Any]) -> dict[str, Result]:
         """Verify every kernel of a request on fresh data, then time those that are right."""
         operation = restore_operation(request["operation"])
-        shape = restore(cast("Any", shape_type(operation.family)), request["shape"])
+        shape = restore_shape(operation.family, request["shape"])
         specs = [parse_name(name) for name in request["kernels"]]
         self._batches += 1
         self.say({"trying": None})

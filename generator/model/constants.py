@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.errors import RecordsError
+from warploom.generator import json_file
 from warploom.generator.gpus import file_name
 
 SCHEMA = 1
@@ -94,15 +95,15 @@ def load(gpu: str) -> Constants | None:
 def read(path: Path) -> Constants:
     """Read a file of constants; RecordsError for one that is damaged or of another schema."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json_file.parse(json_file.content(path))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']}, this version reads {SCHEMA}")
         families = {name: _family(entry) for name, entry in document["families"].items()}
         return Constants(document["gpu"], document["multiprocessors"], families)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RecordsError(
             f"{path}: {error}",
-            rule="a file of constants is what `warploom records fit` writes",
+            rule="a file of constants must be what `warploom records fit` writes",
             fix="move it away, and fit again",
         ) from error
 

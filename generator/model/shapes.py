@@ -74,6 +74,13 @@ def text(shape: Shape) -> str:
     return " ".join(f"{name}{value}" for name, value in asdict(shape).items() if value)
 
 
+def empty(shape: Shape) -> str:
+    """The first extent that is not positive, of which nothing was measured; empty where all are."""
+    optional = ("window", "total_q", "total_k")  # 0: there is none
+    values = asdict(shape).items()
+    return next((name for name, value in values if value < (name not in optional)), "")
+
+
 def distance(one: Shape, other: Shape) -> float:
     """How far shapes are apart: the sum over extents of |log2| of their ratios.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -273,6 +273,7 @@ BREAKS: dict[str, list[Any]] = {
     "consumers": [0, 3, -1],
     "stages": [-1, 0, 1, 33],
     "group": [0, -1, 1025],
+    "split": [0, -1, 9],
     "raster": ["", "along_k", "along_m; }"],
     "store": ["", "tma2", "direct\n"],
     "roles": ["", "solo"],
@@ -321,7 +322,10 @@ def test_numbers_without_sense_construct_only_where_they_fit(
         group=data.draw(st.integers(-2, 2000)),
         swap=data.draw(st.booleans()),
         store=data.draw(literal(GemmSchedule, "store")),
+        split=data.draw(st.integers(-2, 10)),
     )
+    numbers = {**asdict(schedule), "stages": "auto", "consumers": 2}
+    FAMILIES["gemm"].complete("sm_90a", operation, numbers)  # of any there is a schedule
     try:
         spec = KernelSpec("sm_90a", operation, schedule)
     except SpecificationError:

@@ -64,18 +64,18 @@ def launch(kernel: KernelSpec, told: AttentionProblem) -> Launch:
 @pytest.mark.parametrize(
     ("schedule", "reason"),
     [
-        ({"q_tile": 96}, "q_tile 96: is one of 64, 128, 192"),
-        ({"kv_tile": 100}, "kv_tile 100: is a positive multiple of 16"),
-        ({"kv_tile": 0}, "kv_tile 0: is a positive multiple of 16"),
-        ({"kv_tile": 272}, "kv_tile 272: wgmma takes multiples of 8, at most 256"),
-        ({"stages": 0}, "stages 0: is 1 to 8"),
-        ({"stages": 9}, "stages 9: is 1 to 8"),
+        ({"q_tile": 96}, "q_tile 96: must be one of 64, 128, 192"),
+        ({"kv_tile": 100}, "kv_tile 100: must be a positive multiple of 16"),
+        ({"kv_tile": 0}, "kv_tile 0: must be a positive multiple of 16"),
+        ({"kv_tile": 272}, "kv_tile 272: must be what wgmma takes: multiples of 8, at most 256"),
+        ({"stages": 0}, "stages 0: must be 1 to 8"),
+        ({"stages": 9}, "stages 9: must be 1 to 8"),
         ({"stages": 1}, "stages 1 with overlap: the next k arrives under the products of this v"),
         ({"q_tile": 64}, "pingpong with q_tile 64: takes two warpgroups"),
         ({"q_tile": 192}, "188 registers expected, 160 to have"),
         ({"kv_tile": 256, "stages": 1, "overlap": False}, "284 registers expected, 240 to have"),
         ({"stages": 4}, "shared memory 295936 bytes: sm_90a gives a block 232448"),
-        ({"scheduler": "greedy"}, "scheduler 'greedy': is one of single, static, dynamic"),
+        ({"scheduler": "greedy"}, "scheduler 'greedy': must be one of single, static, dynamic"),
     ],
 )  # fmt: skip
 def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
@@ -88,11 +88,11 @@ def test_a_schedule_that_breaks_one_rule_is_told_that_rule(
 @pytest.mark.parametrize(
     ("operation", "reason"),
     [
-        ({"element": "fp32"}, "element 'fp32': is one of fp16, bf16"),
-        ({"dim": 80}, "dim 80: is one of 32, 64, 96, 128, 192, 256"),
-        ({"mask": "alibi"}, "mask 'alibi': is one of none, causal, window"),
-        ({"lengths": "ragged"}, "lengths 'ragged': is one of fixed, packed"),
-        ({"softcap": 30.0}, "softcap 30.0: is one of False, True"),
+        ({"element": "fp32"}, "element 'fp32': must be one of fp16, bf16"),
+        ({"dim": 80}, "dim 80: must be one of 32, 64, 96, 128, 192, 256"),
+        ({"mask": "alibi"}, "mask 'alibi': must be one of none, causal, window"),
+        ({"lengths": "ragged"}, "lengths 'ragged': must be one of fixed, packed"),
+        ({"softcap": 30.0}, "softcap 30.0: must be one of False, True"),
     ],
 )
 def test_an_operation_that_is_not_legal_says_why(operation: dict[str, Any], reason: str) -> None:

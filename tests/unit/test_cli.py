@@ -62,7 +62,7 @@ def test_list_rejected_gives_the_reasons(small: Path) -> None:
     (row,) = listed["rejections"]
     assert row["operation"] == "bf16_bf16_bf16_row_col"
     assert row["schedule"].startswith("cooperative_96x64x64_")
-    assert row["reason"] == "tile m 96: is one of 64, 128, 256"
+    assert row["reason"] == "tile m 96: must be one of 64, 128, 256"
     assert (listed["legal"], listed["rejected"]) == (1, 1)
 
 

@@ -69,16 +69,18 @@ def test_a_rejected_point_says_every_rule_that_it_breaks(tmp_path: Path) -> None
     (rejection,) = expand(tmp_path, ([BF16], [schedule])).rejected
     assert rejection.schedule.tile == (96, 252, 32)  # type: ignore[attr-defined]
     assert rejection.reasons == (
-        "tile m 96: is one of 64, 128, 256",
-        "tile n 252: wgmma takes multiples of 8, at most 256",
-        "tile k 32: is one of 64",
+        "tile m 96: must be one of 64, 128, 256",
+        "tile n 252: must be what wgmma takes: multiples of 8, at most 256",
+        "tile k 32: must be 64",
     )
 
 
 def test_an_illegal_operation_is_an_error_with_its_line(tmp_path: Path) -> None:
     mixed = BF16.replace("b: bf16", "b: fp16")
     (found,) = failure(tmp_path, ([BF16, mixed], ["{tile: [128, 256, 64]}"]))
-    assert found.startswith("some.yaml:4: kernels[0].operations[1]: b fp16: is of the type of a")
+    assert found.startswith(
+        "some.yaml:4: kernels[0].operations[1]: b fp16: must be of the type of a"
+    )
 
 
 def test_an_operation_without_a_legal_schedule_names_the_rules_that_leave_none(
@@ -87,8 +89,9 @@ def test_an_operation_without_a_legal_schedule_names_the_rules_that_leave_none(
     schedule = "{tile: [[128, 256, 64], [128, 250, 64]], stages: [2, 9]}"
     (found,) = failure(tmp_path, ([INT8], [schedule]))
     assert found.startswith("some.yaml:4: kernels[0].operations[0]: no legal schedule: ")
-    assert "tile k 64: is one of 128 (4 of 4)" in found
-    assert "tile n 250: wgmma takes 8, 24 and multiples of 16, at most 256 (2 of 4)" in found
+    assert "tile k 64: must be 128 (4 of 4 schedules)" in found
+    wgmma = "8, 24 and multiples of 16, at most 256"
+    assert f"tile n 250: must be what wgmma takes: {wgmma} (2 of 4 schedules)" in found
 
 
 def test_the_problems_of_all_operations_are_reported_together(tmp_path: Path) -> None:
@@ -121,6 +124,6 @@ def test_too_many_points_are_refused_before_they_are_expanded(
 def test_a_tile_that_makes_no_sense_is_rejected_and_never_a_crash(
     tmp_path: Path, tile: str
 ) -> None:
-    schedule = f"{{tile: [{tile}, [128, 256, 64]], cluster: [[1, 1], [0, 0]]}}"
+    schedule = f"{{tile: [{tile}, [128, 256, 64]], cluster: [[1, 1], [0, 0]], split: [1, 0]}}"
     found = expand(tmp_path, ([BF16], [schedule]))
-    assert (len(found.specs), len(found.rejected)) == (1, 3)
+    assert (len(found.specs), len(found.rejected)) == (1, 7)

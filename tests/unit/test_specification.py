@@ -76,7 +76,10 @@ def test_a_step_whose_name_begins_like_anothers_is_parsed_as_itself() -> None:
         (f"{NAME}_0123456", "a name is family_arch_operation_schedule_digest"),
         (f"{NAME}_00000000", "its digest is"),
         (f"{NAME.replace('128x', '0128x')}_00000000", "its digest is"),
-        (f"{NAME.replace('128x', '96x')}_00000000", "tile m 96: is one of 64, 128, 256"),
+        (f"{NAME.replace('128x', '96x')}_00000000", "tile m 96: must be one of 64, 128, 256"),
+        (f"{NAME}_split0_00000000", "split 0: must be 1 to 8"),
+        (f"{NAME}_split{'9' * 5000}_00000000", "a name is family_arch_operation_schedule_digest"),
+        (f"{NAME.replace('128x', '9' * 5000 + 'x')}_00000000", "a name is family_arch"),
         (f"{NAME.replace('_tma', '_silu')}_00000000", "a name is family_arch"),
         (f"{NAME.replace('sm90a', 'sm100a')}_00000000", "a name is family_arch"),
     ],
@@ -90,14 +93,14 @@ def test_a_name_that_names_no_kernel_of_this_version_is_an_error(name: str, prob
 @pytest.mark.parametrize(
     ("operation", "problem"),
     [
-        ({"a": "fp32", "b": "fp32"}, "a 'fp32': is one of fp16, bf16, e4m3, e5m2, int8"),
-        ({"layout_a": "diagonal"}, "layout_a 'diagonal': is one of row, col"),
-        ({"b": "fp16"}, "b fp16: is of the type of a, bf16"),
+        ({"a": "fp32", "b": "fp32"}, "a 'fp32': must be one of fp16, bf16, e4m3, e5m2, int8"),
+        ({"layout_a": "diagonal"}, "layout_a 'diagonal': must be one of row, col"),
+        ({"b": "fp16"}, "b fp16: must be of the type of a, bf16"),
         ({"d": "int32"}, "d int32 from bf16 with 0 epilogue steps"),
-        ({"accumulation": "slow"}, "accumulation 'slow': is one of fast, promoted"),
-        ({"accumulation": "promoted"}, "accumulation promoted of bf16: is for fp8"),
+        ({"accumulation": "slow"}, "accumulation 'slow': must be one of fast, promoted"),
+        ({"accumulation": "promoted"}, "accumulation promoted of bf16: must be fast"),
         ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 6"),
-        ({"epilogue": (Bias("e4m3"),)}, "epilogue step 'bias_e4m3': is one of scale_host"),
+        ({"epilogue": (Bias("e4m3"),)}, "epilogue step 'bias_e4m3': must be one of scale_host"),
     ],
 )
 def test_an_illegal_operation_never_becomes_a_spec(operation: dict[str, Any], problem: str) -> None:

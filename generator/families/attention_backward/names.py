@@ -10,16 +10,16 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import NUMBER, KernelSpec
 
 _NAME = re.compile(
-    r"attention_backward_(?P<arch>{arch})_(?P<element>fp16|bf16)_dim(?P<dim>\d+)"
+    r"attention_backward_(?P<arch>{arch})_(?P<element>fp16|bf16)_dim(?P<dim>{number})"
     r"_(?P<mask>none|causal|window)(?P<softcap>_softcap)?_(?P<lengths>fixed|packed)"
-    r"(?P<deterministic>_deterministic)?_(?P<q_tile>\d+)x(?P<kv_tile>\d+)"
-    r"_stages(?P<stages>\d+)(?P<single_do>_single_do)?(?:_cluster(?P<cluster>\d+))?(?:_(?P<share>rows))?"
-    r"(?P<overlap>_overlap)?(?:_held_(?P<held>half|all))?"
+    r"(?P<deterministic>_deterministic)?_(?P<q_tile>{number})x(?P<kv_tile>{number})"
+    r"_stages(?P<stages>{number})(?P<single_do>_single_do)?(?:_cluster(?P<cluster>{number}))?"
+    r"(?:_(?P<share>rows))?(?P<overlap>_overlap)?(?:_held_(?P<held>half|all))?"
     r"_(?P<accumulate>bulk|direct)_[0-9a-f]{{8}}".format(
-        arch="|".join(row.token for row in ARCHITECTURES.values())
+        arch="|".join(row.token for row in ARCHITECTURES.values()), number=NUMBER
     )
 )
 

@@ -38,7 +38,7 @@ def schedule_reasons(
         [
             rules.multiple_of("q_tile", schedule.q_tile, 16)
             or rules.wgmma_n("q_tile", schedule.q_tile, integer=False),
-            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: is 1 to 8",
+            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: must be 1 to 8",
         ]
     )
     if first:

@@ -10,15 +10,15 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
 )
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import NUMBER, KernelSpec
 
 _NAME = re.compile(
-    r"attention_forward_(?P<arch>{arch})_(?P<element>fp16|bf16)_dim(?P<dim>\d+)"
+    r"attention_forward_(?P<arch>{arch})_(?P<element>fp16|bf16)_dim(?P<dim>{number})"
     r"_(?P<mask>none|causal|window)(?P<softcap>_softcap)?_(?P<lengths>fixed|packed)"
-    r"_(?P<q_tile>\d+)x(?P<kv_tile>\d+)_stages(?P<stages>\d+)(?P<overlap>_overlap)?"
+    r"_(?P<q_tile>{number})x(?P<kv_tile>{number})_stages(?P<stages>{number})(?P<overlap>_overlap)?"
     r"(?P<pingpong>_pingpong)?_(?P<scheduler>single|static|dynamic)"
     r"(?P<rescale>_rescale_needed)?_[0-9a-f]{{8}}".format(
-        arch="|".join(row.token for row in ARCHITECTURES.values())
+        arch="|".join(row.token for row in ARCHITECTURES.values()), number=NUMBER
     )
 )
 

@@ -27,7 +27,7 @@ def schedule_reasons(
         [
             rules.multiple_of("kv_tile", schedule.kv_tile, 16)
             or rules.wgmma_n("kv_tile", schedule.kv_tile, integer=False),
-            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: is 1 to 8",
+            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: must be 1 to 8",
         ]
     )
     if first:

@@ -19,7 +19,7 @@ from warploom.generator.families.gemm.schedule import (
     Roles,
     Store,
 )
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import NUMBER, KernelSpec
 
 
 def _either(words: Iterable[str]) -> str:
@@ -37,16 +37,17 @@ _WORDS = {
     "roles": _either(get_args(Roles)),
     "raster": _either(get_args(Raster)),
     "store": _either(get_args(Store)),
+    "number": NUMBER,
 }
 _NAME = re.compile(
     r"gemm_(?P<arch>{arch})_(?P<a>{input})_(?P<b>{input})_(?P<d>{output})"
     r"_(?P<layout_a>{layout})_(?P<layout_b>{layout})"
     r"(?:_(?P<accumulation>{accumulation}))?(?P<batched>_batched)?(?P<epilogue>(?:_(?:{step}))*)"
-    r"_(?P<roles>{roles})_(?P<tile>\d+x\d+x\d+)_cluster(?P<cluster>\d+x\d+)"
-    r"_consumers(?P<consumers>\d)_stages(?P<stages>\d+)_(?P<raster>{raster})"
-    r"_group(?P<group>\d+)_(?P<store>{store})(?P<swap>_swap)?"
-    r"(?:_producer(?P<producer_registers>\d+))?(?:_l2x(?P<l2_promotion>\d+))?"
-    r"(?:_split(?P<split>\d))?_[0-9a-f]{{8}}".format(**_WORDS)
+    r"_(?P<roles>{roles})_(?P<tile>{number}x{number}x{number})"
+    r"_cluster(?P<cluster>{number}x{number})_consumers(?P<consumers>{number})_stages(?P<stages>{number})_(?P<raster>{raster})"
+    r"_group(?P<group>{number})_(?P<store>{store})(?P<swap>_swap)?"
+    r"(?:_producer(?P<producer_registers>{number}))?(?:_l2x(?P<l2_promotion>{number}))?"
+    r"(?:_split(?P<split>{number}))?_[0-9a-f]{{8}}".format(**_WORDS)
 )
 _STEP = re.compile(rf"_({_WORDS['step']})")
 

@@ -23,11 +23,12 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
         [
             None
             if a == b or (a.is_fp8 and b.is_fp8)
-            else f"b {b.name}: is of the type of a, {a.name}; only fp8 types mix",
+            else f"b {b.name}: must be of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue),
             None
             if operation.accumulation == "fast" or a.is_fp8
-            else f"accumulation promoted of {a.name}: is for fp8, whose sums are short of bits",
+            else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
+            "sums are short of bits",
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
@@ -54,9 +55,9 @@ def schedule_reasons(
             ),
             rules.one_of("tile k", k, (1024 // bits,)),
             rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
-            None if 2 <= schedule.stages <= 32 else f"stages {schedule.stages}: is 2 to 32",
-            None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: is 1 to 1024",
-            None if 1 <= schedule.split <= 8 else f"split {schedule.split}: is 1 to 8",
+            None if 2 <= schedule.stages <= 32 else f"stages {schedule.stages}: must be 2 to 32",
+            None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: must be 1 to 1024",
+            None if 1 <= schedule.split <= 8 else f"split {schedule.split}: must be 1 to 8",
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
             else f"roles pingpong with {schedule.consumers} consumer: takes two",
@@ -64,7 +65,7 @@ def schedule_reasons(
             if schedule.producer_registers == 40
             or (schedule.consumers == 2 and schedule.cluster_size == 1)
             else f"producer_registers {schedule.producer_registers} with cluster "
-            f"{schedule.cluster}, {schedule.consumers} consumers: is 40, unless there are two "
+            f"{schedule.cluster}, {schedule.consumers} consumers: must be 40, unless there are two "
             "consumers and no cluster, whose multicast takes more",
             None
             if schedule.split == 1
@@ -72,7 +73,7 @@ def schedule_reasons(
             else f"split {schedule.split} with cluster {schedule.cluster}, roles {schedule.roles}: "
             "takes a cluster of its own, (1, 1), and consumers that share a tile, cooperative",
             None
-            if schedule.split == 1
+            if schedule.split <= 1
             else rules.multiple_of(f"tile {columns}", schedule.columns, 8 * schedule.split),
         ]
     )

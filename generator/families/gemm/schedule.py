@@ -146,7 +146,7 @@ class GemmSchedule:
     @property
     def finished(self) -> int:
         """Columns of wgmma in one tile that one block finishes."""
-        return self.columns // self.split
+        return self.columns // max(1, self.split)
 
     @property
     def sharing(self) -> int:

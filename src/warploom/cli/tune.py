@@ -188,12 +188,11 @@ class _Run:
         """Open the files, and show how the run stands while it lasts."""
         from warploom.generator import records_file
         from warploom.generator.model import load
-        from warploom.generator.records import Records
         from warploom.tuning.journal import Journal
         from warploom.tuning.tuner import Tuner
 
         path, gpu = self.records_path, self.gpu.gpu
-        known = records_file.read(path) if path.exists() else Records(gpu)
+        known = records_file.known(path, gpu)
         constants = load(gpu)
         if constants is None or constants.stand_in:
             ranked = f"those of {constants.stand_in}" if constants else "none"
