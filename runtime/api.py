@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch.autograd import forward_ad
@@ -13,6 +13,7 @@ from warploom.errors import WarploomError
 from warploom.generator.build import build_many
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.targets import target
 from warploom.runtime import attention as attentions
 from warploom.runtime import attention_operators, operators
 from warploom.runtime import attention_problem as attention_problems
@@ -23,7 +24,7 @@ from warploom.runtime.attention import AttentionPlan
 from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
 from warploom.runtime.epilogue import Item, Keywords
-from warploom.runtime.explanation import Explanation
+from warploom.runtime.explanation import Explanation, attention_on, gemm_on
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options, PlanKeywords
 from warploom.runtime.tensors import refuse_dual
@@ -272,21 +273,49 @@ def explain(a: GemmPlan | AttentionPlan) -> Explanation: ...
 
 
 @overload
-def explain(a: torch.Tensor, b: torch.Tensor, **keywords: Unpack[PlanKeywords]) -> Explanation: ...
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    gpu: str | None = None,
+    **keywords: Unpack[PlanKeywords],
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    gpu: str | None = None,
+    **keywords: Unpack[attention_problems.Keywords],
+) -> Explanation: ...
 
 
 def explain(
     a: torch.Tensor | GemmPlan | AttentionPlan,
     b: torch.Tensor | None = None,
-    **keywords: Unpack[PlanKeywords],
+    v: torch.Tensor | None = None,
+    *,
+    gpu: str | None = None,
+    **keywords: Any,
 ) -> Explanation:
-    """Say which kernel a plan runs, and what it would copy.
+    """Say which kernel a call runs, why, and what it would copy.
 
-    `explain(plan_attention(q, k, v))` is about an attention; `explain(a, b, ...)` is short for
-    `explain(plan(a, b, ...))`.
+    `explain(a, b, ...)` is about a gemm, `explain(q, k, v, ...)` about an attention and its
+    gradients, with their keywords; `explain(plan)` about either. Nothing is launched, but the
+    kernel is built and loaded. With `gpu`, such as "NVIDIA H200", it says what that GPU would run,
+    on any machine and of tensors on any device, also `meta`; then nothing is built.
+    UnknownNameError for a GPU that nothing is known of.
     """
-    if isinstance(a, torch.Tensor):
-        if b is None:
-            raise TypeError("explain takes a plan, or the operands a and b of a gemm")
-        a = plan(a, b, **keywords)
-    return Explanation.of(a)
+    if isinstance(a, GemmPlan | AttentionPlan):
+        return Explanation.of(a)
+    if b is None:
+        raise TypeError("explain takes a plan, the operands a and b of a gemm, or q, k and v")
+    if v is not None:
+        call = attention_problems.Call(a, b, v, **keywords)
+        return attention_on(target(gpu), call) if gpu else Explanation.of(attentions.plan(call))
+    if gpu is None:
+        return Explanation.of(plan(a, b, **keywords))
+    return gemm_on(target(gpu), a, b, **keywords)

@@ -95,16 +95,8 @@ class AttentionPlan:
 
     def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
         """The kernel that gradients of what the plan computes get."""
-        operation = cast("AttentionOperation", self.choice.spec.operation)
-        return attention_backward.choose(
-            operation.element,
-            self.sizes,
-            self.band,
-            softcap=operation.softcap,
-            deterministic=deterministic,
-            spec=spec,
-            target=targets.at_hand(self.launch.device if self.launch else -1),
-        )
+        device = self.launch.device if self.launch else -1
+        return gradients_choice(self, (deterministic, spec), targets.at_hand(device))
 
     def run(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch on tensors that are known to fit; on the CPU, and without products, compute."""
@@ -205,6 +197,23 @@ def draft(call: Call, target: DeviceLimits) -> Draft:
     wanted = attention_dispatch.operation(element, sizes, masked, softcap=softcap)
     choice = attention_dispatch.choose(wanted, sizes, call.kernel, masked, target)
     return Draft(sizes, masked, copies, choice)
+
+
+def gradients_choice(
+    forward: AttentionPlan | Draft, asked: GradientOptions, target: DeviceLimits
+) -> Choice:
+    """The kernel that a GPU gets for the gradients of a call."""
+    operation = cast("AttentionOperation", forward.choice.spec.operation)
+    deterministic, spec = asked
+    return attention_backward.choose(
+        operation.element,
+        forward.sizes,
+        forward.band,
+        softcap=operation.softcap,
+        deterministic=deterministic,
+        spec=spec,
+        target=target,
+    )
 
 
 def problem(call: Call, drafted: Draft) -> AttentionProblem:

@@ -1,14 +1,28 @@
-"""What `warploom.explain` tells of a plan."""
+"""What `warploom.explain` tells: of a plan, or of what a call would do on a GPU that is named."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
+import torch
+
+from warploom.generator.families import family
+from warploom.generator.families.gemm import Accumulation
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.generator.store import source_digest
+from warploom.runtime import attention, gemm
 from warploom.runtime.attention import AttentionPlan
+from warploom.runtime.attention_problem import Call, named
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Alternative, Choice
+from warploom.runtime.epilogue import Keywords, items
 from warploom.runtime.gemm import GemmPlan
+from warploom.runtime.gemm_problem import Options
+from warploom.runtime.kernel import store
 
 
 @dataclass(frozen=True)
@@ -16,7 +30,8 @@ class Explanation:
     """What a call would do, and why.
 
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
-    kernels that came next. `gradients` is the same of an attention's backward pass.
+    kernels that came next. `gradients` is the same of an attention's backward pass. `gpu` is the
+    GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
     """
 
     kernel: str
@@ -28,6 +43,7 @@ class Explanation:
     seconds: float | None = None
     runners_up: tuple[Alternative, ...] = ()
     gradients: Choice | None = None
+    gpu: str = ""
 
     @classmethod
     def of(cls, plan: GemmPlan | AttentionPlan) -> Explanation:
@@ -46,6 +62,31 @@ class Explanation:
             else None,
         )
 
+    @classmethod
+    def on(
+        cls,
+        target: DeviceLimits,
+        choice: Choice,
+        problem: object | None,
+        copies: tuple[str, ...],
+        gradients: Choice | None = None,
+    ) -> Explanation:
+        """What a call does on a GPU that may not be here; without a problem it launches nothing."""
+        spec = choice.spec
+        launches = family(spec.operation.family).launches(spec, problem, target) if problem else ()
+        return cls(
+            kernel=spec.name,
+            reason=choice.reason,
+            grid=launches[0].grid if launches else 0,
+            stored=store().find(source_digest(render(spec)), spec.arch) is not None,
+            copies=copies,
+            counters=counters.as_dict(),
+            seconds=choice.seconds,
+            runners_up=choice.runners_up,
+            gradients=gradients,
+            gpu=target.gpu,
+        )
+
     @property
     def backward(self) -> str | None:
         """The kernel of an attention's gradients; None of a gemm."""
@@ -55,7 +96,8 @@ class Explanation:
         """One fact a line."""
         copies = ", ".join(self.copies) or "none"
         stored = "compiled" if self.stored else "not compiled yet"
-        lines = [
+        lines = [f"GPU      {self.gpu}"] if self.gpu else []
+        lines += [
             f"kernel   {self.kernel}",
             f"because  {self.reason}",
             f"store    {stored}",
@@ -67,6 +109,33 @@ class Explanation:
             lines += [f"backward {self.backward}", f"because  {self.gradients.reason}"]
             lines += _times(self.gradients.seconds, self.gradients.runners_up)
         return "\n".join(lines)
+
+
+def gemm_on(
+    target: DeviceLimits,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
+    spec: KernelSpec | str | None = None,
+    **keywords: Unpack[Keywords],
+) -> Explanation:
+    """What a call of `warploom.gemm` does on a GPU."""
+    options = Options(out_dtype, accumulation, named(spec))
+    checked, choice = gemm.draft(a, b, items(**keywords), out, options, target)
+    problem = None if checked.empty else checked.problem
+    return Explanation.on(target, choice, problem, gemm.copied(checked))
+
+
+def attention_on(target: DeviceLimits, call: Call) -> Explanation:
+    """What a call of `warploom.attention`, and its backward pass, do on a GPU."""
+    found = attention.draft(call, target)
+    asked = call.deterministic, call.backward_spec
+    gradients = attention.gradients_choice(found, asked, target)
+    problem = None if found.sizes.empty else attention.problem(call, found)
+    return Explanation.on(target, found.choice, problem, found.copies, gradients)
 
 
 def _times(seconds: float | None, runners_up: Sequence[Alternative]) -> list[str]:

@@ -74,8 +74,9 @@ def _in_place(
 ) -> Placed | None:
     first = operand
     if operand.dim() > 2 and shared is None:
-        first = matrix(operand)  # a copy where the rows are not one pitch apart
-        if first.data_ptr() != operand.data_ptr():
+        try:
+            first = operand.view(operand.shape[:-1].numel(), operand.shape[-1])
+        except RuntimeError:  # its rows are not one pitch apart
             return None
     elif operand.dim() > 2 and operand.numel():
         first = operand[(0,) * (operand.dim() - 2)]
