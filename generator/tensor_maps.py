@@ -83,7 +83,7 @@ class OperandTile:
     @property
     def boxes(self) -> int:
         """Boxes side by side in the tile."""
-        return 1 if self.k_major else self.extent // self.box_columns
+        return 1 if self.k_major else self.extent // max(1, self.box_columns)
 
     @property
     def box_bytes(self) -> int:

@@ -127,3 +127,9 @@ def test_a_tile_that_makes_no_sense_is_rejected_and_never_a_crash(
     schedule = f"{{tile: [{tile}, [128, 256, 64]], cluster: [[1, 1], [0, 0]], split: [1, 0]}}"
     found = expand(tmp_path, ([BF16], [schedule]))
     assert (len(found.specs), len(found.rejected)) == (1, 7)
+
+
+def test_a_tile_narrower_than_any_box_is_rejected_and_never_a_crash(tmp_path: Path) -> None:
+    by_rows = BF16.replace("b: bf16", "b: bf16, layout_b: row")
+    found = expand(tmp_path, ([by_rows], ["{tile: [[128, 1, 64], [128, 256, 64]]}"]))
+    assert (len(found.specs), len(found.rejected)) == (1, 1)
