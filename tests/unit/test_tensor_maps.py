@@ -73,7 +73,7 @@ def test_slices_of_a_multicast_cover_the_tile_exactly() -> None:
     [
         (k_major(8, 2), "a 8 rows in 2 slices: a slice must be a multiple of 8 rows"),
         (k_major(264), "a box of 264 rows: a box has at most 256"),
-        (mn_major(8), "a extent 8: an MN-major tile is a multiple of 16"),
+        (mn_major(8), "a extent 8: an MN-major tile must be a multiple of 16"),
         (
             operand_tile(E4M3, k_major=False, extent=128, tile_k=128, slices=1),
             "a e4m3 not K-major: wgmma reads only 16-bit types MN-major",
