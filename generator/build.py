@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Literal, Self
 
 from warploom.errors import (
@@ -24,6 +23,7 @@ from warploom.errors import (
 )
 from warploom.generator import nvrtc
 from warploom.generator.artifact import Artifact
+from warploom.generator.locks import ForkLock
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store, key, source_digest
@@ -45,7 +45,7 @@ class Counters:
 
 
 counters = Counters()
-_counting = Lock()
+_counting = ForkLock()
 
 
 def build(spec: KernelSpec, store: Store | None = None, *, policy: str | None = None) -> Artifact:

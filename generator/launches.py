@@ -76,12 +76,10 @@ class Launch:
 class Workspace:
     """A buffer that the runtime allocates per call, on the call's stream.
 
-    It begins at a multiple of 128 bytes and is full of zeros when the call's launches begin, or
-    uninitialised where not `zeroed`. Where it is `kept`, the launches leave it full of zeros again,
-    so that it serves the stream's next call as it is.
+    It begins at a multiple of 128 bytes and is uninitialised, or where it is `zeroed` full of zeros
+    when the call's launches begin.
     """
 
     tensor: str
     bytes: int
-    zeroed: bool = True
-    kept: bool = False
+    zeroed: bool = False

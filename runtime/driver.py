@@ -16,6 +16,11 @@ from cuda.bindings import driver
 from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
 
+# Handles that stand for a stream of whichever device is current: the legacy default stream, by two
+# names, and that of the calling thread (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD).
+PER_THREAD_STREAM = 2
+DEFAULT_STREAMS = (0, 1, PER_THREAD_STREAM)
+
 _used = False  # whether CUDA was initialised when this process was last forked
 _forked = False  # whether this process came of such a fork
 
@@ -60,9 +65,11 @@ def require_usable(device: int) -> None:
     """Raise DeviceError where kernels cannot be built or loaded now on `device`."""
     refuse_fork()
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    if torch.cuda.is_current_stream_capturing():
+    with torch.cuda.device(device):
+        capturing = torch.cuda.is_current_stream_capturing()
+    if capturing:
         raise DeviceError(
-            "the current stream is capturing a CUDA graph",
+            f"the current stream of cuda:{device} is capturing a CUDA graph",
             rule="a kernel is compiled, loaded and planned outside of capture",
             fix="call once with these shapes, or warploom.warmup(path), before the capture",
         )
@@ -92,12 +99,6 @@ def enter(device: int) -> None:
         return
     context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))))
     check(driver.cuCtxSetCurrent(context))
-
-
-def capturing(stream: int) -> bool:
-    """Whether what is launched on a stream goes into a CUDA graph."""
-    status = check(driver.cuStreamIsCapturing(driver.CUstream(stream)))
-    return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
 def current_stream(device: int) -> int:

@@ -6,6 +6,7 @@ kernel and copies what TMA cannot read. Nothing here waits for the GPU.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,12 @@ from warploom.runtime.tensors import refuse_dual
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
 
 _BOUND = 4096  # problems remembered
+_READY = 1 << 14  # calls of plans remembered, over all plans, by addresses and stream
 _plans: dict[tuple[object, ...], GemmPlan] = {}
+_ready: dict[tuple[int, ...], tuple[Callable[..., bool], Launch]] = {}
+_numbers = itertools.count()
 
+os.register_at_fork(after_in_child=_ready.clear)
 os.register_at_fork(after_in_child=_plans.clear)  # a forked call is planned anew, and so refused
 
 
@@ -50,9 +55,7 @@ class GemmPlan:
     copy_b: Copy | None
     choice: Choice
     _device: int = -1
-    _ready: dict[tuple[int, ...], tuple[Callable[..., bool], Launch]] = field(
-        default_factory=dict, repr=False
-    )
+    _number: int = field(default_factory=_numbers.__next__)  # of no other plan of the process
 
     def __call__(
         self,
@@ -66,8 +69,8 @@ class GemmPlan:
         dual = forward_ad._current_level >= 0
         if out is not None and self._device >= 0 and not (keywords or dual):
             stream = driver.current_stream(self._device)
-            key = (a.data_ptr(), b.data_ptr(), out.data_ptr(), stream)
-            ready = self._ready.get(key)
+            key = (self._number, a.data_ptr(), b.data_ptr(), out.data_ptr(), stream)
+            ready = _ready.get(key)
             if ready is not None:
                 fits, launch = ready
                 if fits(a, b, out) and not launch()[0]:
@@ -83,7 +86,7 @@ class GemmPlan:
             out = a.new_empty(self.out_shape, dtype=self.out_dtype)
         launches = self.run(a, b, out, listed)
         if key is not None and self._repeatable and not launches[0].roams:
-            remember(self._ready, key, (alike(a, b, out), launches[0].launch), _BOUND)
+            remember(_ready, key, (alike(a, b, out), launches[0].launch), _READY)
         return out
 
     @property

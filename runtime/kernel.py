@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 from cuda.bindings import driver
@@ -15,34 +15,34 @@ from cuda.bindings import driver
 from warploom.generator import build as building
 from warploom.generator.artifact import Artifact
 from warploom.generator.launches import Launch
+from warploom.generator.locks import ForkLock
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store
 from warploom.runtime.counters import counters
-from warploom.runtime.driver import check, enter, refuse_fork, require_usable
+from warploom.runtime.driver import DEFAULT_STREAMS, check, enter, refuse_fork, require_usable
 
-_lock = threading.RLock()
 _kernels: dict[KernelSpec, Kernel] = {}
-_store: list[Store] = []
+_building: dict[KernelSpec, threading.Lock] = {}  # a kernel is built once, beside others
+_loading = ForkLock()
 
 os.register_at_fork(after_in_child=_kernels.clear)  # their handles are the parent's
+os.register_at_fork(after_in_child=_building.clear)
 
 
+@cache
 def store() -> Store:
     """The process's kernel store."""
-    with _lock:
-        if not _store:
-            _store.append(Store.default())
-        return _store[0]
+    return Store.default()
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One launch, ready to go: immutable, so that any thread may fire it at any time."""
+    """One launch or memset, ready to go: immutable, so that any thread may fire it at any time."""
 
     launch: Callable[[], tuple[driver.CUresult]]
     keep: tuple[object, ...]  # what its addresses point into
     device: int
-    roams: bool  # launches on the default stream: that of whichever device is current
+    roams: bool  # goes to a default stream: that of whichever device is current
 
     def fire(self) -> None:
         """Launch on the stream that it was prepared for."""
@@ -82,9 +82,9 @@ class Kernel:
 
     def load(self, entry: str, device: int) -> driver.CUkernel:
         """Return the entry's handle, ready on `device` (loaded now, not at the first launch)."""
-        with _lock:
-            if (entry, device) in self._ready:
-                return self._handles[entry]
+        if (entry, device) in self._ready:
+            return self._handles[entry]
+        with _loading:
             require_usable(device)
             handle = self._handle(entry)
             attribute = driver.CUfunction_attribute
@@ -117,8 +117,17 @@ class Kernel:
             ctypes.addressof(arguments),
             0,
         )
-        roams = stream == 0 and torch.cuda.device_count() > 1
-        return Prepared(fire, (room, arguments), device, roams)
+        return Prepared(fire, (room, arguments), device, _roams(stream))
+
+
+def prepare_zeros(address: int, size: int, device: int, stream: int) -> Prepared:
+    """Bind the filling of `size` bytes with zeros to a stream of `device`."""
+    fire = partial(driver.cuMemsetD8Async, address, 0, size, driver.CUstream(stream))
+    return Prepared(fire, (), device, _roams(stream))
+
+
+def _roams(stream: int) -> bool:
+    return stream in DEFAULT_STREAMS and torch.cuda.device_count() > 1
 
 
 def _attributes(launch: Launch) -> list[driver.CUlaunchAttribute]:
@@ -146,7 +155,7 @@ def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:
         return found
     if device is not None:
         require_usable(device)
-    with _lock:
+    with _building.setdefault(spec, threading.Lock()):
         if spec not in _kernels:
             _kernels[spec] = Kernel(spec, building.build(spec, store()))
-        return _kernels[spec]
+    return _kernels[spec]

@@ -2,14 +2,17 @@
 
 It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
 address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
-allocated per call on the current stream, but for those that are kept (see warploom.runtime.kept).
+allocated for each call, and zeroed, on its stream: nothing outlives a launch that another, on
+another stream or in a graph, could find half-used.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
@@ -17,11 +20,12 @@ import torch
 
 from warploom.generator.families import family
 from warploom.generator.launches import Address, Argument, Launch, Workspace
+from warploom.generator.locks import ForkLock
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver, kept
+from warploom.runtime import driver
 from warploom.runtime.counters import launch_numbers
-from warploom.runtime.kernel import Kernel, Prepared, kernel
+from warploom.runtime.kernel import Kernel, Prepared, kernel, prepare_zeros
 from warploom.runtime.tensor_map import encode
 
 Launches = tuple[Prepared, ...]
@@ -29,8 +33,12 @@ Key = TypeVar("Key", bound=tuple[object, ...])
 Value = TypeVar("Value")
 
 _ALIGN = 256  # bytes, of a workspace
-_BOUND = 1024  # combinations of addresses, stream and scalars kept per plan
-_lock = threading.Lock()
+_BOUND = 1 << 14  # calls kept over all plans, by addresses, stream and scalars: 1.3 KB each
+_lock = ForkLock()
+_bound: dict[tuple[object, ...], Launches] = {}
+_numbers = itertools.count()
+
+os.register_at_fork(after_in_child=_bound.clear)
 
 
 def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> None:
@@ -55,18 +63,18 @@ class LaunchPlan:
     launches: Sequence[Launch]
     workspaces: Sequence[Workspace]
     kernel: Kernel
-    _bound: dict[tuple[object, ...], Launches] = field(default_factory=dict, repr=False)
-    _kept: dict[tuple[str, int], int] = field(default_factory=dict, repr=False)  # by stream
 
     def __post_init__(self) -> None:
+        self._number = next(_numbers)  # of no other plan of the process
         self._place = torch.device("cuda", self.device)
-        self._room_bytes: dict[bool, int] = {}  # of the workspaces that are zeroed, and not
-        self._offsets: list[tuple[bool, int]] = []
-        for workspace in self.workspaces:
-            offset = self._room_bytes.get(workspace.zeroed, 0)
-            self._offsets.append((workspace.zeroed, offset))
-            if not workspace.kept:
-                self._room_bytes[workspace.zeroed] = offset + -(-workspace.bytes // _ALIGN) * _ALIGN
+        self._own = threading.local()
+        self._offsets: dict[str, int] = {}
+        self._room_bytes = self._zeroed_bytes = 0
+        for workspace in sorted(self.workspaces, key=lambda one: not one.zeroed):
+            self._offsets[workspace.tensor] = self._room_bytes
+            if workspace.zeroed:
+                self._zeroed_bytes = self._room_bytes + workspace.bytes
+            self._room_bytes += -(-workspace.bytes // _ALIGN) * _ALIGN
 
     def run(
         self,
@@ -79,58 +87,41 @@ class LaunchPlan:
         `check` raises where these addresses or scalars must not be used; it is called the first
         time that they come up.
         """
-        stream = driver.current_stream(self.device)
-        if self.workspaces:
-            found, _held = self._find_workspaces(stream)  # until all is launched
-            addresses += found
-        key = (stream, addresses, scalars)
-        prepared = self._bound.get(key)
+        stream, room = driver.current_stream(self.device), 0
+        if self._room_bytes:
+            held = self._room(stream)  # until all is launched: what comes next waits its turn
+            room = held.data_ptr()
+        key = (self._number, stream, room, addresses, scalars)
+        prepared = _bound.get(key)
         if prepared is None:
             check()
-            prepared = self._bind(key, addresses, scalars, stream)
+            prepared = self._bind(addresses, scalars, room, stream)
+            remember(_bound, key, prepared, _BOUND)
         for launch in prepared:
             launch.fire()
+        for _ in self.launches:
             next(launch_numbers)
         return prepared
 
-    def _find_workspaces(self, stream: int) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-        """Return the workspaces' addresses, and the memory that was allocated for them."""
-        rooms = {
-            zeroed: (torch.zeros if zeroed else torch.empty)(
-                size, dtype=torch.uint8, device=self._place
-            )
-            for zeroed, size in self._room_bytes.items()
-        }
-        held, found = list(rooms.values()), []
-        for workspace, (zeroed, offset) in zip(self.workspaces, self._offsets, strict=True):
-            if not workspace.kept:
-                found.append(rooms[zeroed].data_ptr() + offset)
-                continue
-            address = self._keep(workspace, stream)
-            if address is None:
-                held.append(torch.zeros(workspace.bytes, dtype=torch.uint8, device=self._place))
-                address = held[-1].data_ptr()
-            found.append(address)
-        return tuple(found), held
+    def _room(self, stream: int) -> torch.Tensor:
+        """Memory for the workspaces of one call.
 
-    def _keep(self, workspace: Workspace, stream: int) -> int | None:
-        """Return the address of a workspace that is kept; None where there is no room for it."""
-        key = workspace.tensor, stream
-        fresh = driver.capturing(stream)  # a graph keeps its own
-        address = None if fresh else self._kept.get(key)
-        address = address or kept.take(self.device, workspace.bytes)
-        return address if fresh or address is None else self._kept.setdefault(key, address)
+        On the per-thread default stream, which torch takes for one stream, it would hand on to
+        another thread what a kernel of this one still uses; so a thread keeps its own there.
+        """
+        if stream != driver.PER_THREAD_STREAM or torch.cuda.is_current_stream_capturing():
+            return torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
+        own: dict[str, torch.Tensor] = self._own.__dict__
+        if "room" not in own:
+            own["room"] = torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
+        return own["room"]
 
     def _bind(
-        self,
-        key: tuple[object, ...],
-        addresses: tuple[int, ...],
-        scalars: tuple[float, ...],
-        stream: int,
+        self, addresses: tuple[int, ...], scalars: tuple[float, ...], room: int, stream: int
     ) -> Launches:
         driver.enter(self.device)  # tensor maps cannot be encoded without a context
-        names = (*self.tensors, *(workspace.tensor for workspace in self.workspaces))
-        address = dict(zip(names, addresses, strict=True))
+        address = dict(zip(self.tensors, addresses, strict=True))
+        address |= {tensor: room + offset for tensor, offset in self._offsets.items()}
         scalar = dict(zip(self.scalars, scalars, strict=True))
         encoded = cache(lambda request: encode(request, address[request.tensor]))
         prepared = tuple(
@@ -139,8 +130,9 @@ class LaunchPlan:
             )
             for launch in self.launches
         )
-        remember(self._bound, key, prepared, _BOUND)
-        return prepared
+        if not self._zeroed_bytes:
+            return prepared
+        return (prepare_zeros(room, self._zeroed_bytes, self.device, stream), *prepared)
 
     def _pack(
         self,
@@ -177,6 +169,4 @@ def plan_launches(
     for launch in launches:
         built.load(launch.entry, device)
     workspaces = described.workspaces(spec, problem)
-    if any(workspace.kept for workspace in workspaces):
-        kept.prepare(device)
     return LaunchPlan(spec, device, tensors, scalars, launches, workspaces, built)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from warploom.runtime import driver
+from warploom.runtime import plan as plans
 from warploom.runtime.counters import Counters, counters
 from warploom.runtime.plan import LaunchPlan
 
@@ -44,8 +45,8 @@ def in_threads(work: Callable[[], object]) -> None:
 def warm_plan(launches: int) -> LaunchPlan:
     """A plan that has met the addresses () already, with launches that reach no driver."""
     prepared = tuple(SimpleNamespace(fire=lambda: None) for _ in range(launches))
-    plan = LaunchPlan(cast("Any", None), 0, (), (), (), (), cast("Any", None))
-    plan._bound[(0, (), ())] = cast("Any", prepared)
+    plan = LaunchPlan(cast("Any", None), 0, (), (), cast("Any", prepared), (), cast("Any", None))
+    plans._bound[(plan._number, 0, 0, (), ())] = cast("Any", prepared)
     return plan
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,10 @@ from warploom.runtime import driver, plan
 from warploom.runtime.plan import LaunchPlan
 
 WORKSPACES = [
-    Workspace("rows", 1000, zeroed=False),
-    Workspace("turns", 4),
-    Workspace("sums", 513, zeroed=False),
-    Workspace("counter", 300),
+    Workspace("rows", 1000),
+    Workspace("turns", 4, zeroed=True),
+    Workspace("sums", 513),
+    Workspace("counter", 300, zeroed=True),
 ]
 MAP = TensorMap("q", element("bf16"), (8, 8), (16,), (8, 8), 16)
 VALUES = {
@@ -44,7 +44,8 @@ class Kernel:
 
         def fire() -> None:
             self.fired.append(launch.entry)
-            self.seen.append(ctypes.string_at(block["turns"], 4))
+            if "turns" in block:
+                self.seen.append(ctypes.string_at(block["turns"], 4))
 
         return SimpleNamespace(fire=fire)
 
@@ -58,7 +59,11 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         addresses.append(pointer)
         return b"map"
 
+    def prepare_zeros(address: int, size: int, device: int, stream: int) -> object:
+        return SimpleNamespace(fire=lambda: ctypes.memset(address, 0, size))
+
     monkeypatch.setattr(plan, "encode", encode)
+    monkeypatch.setattr(plan, "prepare_zeros", prepare_zeros)
     monkeypatch.setattr(driver, "current_stream", lambda device: 7)
     monkeypatch.setattr(driver, "enter", lambda device: None)
     block = SimpleNamespace(pack=dict)
@@ -92,30 +97,76 @@ def test_a_tensor_map_of_several_launches_is_encoded_once(encoded: list[int]) ->
 def test_workspaces_are_apart_aligned_and_zero_where_they_must_be(
     encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_rooms: list[tuple[str, int]] = []
-    empty, zeros = torch.empty, torch.zeros
+    rooms: list[int] = []
+    empty = torch.empty
 
-    def allocate(kind: str) -> Callable[..., torch.Tensor]:
-        def make_room(size: int, **keywords: Any) -> torch.Tensor:
-            made_rooms.append((kind, size))
-            room = empty(size + 512, **keywords).fill_(0 if kind == "zeros" else 255)
-            return room[-room.data_ptr() % 256 :]  # as aligned as torch's CUDA allocator is
+    def used_before(size: int, **keywords: Any) -> torch.Tensor:
+        rooms.append(size)
+        room = empty(size + 512, **keywords).fill_(255)
+        return room[-room.data_ptr() % 256 :]  # as aligned as torch's CUDA allocator is
 
-        return make_room
-
-    monkeypatch.setattr(torch, "empty", allocate("empty"))
-    monkeypatch.setattr(torch, "zeros", allocate("zeros"))
+    monkeypatch.setattr(torch, "empty", used_before)
     kernel = Kernel()
     made = make(WORKSPACES, kernel)
     made.run((64,), (0.5,), lambda: None)
-    monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(torch, "zeros", zeros)
-    assert made_rooms == [("empty", 1024 + 768), ("zeros", 256 + 512)]
+    assert rooms == [256 + 512 + 1024 + 768]
     block = kernel.blocks[0]
     assert all(block[one.tensor] % 256 == 0 for one in WORKSPACES)
-    assert block["sums"] - block["rows"] == 1024
-    assert block["counter"] - block["turns"] == 256
+    begins = [block[name] - block["turns"] for name in ("turns", "counter", "rows", "sums")]
+    assert begins == [0, 256, 768, 1792]
     assert kernel.seen == [bytes(4)] * 3
+
+
+def test_a_kernel_that_left_its_counter_anywhere_finds_zeros_again(
+    encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that was aborted, or whose memory another had, left the next one without tiles."""
+    room = torch.zeros(1024, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "empty", lambda size, **_: room)
+    kernel = Kernel()
+    made = make([WORKSPACES[1]], kernel)
+    for _ in range(2):
+        room.fill_(3)
+        made.run((64,), (0.5,), lambda: None)
+    assert kernel.seen[::3] == [bytes(4)] * 2
+    assert encoded == [64]  # the second time nothing was bound anew
+
+
+def test_threads_share_no_room_on_the_per_thread_default_stream(
+    encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes that handle for one stream and reuses at once what a kernel still counts in."""
+    monkeypatch.setattr(driver, "current_stream", lambda device: driver.PER_THREAD_STREAM)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kernel = Kernel()
+    made = make([WORKSPACES[1]], kernel)
+    ends, rooms = threading.Barrier(2), []
+
+    def work() -> None:
+        rooms.append({made._room(driver.PER_THREAD_STREAM).data_ptr() for _ in range(3)})
+        ends.wait(10)  # a thread that has ended needs its room no more
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = rooms
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+def test_what_plans_remember_is_bounded_over_all_of_them(
+    encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,096 plans of 1,024 calls each held 5 GB."""
+    monkeypatch.setattr(plan, "_BOUND", 5)
+    monkeypatch.setattr(plan, "_bound", known := {})
+    plans = [make([], Kernel()) for _ in range(3)]
+    for address in range(64, 64 * 9, 64):
+        for one in plans:
+            one.run((address,), (0.5,), lambda: None)
+    assert len(known) == 5
 
 
 def test_a_check_is_made_for_addresses_and_numbers_that_are_new(encoded: list[int]) -> None:

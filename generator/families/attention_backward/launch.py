@@ -245,13 +245,13 @@ def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Work
     tiles = _tiles(spec, problem).all_q_tiles
     rows = tiles * schedule.q_tile
     found = [
-        Workspace("statistics", 2 * 4 * rows, zeroed=False),
-        Workspace("dq_sum", operation.dim * 4 * rows, zeroed=False),
+        Workspace("statistics", 2 * 4 * rows),
+        Workspace("dq_sum", operation.dim * 4 * rows),
     ]
     if operation.deterministic:
         layout = attention_backward_layout(spec.architecture, operation, schedule)
         found += [
-            Workspace("turns", 4 * tiles * layout.parts, zeroed=False),
-            Workspace("counter", 4, zeroed=False),
+            Workspace("turns", 4 * tiles * layout.parts),
+            Workspace("counter", 4),
         ]
     return found

@@ -1,0 +1,106 @@
+"""Threads and forks: nobody waits for a compilation that he does not need, or for a lost lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warploom.generator import build
+from warploom.generator.build import counters as built
+from warploom.generator.locks import ForkLock
+from warploom.runtime import kernel as kernels
+from warploom.runtime import plan
+from warploom.runtime.counters import counters
+from warploom.runtime.kernel import Kernel
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has built nothing, and whose store nobody asks."""
+    monkeypatch.setattr(kernels, "_kernels", {})
+    monkeypatch.setattr(kernels, "_building", {})
+    monkeypatch.setattr(kernels, "store", lambda: None)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_compilation_holds_up_neither_other_kernels_nor_loaded_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One lock for all let warm calls at new addresses wait for whole compilations."""
+    begun, finish = threading.Event(), threading.Event()
+
+    def compile(spec: str, store: object) -> object:
+        if spec == "slow":
+            begun.set()
+            assert finish.wait(30)
+        return SimpleNamespace(cubin=b"")
+
+    monkeypatch.setattr(kernels.building, "build", compile)
+    slow: Any = "slow"
+    thread = threading.Thread(target=kernels.kernel, args=(slow,))
+    thread.start()
+    assert begun.wait(30)
+    try:
+        other: Any = kernels.kernel("quick")  # type: ignore[arg-type]
+        other._handles["entry"] = "handle"
+        other._ready.add(("entry", 0))
+        assert other.load("entry", 0) == "handle"
+    finally:
+        finish.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_kernel_that_several_threads_want_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, calls = threading.Barrier(4), []
+
+    def compile(spec: str, store: object) -> object:
+        calls.append(spec)
+        return SimpleNamespace(cubin=b"")
+
+    monkeypatch.setattr(kernels.building, "build", compile)
+    found: list[Kernel] = []
+
+    def ask() -> None:
+        together.wait(10)
+        found.append(kernels.kernel("wanted"))  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["wanted"]
+    assert len({id(kernel) for kernel in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("lock", "act"),
+    [
+        (counters._lock, lambda: counters.add("plans")),
+        (plan._lock, lambda: plan.remember({}, (1,), 1, 4)),
+        (build._counting, lambda: build._count("compiles")),
+        (kernels._loading, lambda: kernels._loading.__enter__()),
+    ],
+    ids=["counters", "plans", "builds", "loads"],
+)
+def test_a_forked_child_does_not_wait_for_a_lock_of_its_parents_thread(
+    lock: ForkLock, act: Callable[[], None]
+) -> None:
+    """Workers of a data loader hung where another thread was just planning."""
+    before = built.compiles
+    with lock:  # as another thread of the parent would hold it
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends the child where it hangs
+            act()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert built.compiles == before
