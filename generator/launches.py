@@ -74,12 +74,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A buffer that the runtime allocates per call, on the call's stream.
+    """A buffer for the launches of one call; it begins at a multiple of 128 bytes.
 
-    It begins at a multiple of 128 bytes and is uninitialised, or where it is `zeroed` full of zeros
-    when the call's launches begin.
+    It is allocated on the call's stream and uninitialised. Where it is `kept`, it is full of zeros,
+    and the launches leave it so: it serves whatever comes next on the stream, without a memset.
     """
 
     tensor: str
     bytes: int
-    zeroed: bool = False
+    kept: bool = False

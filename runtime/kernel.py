@@ -37,12 +37,12 @@ def store() -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One launch or memset, ready to go: immutable, so that any thread may fire it at any time."""
+    """One launch, ready to go: immutable, so that any thread may fire it at any time."""
 
     launch: Callable[[], tuple[driver.CUresult]]
     keep: tuple[object, ...]  # what its addresses point into
     device: int
-    roams: bool  # goes to a default stream: that of whichever device is current
+    roams: bool  # launches on a default stream: that of whichever device is current
 
     def fire(self) -> None:
         """Launch on the stream that it was prepared for."""
@@ -117,17 +117,8 @@ class Kernel:
             ctypes.addressof(arguments),
             0,
         )
-        return Prepared(fire, (room, arguments), device, _roams(stream))
-
-
-def prepare_zeros(address: int, size: int, device: int, stream: int) -> Prepared:
-    """Bind the filling of `size` bytes with zeros to a stream of `device`."""
-    fire = partial(driver.cuMemsetD8Async, address, 0, size, driver.CUstream(stream))
-    return Prepared(fire, (), device, _roams(stream))
-
-
-def _roams(stream: int) -> bool:
-    return stream in DEFAULT_STREAMS and torch.cuda.device_count() > 1
+        roams = stream in DEFAULT_STREAMS and torch.cuda.device_count() > 1
+        return Prepared(fire, (room, arguments), device, roams)
 
 
 def _attributes(launch: Launch) -> list[driver.CUlaunchAttribute]:

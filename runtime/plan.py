@@ -2,8 +2,7 @@
 
 It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
 address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
-allocated for each call, and zeroed, on its stream: nothing outlives a launch that another, on
-another stream or in a graph, could find half-used.
+allocated per call on the current stream, but for those that are kept (see warploom.runtime.kept).
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.locks import ForkLock
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver
+from warploom.runtime import driver, kept
 from warploom.runtime.counters import launch_numbers
-from warploom.runtime.kernel import Kernel, Prepared, kernel, prepare_zeros
+from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.tensor_map import encode
 
 Launches = tuple[Prepared, ...]
 Key = TypeVar("Key", bound=tuple[object, ...])
 Value = TypeVar("Value")
 
-_ALIGN = 256  # bytes, of a workspace
+_ALIGN = 128  # bytes, of a workspace
 _BOUND = 1 << 14  # calls kept over all plans, by addresses, stream and scalars: 1.3 KB each
 _lock = ForkLock()
 _bound: dict[tuple[object, ...], Launches] = {}
@@ -68,13 +67,8 @@ class LaunchPlan:
         self._number = next(_numbers)  # of no other plan of the process
         self._place = torch.device("cuda", self.device)
         self._own = threading.local()
-        self._offsets: dict[str, int] = {}
-        self._room_bytes = self._zeroed_bytes = 0
-        for workspace in sorted(self.workspaces, key=lambda one: not one.zeroed):
-            self._offsets[workspace.tensor] = self._room_bytes
-            if workspace.zeroed:
-                self._zeroed_bytes = self._room_bytes + workspace.bytes
-            self._room_bytes += -(-workspace.bytes // _ALIGN) * _ALIGN
+        self._room_bytes, self._offsets = _laid_out([w for w in self.workspaces if not w.kept])
+        self._kept_bytes, self._kept_offsets = _laid_out([w for w in self.workspaces if w.kept])
 
     def run(
         self,
@@ -87,19 +81,23 @@ class LaunchPlan:
         `check` raises where these addresses or scalars must not be used; it is called the first
         time that they come up.
         """
-        stream, room = driver.current_stream(self.device), 0
+        stream, room, zeros = driver.current_stream(self.device), 0, 0
         if self._room_bytes:
             held = self._room(stream)  # until all is launched: what comes next waits its turn
             room = held.data_ptr()
-        key = (self._number, stream, room, addresses, scalars)
+        if self._kept_bytes:
+            zeros = kept.zeros(self.device, stream, self._kept_bytes)
+        key = (self._number, stream, room, zeros, addresses, scalars)
         prepared = _bound.get(key)
         if prepared is None:
             check()
-            prepared = self._bind(addresses, scalars, room, stream)
+            address = dict(zip(self.tensors, addresses, strict=True))
+            address |= {tensor: room + offset for tensor, offset in self._offsets.items()}
+            address |= {tensor: zeros + offset for tensor, offset in self._kept_offsets.items()}
+            prepared = self._bind(address, scalars, stream)
             remember(_bound, key, prepared, _BOUND)
         for launch in prepared:
             launch.fire()
-        for _ in self.launches:
             next(launch_numbers)
         return prepared
 
@@ -116,23 +114,16 @@ class LaunchPlan:
             own["room"] = torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
         return own["room"]
 
-    def _bind(
-        self, addresses: tuple[int, ...], scalars: tuple[float, ...], room: int, stream: int
-    ) -> Launches:
+    def _bind(self, address: dict[str, int], scalars: tuple[float, ...], stream: int) -> Launches:
         driver.enter(self.device)  # tensor maps cannot be encoded without a context
-        address = dict(zip(self.tensors, addresses, strict=True))
-        address |= {tensor: room + offset for tensor, offset in self._offsets.items()}
         scalar = dict(zip(self.scalars, scalars, strict=True))
         encoded = cache(lambda request: encode(request, address[request.tensor]))
-        prepared = tuple(
+        return tuple(
             self.kernel.prepare(
                 launch, self._pack(launch, address, scalar, encoded), self.device, stream
             )
             for launch in self.launches
         )
-        if not self._zeroed_bytes:
-            return prepared
-        return (prepare_zeros(room, self._zeroed_bytes, self.device, stream), *prepared)
 
     def _pack(
         self,
@@ -153,6 +144,15 @@ class LaunchPlan:
                 case _:
                     values[name] = value
         return family(self.spec.operation.family).parameters(self.spec).pack(values)
+
+
+def _laid_out(workspaces: Sequence[Workspace]) -> tuple[int, dict[str, int]]:
+    """Bytes for all, and where each begins."""
+    size, offsets = 0, {}
+    for workspace in workspaces:
+        offsets[workspace.tensor] = size
+        size += -(-workspace.bytes // _ALIGN) * _ALIGN
+    return size, offsets
 
 
 def plan_launches(

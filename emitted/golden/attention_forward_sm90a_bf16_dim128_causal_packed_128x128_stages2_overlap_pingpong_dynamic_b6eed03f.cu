@@ -53,7 +53,7 @@ struct alignas(128) Parameters {
   float* lse;  // [heads, total_q]
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
-  uint32_t* counter;  // tiles taken so far
+  uint32_t* counter;  // tiles taken so far; 0 between launches
   int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
@@ -262,14 +262,15 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
 }
 
 // A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
-// nothing may be computed from it before.
+// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
+// 0 for the next launch.
 struct Tiles {
   int taken = blockIdx.x - gridDim.x;
 
   __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
     index = gridDim.x + taken;
-    if (index < p.tiles) taken = atomicAdd(p.counter, 1);
+    if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
     return index < p.tiles;
   }
 };

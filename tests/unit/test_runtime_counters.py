@@ -46,7 +46,7 @@ def warm_plan(launches: int) -> LaunchPlan:
     """A plan that has met the addresses () already, with launches that reach no driver."""
     prepared = tuple(SimpleNamespace(fire=lambda: None) for _ in range(launches))
     plan = LaunchPlan(cast("Any", None), 0, (), (), cast("Any", prepared), (), cast("Any", None))
-    plans._bound[(plan._number, 0, 0, (), ())] = cast("Any", prepared)
+    plans._bound[(plan._number, 0, 0, 0, (), ())] = cast("Any", prepared)
     return plan
 
 

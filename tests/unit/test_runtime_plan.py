@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,15 +13,16 @@ import torch
 from warploom.generator.elements import element
 from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver, plan
+from warploom.runtime import driver, kept, plan
 from warploom.runtime.plan import LaunchPlan
 
 WORKSPACES = [
     Workspace("rows", 1000),
-    Workspace("turns", 4, zeroed=True),
+    Workspace("turns", 4, kept=True),
     Workspace("sums", 513),
-    Workspace("counter", 300, zeroed=True),
+    Workspace("counter", 300, kept=True),
 ]
+ZEROS = 1 << 20  # where the stream has its own
 MAP = TensorMap("q", element("bf16"), (8, 8), (16,), (8, 8), 16)
 VALUES = {
     "q_map": MAP,
@@ -33,19 +33,16 @@ VALUES = {
 
 @dataclass
 class Kernel:
-    """Stands in for a loaded kernel: keeps what is launched, and reads workspaces as it would."""
+    """Stands in for a loaded kernel: keeps what is launched."""
 
     blocks: list[dict[str, Any]] = field(default_factory=list)
     fired: list[str] = field(default_factory=list)
-    seen: list[bytes] = field(default_factory=list)
 
     def prepare(self, launch: Launch, block: dict[str, Any], device: int, stream: int) -> object:
         self.blocks.append(block)
 
         def fire() -> None:
             self.fired.append(launch.entry)
-            if "turns" in block:
-                self.seen.append(ctypes.string_at(block["turns"], 4))
 
         return SimpleNamespace(fire=fire)
 
@@ -59,11 +56,8 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         addresses.append(pointer)
         return b"map"
 
-    def prepare_zeros(address: int, size: int, device: int, stream: int) -> object:
-        return SimpleNamespace(fire=lambda: ctypes.memset(address, 0, size))
-
     monkeypatch.setattr(plan, "encode", encode)
-    monkeypatch.setattr(plan, "prepare_zeros", prepare_zeros)
+    monkeypatch.setattr(kept, "zeros", lambda device, stream, size: ZEROS)
     monkeypatch.setattr(driver, "current_stream", lambda device: 7)
     monkeypatch.setattr(driver, "enter", lambda device: None)
     block = SimpleNamespace(pack=dict)
@@ -94,42 +88,26 @@ def test_a_tensor_map_of_several_launches_is_encoded_once(encoded: list[int]) ->
     assert kernel.fired == ["before", "main", "after"] * 2
 
 
-def test_workspaces_are_apart_aligned_and_zero_where_they_must_be(
+def test_workspaces_are_apart_and_aligned_and_those_that_are_kept_are_the_streams(
     encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rooms: list[int] = []
-    empty = torch.empty
+    rooms, sizes, empty = [], [], torch.empty
 
     def used_before(size: int, **keywords: Any) -> torch.Tensor:
-        rooms.append(size)
-        room = empty(size + 512, **keywords).fill_(255)
-        return room[-room.data_ptr() % 256 :]  # as aligned as torch's CUDA allocator is
+        room = empty(size + 512, **keywords)
+        rooms.append(room[-room.data_ptr() % 256 :])  # as aligned as torch's CUDA allocator is
+        sizes.append(size)
+        return rooms[-1]
 
     monkeypatch.setattr(torch, "empty", used_before)
+    monkeypatch.setattr(kept, "zeros", lambda device, stream, size: sizes.append(size) or ZEROS)
     kernel = Kernel()
     made = make(WORKSPACES, kernel)
     made.run((64,), (0.5,), lambda: None)
-    assert rooms == [256 + 512 + 1024 + 768]
+    assert sizes == [1024 + 640, 128 + 384]
     block = kernel.blocks[0]
-    assert all(block[one.tensor] % 256 == 0 for one in WORKSPACES)
-    begins = [block[name] - block["turns"] for name in ("turns", "counter", "rows", "sums")]
-    assert begins == [0, 256, 768, 1792]
-    assert kernel.seen == [bytes(4)] * 3
-
-
-def test_a_kernel_that_left_its_counter_anywhere_finds_zeros_again(
-    encoded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A launch that was aborted, or whose memory another had, left the next one without tiles."""
-    room = torch.zeros(1024, dtype=torch.uint8)
-    monkeypatch.setattr(torch, "empty", lambda size, **_: room)
-    kernel = Kernel()
-    made = make([WORKSPACES[1]], kernel)
-    for _ in range(2):
-        room.fill_(3)
-        made.run((64,), (0.5,), lambda: None)
-    assert kernel.seen[::3] == [bytes(4)] * 2
-    assert encoded == [64]  # the second time nothing was bound anew
+    assert [block["turns"], block["counter"]] == [ZEROS, ZEROS + 128]
+    assert [block["rows"], block["sums"]] == [rooms[0].data_ptr(), rooms[0].data_ptr() + 1024]
 
 
 def test_threads_share_no_room_on_the_per_thread_default_stream(
@@ -139,7 +117,7 @@ def test_threads_share_no_room_on_the_per_thread_default_stream(
     monkeypatch.setattr(driver, "current_stream", lambda device: driver.PER_THREAD_STREAM)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     kernel = Kernel()
-    made = make([WORKSPACES[1]], kernel)
+    made = make([WORKSPACES[0]], kernel)
     ends, rooms = threading.Barrier(2), []
 
     def work() -> None:

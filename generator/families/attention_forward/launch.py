@@ -166,4 +166,4 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
 def workspaces(spec: KernelSpec, problem: AttentionProblem) -> list[Workspace]:
     """The counter that a dynamic scheduler takes tiles from."""
     _, schedule = _fields(spec)
-    return [Workspace("counter", 4, zeroed=True)] if schedule.scheduler == "dynamic" else []
+    return [Workspace("counter", 4, kept=True)] if schedule.scheduler == "dynamic" else []

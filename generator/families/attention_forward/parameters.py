@@ -46,7 +46,7 @@ _EVERY = (
     Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
-_COUNTER = Field("counter", Kind.POINTER, "uint32_t", "tiles taken so far")
+_COUNTER = Field("counter", Kind.POINTER, "uint32_t", "tiles taken so far; 0 between launches")
 
 
 def bounds(mask: str, *, packed: bool) -> list[Field]:
