@@ -46,7 +46,7 @@ def in_threads(*works: Callable[[], object]) -> None:
     def guarded(work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(work,)) for work in works]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_buffers_are_lines_apart_and_grow(driver: Driver) -> None:
     assert large not in small
     assert kept.zeros(0, 7, 4) == kept.zeros(0, 7, 100_000) == large
     spans = sorted(kept._found.values())
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
     assert all(address % kept.LEAST == 0 for address, _ in spans)
 
 
