@@ -15,6 +15,8 @@ from warploom.generator.rules import Reason
 SPANS = (128, 64, 32, 16)
 LAYOUT_TYPES = {128: 1, 64: 2, 32: 3, 16: 0}  # GmmaDescriptor::layout_type_ by span
 PITCH_BYTES = 16  # TMA reads rows whose pitch and base are multiples of this
+PITCH_END = 1 << 40  # bytes, that every pitch is below
+LARGEST_EXTENT = 1 << 32
 
 
 def widest_span(extent: int, bits: int) -> int:
@@ -43,6 +45,14 @@ class TensorMap:
     box: tuple[int, ...]
     span: int
     promotion: int = 256
+
+    def fits(self, pointer: int) -> bool:
+        """True when TMA can address the tensor at `pointer`."""
+        return (
+            readable(pointer, *self.pitches)
+            and all(1 <= extent <= LARGEST_EXTENT for extent in self.extents)
+            and all(0 <= pitch < PITCH_END for pitch in self.pitches)
+        )
 
 
 @dataclass(frozen=True, slots=True)

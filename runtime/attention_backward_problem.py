@@ -12,6 +12,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.runtime.attention_operands import in_place
 from warploom.runtime.attention_problem import Call, Extents
+from warploom.runtime.operands import refuse_repeated
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ def check_results(call: BackwardCall, sizes: Extents) -> None:
                 "address and other strides multiples of 16 bytes",
                 fix="leave it out to have it made",
             )
+        refuse_repeated(name, tensor)
     for name, tensor in (("out", call.out), ("dout", call.dout)):
         if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
             raise ProblemError(

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
+from warploom.generator import limits
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
 from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOperation
@@ -156,7 +157,8 @@ def _portfolio(wanted: Operation, sharing: int) -> Iterator[KernelSpec]:
 
 def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
     """The first class that the operation, the longer of its lengths and its heads are in."""
-    length, sharing = max(sizes.seq_q, sizes.seq_k), sizes.sharing
+    length = min(max(sizes.seq_q, sizes.seq_k), limits.LARGEST)  # launches refuse more
+    sharing = min(sizes.sharing, limits.LARGEST)
     deterministic = isinstance(wanted, AttentionBackwardOperation) and wanted.deterministic
     return next(
         row

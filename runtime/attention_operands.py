@@ -8,7 +8,7 @@ from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
 from warploom.runtime.attention_problem import Call
 from warploom.runtime.counters import counters
-from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.operands import refuse_overlap, refuse_repeated
 
 Strides = tuple[int, int, int]
 
@@ -59,6 +59,7 @@ def check_out(call: Call) -> None:
             "of 16 bytes",
             fix="leave out=None to have it made",
         )
+    refuse_repeated("out", out)
 
 
 def check_apart(call: Call, out: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator import rules
+from warploom.generator import limits, rules
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import (
     FAMILY,
@@ -139,11 +139,12 @@ def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) ->
 
 def _class(operation: GemmOperation, problem: GemmProblem) -> dict[str, Any]:
     bits, layouts = element(operation.a).bits, [operation.layout_a, operation.layout_b]
+    rows = min(problem.m, limits.LARGEST)  # of more, launches say that they are too many
     return next(
         row
         for row in table()
         if row["bits"] == bits
-        and row["m"][0] <= problem.m <= row["m"][1]
+        and row["m"][0] <= rows <= row["m"][1]
         and row.get("layouts", layouts) == layouts
         and row.get("accumulation", "fast") == operation.accumulation
     )

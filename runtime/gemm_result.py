@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
 from warploom.errors import ProblemError
@@ -12,6 +10,7 @@ from warploom.generator.families.gemm import Batches
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.batches import batches
 from warploom.runtime.elements import NAMES, name_of
+from warploom.runtime.operands import refuse_repeated
 
 
 def result_type(
@@ -65,13 +64,7 @@ def check_out(
             rule="has a contiguous last dimension, one pitch between rows and one between batches",
             fix="use a row-major out",
         )
-    dimensions = [(n, 1)] * (n > 1) + [(m, pitch)] * (m > 1) + [(lie.count, apart)] * (apart > 0)
-    if lie.count != prod(shared or ()) or not _apart(dimensions):
-        raise ProblemError(
-            f"out with strides {list(out.stride())}",
-            rule="has no two elements in one place",
-            fix="do not pass an expanded tensor as out",
-        )
+    refuse_repeated("out", out)
     return pitch, apart
 
 
@@ -92,13 +85,3 @@ def storing(
     base = 0 if out is None else out.data_ptr()
     whole = n * size % PITCH_BYTES == 0 and readable(base, *(pitch * size for pitch in pitches))
     return "tma" if whole and paired else "direct"
-
-
-def _apart(dimensions: list[tuple[int, int]]) -> bool:
-    """True when no two elements share a place: each stride steps over all of the smaller ones."""
-    reached = 0
-    for extent, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
-        if stride <= reached:
-            return False
-        reached += (extent - 1) * stride
-    return True

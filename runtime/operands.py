@@ -82,6 +82,23 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return shift < widths[0] or shift + widths[1] > pitch
 
 
+def refuse_repeated(name: str, out: torch.Tensor) -> None:
+    """Raise ProblemError when two elements of a result may share a place.
+
+    None do where each stride steps over all of the smaller ones; of an extent of 1 it may be any.
+    """
+    reached = 0
+    steps = zip(out.stride(), out.shape, strict=True) if out.numel() else ()
+    for stride, extent in sorted(step for step in steps if step[1] > 1):
+        if stride <= reached:
+            raise ProblemError(
+                f"{name} {list(out.shape)} with strides {list(out.stride())}",
+                rule="must have no two elements in one place",
+                fix=f"do not pass an expanded or overlapping view as {name}",
+            )
+        reached += (extent - 1) * stride
+
+
 def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's elements and the one past the last."""
     if tensor.numel() == 0:

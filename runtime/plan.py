@@ -162,10 +162,10 @@ def plan_launches(
     tensors: tuple[str, ...],
     scalars: tuple[str, ...],
 ) -> LaunchPlan:
-    """Build or find the spec's kernel, load it, and lay out the launches of `problem`."""
+    """Lay out the launches of `problem`, build or find the spec's kernel, and load it."""
     described = family(spec.operation.family)
+    launches = described.launches(spec, problem, driver.limits(device))  # or it is refused
     built = kernel(spec, device)
-    launches = described.launches(spec, problem, driver.limits(device))
     for launch in launches:
         built.load(launch.entry, device)
     workspaces = described.workspaces(spec, problem)

@@ -7,7 +7,7 @@ import ctypes
 from cuda.bindings import driver
 
 from warploom.errors import ProblemError
-from warploom.generator.tensor_maps import PITCH_BYTES, TensorMap, readable
+from warploom.generator.tensor_maps import LARGEST_EXTENT, PITCH_BYTES, PITCH_END, TensorMap
 from warploom.runtime.driver import check
 
 _SWIZZLES = {
@@ -28,31 +28,38 @@ _BYTES = 128  # sizeof(CUtensorMap)
 def encode(request: TensorMap, pointer: int) -> bytes:
     """Return the 128 bytes of the tensor map of `request` over the tensor at `pointer`.
 
-    Raises ProblemError where TMA cannot address the tensor; dispatch never asks for that.
+    Raises ProblemError where TMA cannot address the tensor; dispatch never asks for that, but for
+    extents and pitches that are too large.
     """
-    if not readable(pointer, *request.pitches) or min(request.extents) < 1:
-        raise ProblemError(
-            f"{request.tensor} at {pointer:#x}, pitches {request.pitches} bytes, "
-            f"extents {request.extents}",
-            rule=f"TMA needs address and pitches in multiples of {PITCH_BYTES} bytes, none empty",
-            fix="pad the rows, or leave `spec` out so that a fitting kernel is chosen",
-        )
+    if not request.fits(pointer):
+        raise _refused(request, pointer)
     data_type = getattr(
         driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{request.element.tensor_map}"
     )
-    tensor_map = check(
-        driver.cuTensorMapEncodeTiled(
-            data_type,
-            len(request.extents),
-            pointer,
-            [driver.cuuint64_t(extent) for extent in request.extents],
-            [driver.cuuint64_t(pitch) for pitch in request.pitches],
-            [driver.cuuint32_t(extent) for extent in request.box],
-            [driver.cuuint32_t(1)] * len(request.extents),
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            _SWIZZLES[request.span],
-            _PROMOTIONS[request.promotion],
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
+    result = driver.cuTensorMapEncodeTiled(
+        data_type,
+        len(request.extents),
+        pointer,
+        [driver.cuuint64_t(extent) for extent in request.extents],
+        [driver.cuuint64_t(pitch) for pitch in request.pitches],
+        [driver.cuuint32_t(extent) for extent in request.box],
+        [driver.cuuint32_t(1)] * len(request.extents),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        _SWIZZLES[request.span],
+        _PROMOTIONS[request.promotion],
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return ctypes.string_at(tensor_map.getPtr(), _BYTES)
+    if result[0] == driver.CUresult.CUDA_ERROR_INVALID_VALUE:  # whatever else TMA does not take
+        raise _refused(request, pointer)
+    return ctypes.string_at(check(result).getPtr(), _BYTES)
+
+
+def _refused(request: TensorMap, pointer: int) -> ProblemError:
+    return ProblemError(
+        f"{request.tensor} at {pointer:#x}, pitches {request.pitches} bytes, "
+        f"extents {request.extents}",
+        rule=f"must be as TMA takes it: address and pitches multiples of {PITCH_BYTES} bytes, "
+        f"pitches below {PITCH_END} bytes, extents of 1 to {LARGEST_EXTENT}",
+        fix="pad the rows or copy the tensor to smaller strides; leave `spec` out so that a "
+        "fitting kernel is chosen",
+    )

@@ -277,6 +277,16 @@ CASES: dict[str, tuple[BackwardCall, str, str]] = {
         "strides [2296, 574, 41, 1]",
         "multiples of 16 bytes",
     ),
+    "a place whose heads overlap": (
+        changed(
+            into=(
+                random(2, 4, 14, 40).as_strided((2, 4, 14, 40), (560, 40, 40, 1)),
+                *[random(2, 2, 14, 40)] * 2,
+            )
+        ),
+        "dq [2, 4, 14, 40] with strides [560, 40, 40, 1]",
+        "must have no two elements in one place",
+    ),
     "lse of another type": (changed(lse=random(2, 4, 14)), "lse [2, 4, 14]", "torch.float32"),
     "lse of another shape": (changed(lse=torch.zeros(2, 14, 4)), "lse [2, 14, 4]", "[2, 4, 14]"),
     "dlse of another type": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_backward.layout import (
     MINIMUM_SPAN,
@@ -20,6 +21,7 @@ from warploom.generator.families.attention_forward.launch import (
     Strides,
     bound_values,
     length_values,
+    lengths_counted,
 )
 from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
@@ -70,6 +72,10 @@ class _Tiles:
     @property
     def all_q_tiles(self) -> int:
         return self.q_tiles * self.all_heads
+
+    @property
+    def all_kv_tiles(self) -> int:
+        return self.kv_tiles * self.all_kv_heads
 
 
 def _tiles(spec: KernelSpec, problem: AttentionBackwardProblem) -> _Tiles:
@@ -206,6 +212,23 @@ def _values(
     return values
 
 
+def _counted(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, int]:
+    """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    operation, schedule = _fields(spec)
+    layout = attention_backward_layout(spec.architecture, operation, schedule)
+    packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
+    q_tile, kv_tile = schedule.tile
+    blocks = tiles.all_kv_tiles * layout.parts * schedule.cluster
+    return {
+        **lengths_counted(problem, operation.mask, schedule.tile, packed=packed),
+        f"{tiles.q_tiles} tiles of {q_tile} rows": tiles.q_tiles * q_tile,
+        f"{tiles.kv_tiles} tiles of {kv_tile} columns": tiles.kv_tiles * kv_tile,
+        # Two statistics of each, and at most two parts of its sums.
+        f"{tiles.all_heads} heads of {tiles.q_tiles} tiles": 2 * tiles.all_q_tiles,
+        f"{tiles.all_kv_heads} heads of {tiles.kv_tiles} tiles of columns": blocks,
+    }
+
+
 def launches(
     spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits
 ) -> list[Launch]:
@@ -214,8 +237,10 @@ def launches(
     Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
     gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), and the
     workspaces. The gradients of packed rows that are of no sequence become 0. The host scalars are
-    `scale` and, where the kernel has one, `softcap`: both must be positive.
+    `scale` and, where the kernel has one, `softcap`: both must be positive. Raises ProblemError for
+    extents beyond 32 bits.
     """
+    limits.refuse_beyond(_counted(spec, problem))
     operation, schedule = _fields(spec)
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     tiles, values = _tiles(spec, problem), _values(spec, problem, device)
@@ -227,7 +252,7 @@ def launches(
         launch("_preprocess", tiles.all_q_tiles, ROW_THREADS, 1, 0),
         launch(
             "",
-            tiles.kv_tiles * tiles.all_kv_heads * layout.parts * schedule.cluster,
+            tiles.all_kv_tiles * layout.parts * schedule.cluster,
             schedule.threads,
             schedule.cluster_size,
             layout.shared_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.schedule import (
@@ -94,12 +95,31 @@ def bound_values(mask: str, problem: AttentionProblem, *, packed: bool) -> dict[
     return values
 
 
+def lengths_counted(
+    problem: AttentionProblem, mask: str, tile: tuple[int, int], *, packed: bool
+) -> dict[str, int]:
+    """The largest numbers that both passes reach in 32 bits: see `limits.refuse_beyond`.
+
+    A row or column may be one of a tile's past the end, and stand beside a bound.
+    """
+    beside = sum(tile)
+    if packed:  # coordinates count from BACK, and no bound of rows or columns is larger
+        totals = {"total_q": problem.total_q, "total_k": problem.total_k}
+        return {f"{name} {total}": BACK + total + beside for name, total in totals.items()}
+    left = problem.left if mask == "window" else 0
+    right = problem.right if mask != "none" else 0
+    return {
+        f"seq_q {problem.seq_q}": problem.seq_q + beside + max(right, -left, 0),
+        f"seq_k {problem.seq_k}": problem.seq_k + beside + max(left, -right, 0),
+    }
+
+
 def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) -> list[Launch]:
     """One launch. No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, lse (fp32, contiguous), for packed lengths cu_seqlens_q and
     cu_seqlens_k (int32), and the workspaces. The host scalars are `scale` and, where the kernel
-    has one, `softcap`: both must be positive.
+    has one, `softcap`: both must be positive. Raises ProblemError for extents beyond 32 bits.
     """
     operation, schedule = _fields(spec)
     packed = operation.lengths == "packed"
@@ -126,6 +146,14 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
     per_head = q_tiles(schedule, problem, packed=packed)
     all_heads = problem.heads * (1 if packed else problem.batch)
     tiles = per_head * all_heads
+    limits.refuse_beyond(
+        {
+            **lengths_counted(problem, operation.mask, schedule.tile, packed=packed),
+            f"{per_head} tiles of {schedule.q_tile} rows": per_head * schedule.q_tile,
+            # A section of them that begins past the last, and one of each block's in it.
+            f"{all_heads} heads of {per_head} tiles": 2 * tiles + device.multiprocessors,
+        }
+    )
     rows, columns, kv_heads = problem.total_q, problem.total_k, problem.kv_heads
     values: dict[str, Value] = {
         "q_map": tensor_map("q", rows, problem.heads, problem.strides_q, WGMMA_M),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import cast
 
+from warploom.generator import limits
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import Residual
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -168,13 +169,34 @@ def tiles(schedule: GemmSchedule, problem: GemmProblem) -> int:
     return -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
 
 
+def _counted(schedule: GemmSchedule, problem: GemmProblem, clusters: int) -> dict[str, int]:
+    """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
+    m, n, k = schedule.tile
+    rows, columns = m * schedule.cluster[0], n * schedule.cluster[1]
+    along_m, count = schedule.raster == "along_m", tiles(schedule, problem)
+    across = -(-problem.n // columns) if along_m else -(-problem.m // rows)
+    turns = schedule.consumers // schedule.sharing
+    return {
+        f"m {problem.m}": problem.m + rows,
+        f"n {problem.n}": problem.n + columns,
+        f"k {problem.k}": problem.k + k * schedule.split,
+        f"m {problem.m}, n {problem.n}, batches {problem.batches}: {count} tiles of {m}x{n}": (
+            count + turns * clusters  # the first that is not one any more
+        ),
+        f"group {schedule.group} of {across} tiles": schedule.group * across,
+    }
+
+
 def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
     """One persistent launch. No extent may be 0: no tensor map describes an empty matrix.
 
     Tensors are named a, b, d, and as the epilogue's fields (`bias_0`, `residual_1`); host scalars
-    are named as theirs (`scale_0`, `residual_1_beta`).
+    are named as theirs (`scale_0`, `residual_1_beta`). Raises ProblemError for extents beyond 32
+    bits.
     """
     operation, schedule = _fields(spec)
+    clusters = min(tiles(schedule, problem), device.clusters(schedule.cluster_size))
+    limits.refuse_beyond(_counted(schedule, problem, clusters))
     layout = gemm_layout(operation, schedule)
     values = {
         **_operand_values(operation, schedule, problem),
@@ -192,11 +214,10 @@ def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> li
     else:
         values |= {"d": Address("d"), "d_pitch": problem.pitch_d}
         values |= {"d_batch": problem.batch_pitch_d} if operation.batched else {}
-    clusters = device.clusters(schedule.cluster_size)
     return [
         Launch(
             entry=spec.name,
-            grid=min(tiles(schedule, problem), clusters) * schedule.cluster_size,
+            grid=clusters * schedule.cluster_size,
             block=schedule.threads,
             cluster=schedule.cluster_size,
             shared_bytes=layout.shared_bytes,
