@@ -27,7 +27,7 @@ from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.explanation import Explanation, attention_on, gemm_on
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options, PlanKeywords
-from warploom.runtime.tensors import refuse_dual
+from warploom.runtime.tensors import WithoutMemoryError, refuse_dual
 
 __all__ = [
     "Explanation",
@@ -96,11 +96,14 @@ def gemm(
         )
     if forward_ad._current_level >= 0:
         gemms.refuse_tangents(a, b, out, listed)
-    if torch.compiler.is_compiling():
+    # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
-    if isinstance(spec, str):
-        spec = parse_name(spec)
-    return gemms.gemm(a, b, listed, out, Options(out_dtype, accumulation, spec))
+    options = Options(out_dtype, accumulation, parse_name(spec) if isinstance(spec, str) else spec)
+    try:
+        return gemms.gemm(a, b, listed, out, options)
+    except WithoutMemoryError:  # torch knows which code is to see these tensors
+        return operators.call(a, b, listed, out, *options)
 
 
 def plan(
@@ -216,9 +219,13 @@ def attention(
     )
     if forward_ad._current_level >= 0:
         refuse_dual("warploom.attention", (q, k, v, out))
-    # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
-    observed = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    result = attention_operators.attention(call) if observed else attentions.attention(call)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        result = attention_operators.attention(call)
+    else:
+        try:
+            result = attentions.attention(call)
+        except WithoutMemoryError:
+            result = attention_operators.attention(call)
     return result if return_lse else result[0]
 
 

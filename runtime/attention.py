@@ -38,7 +38,7 @@ from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
-from warploom.runtime.tensors import refuse_dual
+from warploom.runtime.tensors import refuse_dual, require_memory
 
 GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
 
@@ -83,6 +83,10 @@ class AttentionPlan:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the plan with the keywords that it was made with, and tensors like those."""
         call = Call(q, k, v, **keywords)
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            from warploom.runtime import attention_operators  # which imports this module
+
+            return attention_operators.attention(call)
         if call.signature() != self.key:
             raise ProblemError(
                 f"q {list(q.shape)} {q.dtype}, k {list(k.shape)}, v {list(v.shape)}",
@@ -107,6 +111,7 @@ class AttentionPlan:
         lse = q.new_empty(self.lse_shape, dtype=torch.float32)
 
         def check() -> None:
+            require_memory(call.named())
             check_numbers(call)
             check_apart(call, out)
 
@@ -115,6 +120,7 @@ class AttentionPlan:
             self._compute(call, out, lse)
             return out, lse
         if self.copies:
+            require_memory(call.named())  # torch copies from address 0 too
             q, k, v = (
                 contiguous_copy(tensor) if name in self.copies else tensor
                 for name, tensor in (("q", q), ("k", k), ("v", v))
@@ -162,6 +168,7 @@ def plan(call: Call) -> AttentionPlan:
 def _make(call: Call) -> AttentionPlan:
     device, launch = call.q.get_device(), None
     found = draft(call, targets.at_hand(device))
+    require_memory(call.named())
     sizes, choice = found.sizes, found.choice
     if device >= 0 and not sizes.empty:
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()

@@ -30,6 +30,7 @@ from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
+from warploom.runtime.tensors import require_memory
 
 _BOUND = 4096  # problems remembered
 _plans: dict[tuple[object, ...], AttentionBackwardPlan] = {}
@@ -63,6 +64,7 @@ class AttentionBackwardPlan:
             dq, dk, dv = call.into
 
         def check() -> None:
+            require_memory(call.named())
             check_numbers(forward)
 
         if self.launch is None:
@@ -70,6 +72,7 @@ class AttentionBackwardPlan:
             self._compute(call, (dq, dk, dv))
             return dq, dk, dv
         if self.copies:
+            require_memory(call.named())  # torch copies from address 0 too
             q, k, v, out, dout = (
                 contiguous_copy(tensor) if name in self.copies else tensor
                 for name, tensor in call.operands.items()

@@ -38,6 +38,11 @@ class BackwardCall:
         call = self.forward
         return {"q": call.q, "k": call.k, "v": call.v, "o": self.out, "do": self.dout}
 
+    def named(self) -> list[tuple[str, object]]:
+        """The tensors that are read, by the names that messages have for them."""
+        mine = [(name, getattr(self, name)) for name in ("lse", "dout", "dlse")]
+        return [*self.forward.named()[:3], ("out", self.out), *mine, *self.forward.named()[4:]]
+
     def signature(self) -> tuple[object, ...]:
         """Everything that decides the plan: all but addresses (their alignment counts) and numbers.
 

@@ -16,6 +16,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.elements import name_of
+from warploom.runtime.tensors import require_one_device
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -59,6 +60,11 @@ class Call:
     spec: KernelSpec | str | None = None
     deterministic: bool | None = None
     backward_spec: KernelSpec | str | None = None
+
+    def named(self) -> list[tuple[str, object]]:
+        """The tensors of the call, by the names that messages have for them."""
+        names = ("q", "k", "v", "out", "cu_seqlens_q", "cu_seqlens_k")
+        return [(name, getattr(self, name)) for name in names]
 
     @property
     def kernel(self) -> KernelSpec | None:
@@ -256,12 +262,7 @@ def _check_elements(call: Call) -> None:
             rule="have one type, fp16 or bf16",
             fix="convert with .to(torch.bfloat16)",
         )
-    if not q.device == k.device == v.device:
-        raise ProblemError(
-            f"q on {q.device}, k on {k.device}, v on {v.device}",
-            rule="are on one device",
-            fix="move them together",
-        )
+    require_one_device((("q", q), ("k", k), ("v", v)))
 
 
 def check_numbers(call: Call) -> None:

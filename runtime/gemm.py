@@ -22,10 +22,10 @@ from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
 from warploom.runtime.decision import Choice
 from warploom.runtime.epilogue import Item, Keywords
-from warploom.runtime.gemm_operands import Copy, check_apart, refuse_grad
+from warploom.runtime.gemm_operands import Copy, check_apart, named, refuse_grad
 from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
-from warploom.runtime.tensors import refuse_dual
+from warploom.runtime.tensors import refuse_dual, require_memory
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
 
@@ -77,6 +77,10 @@ class GemmPlan:
                     next(launch_numbers)
                     return out
         listed = epilogue.items(**keywords)
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+            from warploom.runtime import operators  # which imports this module
+
+            return operators.call(a, b, listed, out, *cast("Options", self.key[-1]))
         self._require(a, b, out, listed)
         if torch.is_grad_enabled():
             refuse_grad(a, b, out, listed)
@@ -118,6 +122,7 @@ class GemmPlan:
         """Launch on tensors that are known to fit; on the CPU, and without products, compute."""
 
         def check() -> None:
+            require_memory(named(a, b, out, listed))
             check_apart(out, a, b, listed)
             epilogue.check_finite(listed)
 
@@ -126,6 +131,8 @@ class GemmPlan:
             with torch.no_grad():
                 out.copy_(reference.gemm(a, b, listed, self.out_dtype))
             return ()
+        if self.copy_a or self.copy_b:
+            require_memory((("a", a), ("b", b)))  # torch copies from address 0 too
         read_a = self.copy_a(a) if self.copy_a else a
         read_b = self.copy_b(b) if self.copy_b else b
         addresses = (read_a.data_ptr(), read_b.data_ptr(), out.data_ptr())
@@ -238,6 +245,7 @@ def _make(
 ) -> GemmPlan:
     device = a.get_device()
     checked, choice = draft(a, b, listed, out, options, targets.at_hand(device))
+    require_memory(named(a, b, out, listed))
     if torch.is_grad_enabled():
         refuse_grad(a, b, out, listed)
     problem, bound, launch = checked.problem, checked.epilogue, None

@@ -121,6 +121,14 @@ def differentiated(shape: Sequence[int]) -> ProblemError:
     )
 
 
+def named(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> list[tuple[str, object]]:
+    """The tensors of a call, by the names that messages have for them."""
+    read = [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
+    return [("a", a), ("b", b), ("out", out), *read]
+
+
 def check_apart(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> None:

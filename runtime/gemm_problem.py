@@ -22,6 +22,7 @@ from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.epilogue import BoundEpilogue, Item, Keywords
 from warploom.runtime.gemm_operands import Copy, layouts, place_operand
 from warploom.runtime.gemm_result import check_out, result_type, storing
+from warploom.runtime.tensors import require_one_device
 
 
 class Options(NamedTuple):
@@ -134,10 +135,7 @@ def _extents(
             rule="have one type, or are both fp8",
             fix="convert one",
         )
-    if a.device != b.device:
-        raise ProblemError(
-            f"a on {a.device}, b on {b.device}", rule="are on one device", fix="move one"
-        )
+    require_one_device((("a", a), ("b", b)))
     asked = spec is not None and cast("GemmOperation", spec.operation).batched
     batched = b.dim() > 2 or (asked and a.dim() == 2)
     return (*shared, a.shape[-2], b.shape[-1]), shared if batched else None

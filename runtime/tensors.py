@@ -1,16 +1,113 @@
 """What the tensors of a call must be before anything reads them.
 
-Warm calls ask none of this but whether a level of forward-mode differentiation is open.
+Warm calls ask none of this but whether a level of forward-mode differentiation is open. New plans,
+addresses that are new to a plan, and exceptions of calls do.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
+
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
+Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
+
+
+class WithoutMemoryError(ProblemError):
+    """Meta and fake tensors and wrapper subclasses: operators know what they do, no kernel does."""
+
+
+def require_tensors(function: str, given: Named) -> None:
+    """Raise ProblemError for the first that is no tensor which `function` could read."""
+    found = _fault(function, given)
+    if found is not None:
+        raise found from None  # and not of what made a call ask
+
+
+def _fault(function: str, given: Named) -> ProblemError | None:
+    for name, value in given:
+        if value is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            return ProblemError(
+                f"{name} {reprlib.repr(value)} of type {type(value).__name__}",
+                rule="must be a torch tensor",
+                fix="torch.as_tensor makes one of numbers, lists and numpy arrays",
+            )
+        if value.layout != torch.strided or value.is_nested:
+            return ProblemError(
+                f"{name}, a {'nested' if value.is_nested else 'sparse'} tensor ({value.layout})",
+                rule="must be dense and strided",
+                fix="use .to_dense(), for nested tensors .to_padded_tensor(0.0)"
+                ", or the packed sequences of warploom.attention",
+            )
+    transform = torch._C._functorch.peek_interpreter_stack()
+    if transform is None:
+        return None
+    return ProblemError(
+        f"{function} inside of torch.func's {transform.key().name.lower()}",
+        rule="must be called outside of vmap, grad, jvp and what is made of them",
+        fix="give batches as leading dimensions; for gradients of attention, use torch.autograd",
+    )
+
+
+def require_memory(given: Named) -> None:
+    """Raise ProblemError for tensors whose elements lie nowhere, or on several devices.
+
+    It is a WithoutMemoryError where torch dispatches operators on such tensors by itself.
+    """
+    tensors = [(name, value) for name, value in given if isinstance(value, torch.Tensor)]
+    missing = [(name, tensor) for name, tensor in tensors if not _in_memory(tensor)]
+    if not missing:
+        return
+    require_one_device(tensors)
+    name, tensor = missing[0]
+    told = f"{name} {list(tensor.shape)} on {tensor.device}, a {type(tensor).__name__}"
+    fakes = [name for name, tensor in missing if isinstance(tensor, FakeTensor)]
+    if fakes and len(missing) < len(tensors):
+        raise ProblemError(
+            f"{', '.join(fakes)} beside tensors with memory",
+            rule="must all be fake tensors, or none",
+            fix="call inside of their FakeTensorMode",
+        )
+    if tensor.is_meta or type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+        raise WithoutMemoryError(
+            f"{told} without memory of its own",
+            rule="must lie in memory: a plan runs no operators",
+            fix="call warploom.gemm or warploom.attention",
+        )
+    raise ProblemError(
+        told,
+        rule="must lie in memory: its storage is empty, as after untyped_storage().resize_(0)",
+        fix="gather or allocate it first (FSDP frees parameters between their uses)",
+    )
+
+
+def require_one_device(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise ProblemError for tensors on several devices."""
+    devices = {name: tensor.device for name, tensor in tensors}
+    if len(set(devices.values())) > 1:
+        raise ProblemError(
+            ", ".join(f"{name} on {device}" for name, device in devices.items()),
+            rule="must be on one device",
+            fix="move them together",
+        )
+
+
+def _in_memory(tensor: torch.Tensor) -> bool:
+    if tensor.numel() == 0:
+        return not tensor.is_meta
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # of a wrapper subclass
+        return False
 
 
 def refuse_dual(function: str, values: Iterable[object]) -> None:
