@@ -41,6 +41,8 @@ def compile(source: str, *, name: str, arch: str, toolchain: Toolchain) -> Artif
         cubin = _bytes(program, "CUBIN")
     seconds = time.perf_counter() - started
     resources, warnings = report(log)
+    if not resources:
+        raise CompilationError(name, log=f"error: no kernel in this source\n{log}", source=source)
     return Artifact(
         name=name,
         arch=arch,

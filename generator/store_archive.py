@@ -2,19 +2,23 @@
 
 An archive holds a record per kernel, each followed by its packed cubin unless an earlier kernel
 brought it, and ends with a manifest of every member's hash. The same kernels give the same bytes.
-An archive is verified to its end before anything of it is stored.
+An archive is verified to its end before anything of it is stored. What is verified is that it is
+whole: anyone can make one, so importing it is trusting whoever did.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,7 +29,15 @@ from warploom.generator.store_record import MAX_CUBIN_BYTES, SCHEMA, Record, pac
 
 _MANIFEST = "manifest.json"
 _RECORD = re.compile(r"keys/[0-9a-f]{2}/([0-9a-f]{64})\.json")
-_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_MANIFEST_BYTES = 300  # at most, for each member that it names
+
+
+class _Member(NamedTuple):
+    """A file in an archive: its name, where its bytes begin, and how many there are."""
+
+    name: str
+    start: int
+    size: int
 
 
 class Manifest(BaseModel):
@@ -42,6 +54,12 @@ def export(store: Store, path: Path) -> int:
 
     The file appears whole or not at all. StoreError if it cannot be written.
     """
+    if path.exists() and not path.is_file():
+        raise StoreError(
+            f"{path} is there already, and no file",
+            rule="an export must go to a new file, or in the place of one",
+            fix="name another path",
+        )
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
         try:
@@ -52,7 +70,8 @@ def export(store: Store, path: Path) -> int:
                 kernels = _fill(archive, store)
             Path(temporary).replace(path)
         except BaseException:
-            Path(temporary).unlink()
+            with suppress(OSError):
+                Path(temporary).unlink()
             raise
     except OSError as error:
         raise StoreError(
@@ -68,6 +87,7 @@ def import_(store: Store, path: Path) -> int:
 
     Raises StoreError, with nothing stored, for anything but an archive as `export` writes it:
     links, unexpected or repeated names, sizes past the limit, hashes that differ, missing members.
+    Its kernels are run later, so it must come from someone whose programs one would run.
     """
     if store.directory is None:
         raise StoreError(
@@ -76,15 +96,17 @@ def import_(store: Store, path: Path) -> int:
             fix="set WARPLOOM_CACHE_DIR to a directory that you can write to",
         )
     try:
-        with path.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            return _install(archive, _verified(archive), store.directory)
+        with open(path, "rb", opener=_open_at_once) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ValueError("is no regular file")
+            return _install(stream, *_verified(stream), store.directory)
     except OSError as error:
         raise StoreError(
             f"{path}: {error.strerror or error}",
             rule="an import reads the archive and writes the store",
             fix="check the path, and the room in the store",
         ) from error
-    except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:
         raise StoreError(
             f"{path}: {error}",
             rule="an archive is what `warploom cache export` wrote, whole and unchanged",
@@ -113,19 +135,41 @@ def _fill(archive: tarfile.TarFile, store: Store) -> int:
     return kernels
 
 
-def _verified(archive: tarfile.TarFile) -> list[Record]:
-    """Return the archive's records; ValueError unless all of it is as `_fill` writes it."""
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _members(stream: BinaryIO) -> Iterator[_Member]:
+    """Yield the members of a tar; ValueError for a header of anything but a plain file.
+
+    tarfile's own iteration follows headers that extend others (pax, long names, sparse files)
+    before it can be asked what they are, and some of those cost far more time than they have bytes.
+    """
+    while (block := stream.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+        header = tarfile.TarInfo.frombuf(block, "ascii", "strict")
+        if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or header.size < 0:
+            raise ValueError(f"{header.name!r} is no plain file")
+        start = stream.tell()
+        yield _Member(header.name, start, header.size)
+        stream.seek(start + -(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+
+
+def _verified(stream: BinaryIO) -> tuple[list[Record], dict[str, _Member]]:
+    """Return an archive's records and objects; ValueError unless all is as `_fill` writes it."""
     hashes: dict[str, str] = {}
     records: list[Record] = []
     named: dict[str, Record] = {}  # objects by name: a record comes before its cubin
+    objects: dict[str, _Member] = {}
     manifest = None
-    for member in archive:
+    for member in _members(stream):
         if manifest is not None or member.name in hashes:
             raise ValueError(f"{member.name!r} is repeated or follows the manifest")
-        data = _read(archive, member)
         if member.name == _MANIFEST:
+            data = _read(stream, member, _MANIFEST_BYTES * (1 + len(hashes)))
             manifest = Manifest.model_validate_json(data)
             continue
+        data = _read(stream, member, MAX_CUBIN_BYTES)
         hashes[member.name] = sha256(data).hexdigest()
         if match := _RECORD.fullmatch(member.name):
             record = Record.parse(match[1], data)
@@ -135,28 +179,31 @@ def _verified(archive: tarfile.TarFile) -> list[Record]:
             records.append(record)
         elif member.name in named:
             named[member.name].unpack(data)
+            objects[member.name] = member
         else:
             raise ValueError(f"unexpected member {member.name!r}")
     if manifest is None or manifest.files != hashes or not hashes.keys() >= named.keys():
         raise ValueError("members are missing, or differ from the manifest")
-    return records
+    return records, objects
 
 
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if member.type not in _PLAIN or member.size > MAX_CUBIN_BYTES:
-        raise ValueError(f"{member.name!r} is no plain file or has too many bytes ({member.size})")
-    stream = archive.extractfile(member)
-    data = stream.read() if stream else b""
+def _read(stream: BinaryIO, member: _Member, most: int) -> bytes:
+    if member.size > most:
+        raise ValueError(f"{member.name!r} has too many bytes ({member.size})")
+    stream.seek(member.start)
+    data = stream.read(member.size)
     if len(data) != member.size:
         raise ValueError(f"{member.name!r} is cut short")
     return data
 
 
-def _install(archive: tarfile.TarFile, records: list[Record], directory: Directory) -> int:
+def _install(
+    stream: BinaryIO, records: list[Record], objects: dict[str, _Member], directory: Directory
+) -> int:
     """Store verified `records`: all cubins, then the records that make them visible."""
     new = [record for record in records if directory.load(record.key) is None]
     for record in new:
-        packed = _read(archive, archive.getmember(_object_name(record)))
+        packed = _read(stream, objects[_object_name(record)], MAX_CUBIN_BYTES)
         directory.write_cubin(record, record.unpack(packed))  # the file may have changed since
     for record in new:
         directory.write_record(record)

@@ -19,9 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from warploom.generator.artifact import Artifact, Resources
 
 SCHEMA: Literal[1] = 1
-MAX_CUBIN_BYTES = 256 << 20  # bounds what a hostile record can make the store inflate
+MAX_CUBIN_BYTES = 16 << 20  # a hundred real ones: bounds what a hostile record has inflated
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+# Records come from archives too: a name or a field goes to terminals, and so is plain text.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,299}$")]
+Text = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,300}$")]
 
 _METADATA = tuple(field.name for field in fields(Artifact) if field.name != "cubin")
 _SEALED = re.compile(rb'\{"record":(.*),"checksum":"([0-9a-f]{64})"\}\n', re.DOTALL)
@@ -68,12 +71,12 @@ class Record(BaseModel):
     key: Digest
     cubin_sha256: Digest
     cubin_bytes: int = Field(ge=0, le=MAX_CUBIN_BYTES)
-    name: str
-    arch: str
+    name: Name
+    arch: Name
     source_digest: Digest
-    toolchain: str
-    options: tuple[str, ...]
-    resources: dict[str, Resources]
+    toolchain: Text
+    options: tuple[Text, ...]
+    resources: dict[Name, Resources] = Field(min_length=1)
     warnings: tuple[str, ...]
     compile_seconds: float
 

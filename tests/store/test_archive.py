@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -221,9 +222,67 @@ def test_a_member_past_the_size_limit_is_refused_unread(
         import_(Store(tmp_path / "other"), archive)
     header = tarfile.TarInfo(read(archive)[0][0].name)
     header.size = 1 << 40
-    archive.write_bytes(header.tobuf() + bytes(1024))
+    archive.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(StoreError, match="too many bytes"):
         import_(Store(tmp_path / "other"), archive)
+
+
+def test_a_manifest_of_more_bytes_than_it_can_name_members_in_is_refused_unread(
+    tmp_path: Path, archive: Path
+) -> None:
+    manifest = plain("manifest.json", b" " * 10_000)
+    write(archive, [*read(archive)[:-1], manifest], manifest=False)
+    with pytest.raises(StoreError, match="too many bytes"):
+        import_(Store(tmp_path / "other"), archive)
+
+
+EXTENSIONS = (b"x", b"g", b"X", b"L", b"K", b"S")  # pax and GNU headers that speak of the next one
+
+
+def header(kind: bytes, size: int = 0, name: str = "keys/00") -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("kind", EXTENSIONS)
+def test_a_header_of_headers_is_refused_before_it_is_read(
+    kind: bytes, tmp_path: Path, archive: Path
+) -> None:
+    content = b"11 path=abc" + b"1" * 501
+    archive.write_bytes(header(kind, len(content)) + content + archive.read_bytes())
+    with pytest.raises(StoreError, match="no plain file"):
+        import_(Store(tmp_path / "other"), archive)
+
+
+@pytest.mark.parametrize("kind", EXTENSIONS)
+def test_a_chain_of_headers_is_refused(kind: bytes, tmp_path: Path, archive: Path) -> None:
+    archive.write_bytes(header(kind) * 5000 + archive.read_bytes())
+    with pytest.raises(StoreError, match="no plain file"):
+        import_(Store(tmp_path / "other"), archive)
+
+
+@pytest.mark.parametrize("size", [-1, -512, -(1 << 40)])
+def test_a_member_of_negative_size_is_refused(size: int, tmp_path: Path, archive: Path) -> None:
+    archive.write_bytes(header(tarfile.REGTYPE, size) + archive.read_bytes())
+    with pytest.raises(StoreError, match="no plain file"):
+        import_(Store(tmp_path / "other"), archive)
+
+
+def test_a_pipe_is_neither_waited_for_nor_replaced(
+    tmp_path: Path, store: Store, archive: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    signal.alarm(20)
+    try:
+        with pytest.raises(StoreError, match="no regular file"):
+            import_(store, pipe)
+    finally:
+        signal.alarm(0)
+    with pytest.raises(StoreError, match="must go to a new file"):
+        export(store, pipe)
+    assert pipe.is_fifo()
 
 
 def test_every_truncation_is_refused(tmp_path: Path, archive: Path) -> None:

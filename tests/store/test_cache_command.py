@@ -75,6 +75,10 @@ def test_export_and_import_move_kernels(
     assert "export it again" in result.stderr
 
 
+def test_the_help_of_import_says_that_it_is_trusting() -> None:
+    assert "Importing is trusting" in invoke("import", "--help").stdout
+
+
 def test_gc_empties_a_store_when_told_to(stored: Artifact, key_of: KeyOf) -> None:
     assert json.loads(invoke("gc", "--older-than", 1, "--json").stdout)["kernels"] == 0
     collected = json.loads(invoke("gc", "--max-bytes", 0, "--json").stdout)

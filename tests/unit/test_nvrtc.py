@@ -92,6 +92,11 @@ def test_a_log_without_entries_gives_no_resources() -> None:
     assert nvrtc.report("") == ({}, ())
 
 
+def test_a_source_without_a_kernel_is_refused() -> None:
+    with pytest.raises(CompilationError, match="no kernel in this source"):
+        compile("__device__ int unused;")
+
+
 def test_spills_and_local_memory_are_seen_in_real_code() -> None:
     resources = compile(SPILLS).resources
     assert set(resources) == {"spills", "indexes", "clean"}

@@ -99,7 +99,11 @@ def export(output: Output, path: Path) -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @reporting
 def import_(output: Output, path: Path) -> None:
-    """Verify the tar at PATH, and store the kernels in it that are new."""
+    """Verify that the tar at PATH is whole, and store the kernels in it that are new.
+
+    Importing is trusting: calls will run these kernels, and anyone can make such a tar. It must
+    come from someone whose programs you would run.
+    """
     from warploom.generator.store_archive import import_ as read
 
     output.value("kernels", read(Store.default(), path))
