@@ -77,6 +77,7 @@ def gemm(
     any other order, as a list of items (see `runtime/epilogue.py`). `out` may be exactly the
     residual. `spec` names the kernel.
 
+    Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched.
     """
@@ -94,6 +95,8 @@ def gemm(
             scale_d=scale_d,
             epilogue=epilogue,
         )
+    if torch._C._is_any_autocast_enabled():
+        a, b = _lowered(a), _lowered(b)
     if forward_ad._current_level >= 0:
         gemms.refuse_tangents(a, b, out, listed)
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
@@ -197,9 +200,8 @@ def attention(
     those of its own attention. Runs on the current stream without waiting. On CPU tensors the
     reference computes the same. Raises ProblemError before anything is launched.
     """
-    device = q.device.type
-    if device in ("cuda", "cpu") and torch.is_autocast_enabled(device):
-        q, k, v = (_lowered(tensor, device) for tensor in (q, k, v))
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = (_lowered(tensor) for tensor in (q, k, v))
     call = attention_problems.Call(
         q,
         k,
@@ -229,10 +231,13 @@ def attention(
     return result if return_lse else result[0]
 
 
-def _lowered(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """Convert a tensor of autocast's device to its type, all floating-point types but float64."""
-    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(torch.get_autocast_dtype(device)) if eligible else tensor
+def _lowered(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert a tensor where autocast is on for its device, as torch does those of its products."""
+    device = tensor.device.type
+    eligible = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if not (eligible and device in ("cuda", "cpu") and torch.is_autocast_enabled(device)):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def plan_attention(

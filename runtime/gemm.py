@@ -128,7 +128,7 @@ class GemmPlan:
 
         if self.launch is None:
             check()
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast(out.device.type, enabled=False):
                 out.copy_(reference.gemm(a, b, listed, self.out_dtype))
             return ()
         if self.copy_a or self.copy_b:
