@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from filelock import FileLock
 
 from warploom.errors import RecordsError, SpecificationError
 from warploom.generator import json_file
 from warploom.generator.gpus import file_name
+from warploom.generator.held_file import hold, unwritable
 from warploom.generator.records import Record, Records, from_plain, to_plain
 
 SCHEMA = 1
+WAIT_SECONDS = 60.0  # for another process that writes
 _LISTS = ("runners_up",)
 
 
@@ -144,31 +145,70 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
 
     RecordsError, and the file as it was, where it cannot be read or written or is of another GPU.
     """
+    path = Path(os.path.realpath(path))  # what a link leads to is replaced, and not the link
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(path.name + ".lock")):
+        blank = text(Records(gpu))
+        made = not path.exists() and _made(path, blank)
+        held = hold(path, WAIT_SECONDS)
+        try:
             merged = known(path, gpu).merged(more)
             replace_file(path, text(merged))
-    except OSError as error:
+        except BaseException:
+            if made and os.fstat(held).st_size == len(blank.encode()):  # and not another's
+                path.unlink()
+            raise
+        finally:
+            os.close(held)
+    except TimeoutError as error:
         raise RecordsError(
-            f"{path}: cannot be written",
-            rule=error.strerror or str(error),
-            fix="set WARPLOOM_RECORDS_DIR, or give another path",
+            f"{path}: in use",
+            rule=f"another process must let go of it within {WAIT_SECONDS:g} s",
+            fix="end that one, or give another path",
         ) from error
+    except OSError as error:
+        fix = "set WARPLOOM_RECORDS_DIR, or give another path"
+        raise unwritable(path, error, fix) from error
     return merged
+
+
+def _made(path: Path, content: str) -> bool:
+    """Make a file with `content`, whole or not at all; False where another process was first."""
+    written = _written(path, content)
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        with path.open("x", encoding="utf-8") as file:
+            file.write(content)
+    finally:
+        written.unlink()
+    return True
 
 
 def replace_file(path: Path, content: str) -> None:
     """Put `content` in the place of the file at `path`, whole or not at all."""
+    written = _written(path, content)
+    try:
+        written.replace(path)
+    except BaseException:
+        written.unlink()
+        raise
+
+
+def _written(path: Path, content: str) -> Path:
+    """Return a new file beside `path` that has `content`, on disk."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    written = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        written.chmod(0o644)
     except BaseException:
         with suppress(OSError):
-            Path(name).unlink()
+            written.unlink()
         raise
+    return written

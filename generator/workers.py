@@ -135,11 +135,11 @@ def _start() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(_search_path())},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(search_path())},
     )
 
 
-def _search_path() -> list[str]:
+def search_path() -> list[str]:
     """Where this process finds modules; the working directory, which is `''` there, by its name."""
     try:
         here = str(Path.cwd())

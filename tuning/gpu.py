@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import IO, Any, Protocol, cast
 
-from warploom.errors import DeviceError
+from warploom.errors import DeviceError, SpecificationError
+from warploom.generator import json_file
 from warploom.generator.model.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.tuning.journal import Outcome, Result
+from warploom.generator.workers import ending, search_path
+from warploom.tuning.journal import Outcome, Result, restore_result
 
 COMMAND = (sys.executable, "-P", "-m", "warploom.tuning.worker")
 STARTING = 120.0  # seconds for torch, the GPU's context and warm clocks
@@ -112,8 +114,7 @@ class GpuProcess:
         left = {spec.name: spec for spec in batch.specs}
         while left and not self._closed:
             try:
-                for name, result in self._request(batch, list(left)).items():
-                    results[left[name]] = Result(left[name].schedule, **result)
+                results |= self._request(batch, left)
                 if any(result.outcome == "correct" for result in results.values()):
                     self._deaths = 0
                 break
@@ -141,13 +142,13 @@ class GpuProcess:
 
     # ---- The conversation ------------------------------------------------------------------------
 
-    def _request(self, batch: Batch, names: list[str]) -> dict[str, dict[str, Any]]:
+    def _request(self, batch: Batch, left: Mapping[str, KernelSpec]) -> dict[KernelSpec, Result]:
         if self._process is None:
             self._start()
         request = {
             "operation": asdict(batch.operation),
             "shape": asdict(batch.shape),
-            "kernels": names,
+            "kernels": list(left),
             "rounds": batch.rounds,
         }
         process = self._process
@@ -159,31 +160,34 @@ class GpuProcess:
             stdin.flush()
         at: str | None = None
         while True:
-            message = self._next(process, at, self._trying if at else self._preparing)
-            if "trying" in message:
-                at = message["trying"]
-            elif "illegal" in message:
-                raise _Died(at, "illegal", message["illegal"])
-            elif "results" in message:
-                return cast("dict[str, dict[str, Any]]", message["results"])
+            match self._next(process, at, self._trying if at else self._preparing):
+                case {"trying": name} if name is None or name in left:
+                    at = name
+                case {"illegal": str(reason)}:
+                    raise _Died(at, "illegal", reason)
+                case {"results": dict(results)} if results.keys() == left.keys():
+                    return {spec: _result(spec, results[name]) for name, spec in left.items()}
+                case other:
+                    raise _Died(at, "illegal", f"the measuring process said {_short(other)}")
 
-    def _next(
-        self, process: subprocess.Popen[str], at: str | None, limit: float
-    ) -> Mapping[str, Any]:
+    def _next(self, process: subprocess.Popen[str], at: str | None, limit: float) -> object:
+        """Return the JSON value that comes next, or the line that is none."""
         try:
             line = self._lines.get(timeout=limit)
         except Empty:
             reason = f"no answer for {limit:g} seconds"
             raise _Died(at, "timeout", reason) from None
-        if line is None:
+        if line is None or not line.endswith("\n"):
             raise _Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
-        found: Mapping[str, Any] = json.loads(line)
-        return found
+        try:
+            return json_file.parse(line.encode())
+        except ValueError:
+            return line
 
     # ---- The process -----------------------------------------------------------------------------
 
     def _start(self) -> About:
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        path = os.pathsep.join(search_path())
         process = subprocess.Popen(  # noqa: S603 (a constant, or a test's)
             self._command,
             stdin=subprocess.PIPE,
@@ -204,12 +208,20 @@ class GpuProcess:
                 rule="a process that measures starts on each GPU",
                 fix="its own message is above; `warploom doctor` checks driver and toolchain",
             ) from death
-        if "error" in hello:
-            self._stop()
-            raise DeviceError(**hello["error"])
-        if self._closed:
-            self._stop()
-        return About(hello["gpu"], hello["multiprocessors"])
+        match hello:
+            case {"gpu": str(gpu), "multiprocessors": int(multiprocessors)}:
+                if self._closed:
+                    self._stop()
+                return About(gpu, multiprocessors)
+            case {"error": {"value": str(value), "rule": str(rule), "fix": str(fix)}}:
+                self._stop()
+                raise DeviceError(value, rule=rule, fix=fix)
+        self._stop()
+        raise DeviceError(
+            f"GPU {self._visible}: its measuring process began with {_short(hello)}",
+            rule="must say which GPU it has",
+            fix="see what else writes to its standard output, such as a sitecustomize",
+        )
 
     def _stop(self) -> None:
         process, self._process = self._process, None
@@ -230,10 +242,21 @@ def _pass_on(stream: IO[str], lines: Queue[str | None]) -> None:
 
 def _ending(process: subprocess.Popen[str]) -> str:
     try:
-        code = process.wait(timeout=10)
+        return ending(process.wait(timeout=10))
     except subprocess.TimeoutExpired:
         return "its output closed"
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _result(spec: KernelSpec, told: Any) -> Result:  # noqa: ANN401 (parsed JSON)
+    """What the process told of a kernel; of times that are none, that they are."""
+    try:
+        return restore_result(spec.schedule, told)
+    except SpecificationError as error:
+        return Result(spec.schedule, "launch error", reason=f"no result: {error}")
+
+
+def _short(said: object) -> str:
+    return reprlib.repr(said)
 
 
 def visible(count: int) -> list[str]:

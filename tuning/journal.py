@@ -6,26 +6,37 @@ back. A process may die at any time: a last line without its end is dropped, and
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, Literal, cast, get_args
+from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
-from warploom.errors import RecordsError, WarploomError
+from warploom.errors import RecordsError, SpecificationError, WarploomError
+from warploom.generator import json_file
 from warploom.generator.families import family
+from warploom.generator.held_file import hold, unwritable
 from warploom.generator.model.fit import Measurement
-from warploom.generator.model.shapes import Shape, shape_type
-from warploom.generator.records import Environment, restore_operation
+from warploom.generator.model.shapes import Shape
+from warploom.generator.records import (
+    Environment,
+    restore_environment,
+    restore_operation,
+    restore_seconds,
+    restore_shape,
+    restore_spread,
+)
 from warploom.generator.restore import restore
 from warploom.generator.specification import Operation, Schedule
 
 SCHEMA = 1
+MAXIMUM_BYTES = 1 << 30  # a sweep of a thousand schedules has half a megabyte a problem
+_ELSEWHERE = "give another --journal"
 Outcome = Literal["correct", "wrong", "compile error", "launch error", "timeout", "illegal"]
 _Problem = tuple[Operation, Shape, Environment]
 
@@ -41,6 +52,18 @@ class Result:
     """
 
     schedule: Schedule
+    outcome: Outcome
+    seconds: float | None = None
+    spread: float | None = None
+    relative: float | None = None
+    reason: str = ""
+    noisy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A result without its schedule, as lines of journals and of measuring processes have it."""
+
     outcome: Outcome
     seconds: float | None = None
     spread: float | None = None
@@ -69,34 +92,33 @@ class Journal:
         """
         self.path = path
         self.entries: list[Entry] = []
-        self._lock = FileLock(path.with_name(path.name + ".lock"), timeout=0)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-            if path.exists() and path.stat().st_size:
-                self.entries, whole = _read(path)
-                if whole < path.stat().st_size:
-                    os.truncate(path, whole)
-            self._file: IO[bytes] = path.open("ab")
-            if not self._file.tell():
-                self._append({"schema": SCHEMA, "journal": "warploom tune"})
-        except Timeout as error:
+            self._file = hold(path, timeout=0)
+        except TimeoutError as error:
             raise RecordsError(
                 f"{path}: in use",
                 rule="one run at a time appends to a journal",
                 fix="wait for the other run, or give another --journal",
             ) from error
         except OSError as error:
-            raise RecordsError(
-                f"{path}: cannot be written",
-                rule=error.strerror or str(error),
-                fix="give another --journal",
-            ) from error
+            raise unwritable(path, error, _ELSEWHERE) from error
+        try:
+            self.entries, self._whole = _read(path)
+            os.ftruncate(self._file, self._whole)
+            if not self._whole:
+                self._append({"schema": SCHEMA, "journal": "warploom tune"})
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, entry: Entry) -> None:
-        """Append an entry; it is on disk when this returns."""
-        self.entries.append(entry)
+        """Append an entry; it is on disk when this returns.
+
+        RecordsError where that fails; the journal then ends with the entry before.
+        """
         self._append(_plain(entry))
+        self.entries.append(entry)
 
     def known(self, operation: Operation, shape: Shape, here: Environment) -> list[Result]:
         """The results of a problem in this environment, in the order in which they came."""
@@ -109,23 +131,25 @@ class Journal:
 
     def close(self) -> None:
         """Close the file, and let others have it."""
-        self._file.close()
-        self._lock.release()
+        os.close(self._file)
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _append(self, fields: Mapping[str, Any]) -> None:
+        line = json.dumps(fields).encode() + b"\n"
+        try:
+            if os.write(self._file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file)
+        except OSError as error:
+            with suppress(OSError):  # then the next run drops what there is of the line
+                os.ftruncate(self._file, self._whole)
+            fix = "make room, and give the same command again: what was measured is kept"
+            raise unwritable(self.path, error, fix) from error
+        self._whole += len(line)
 
 
 def read(path: Path) -> list[Entry]:
     """Read a journal. RecordsError for a file that is none; a last line cut short is left out."""
-    try:
-        return _read(path)[0]
-    except OSError as error:
-        raise RecordsError(
-            f"{path}: cannot be read", rule=error.strerror or str(error), fix="check the path"
-        ) from error
+    return _read(path)[0]
 
 
 def measurements(
@@ -193,13 +217,17 @@ def _scaled(
 
 def _read(path: Path) -> tuple[list[Entry], int]:
     """The entries, and how many bytes of the file are whole lines."""
-    content = path.read_bytes()
+    try:
+        content = json_file.content(path, MAXIMUM_BYTES)
+    except OSError as error:
+        rule = json_file.reason(error)
+        raise RecordsError(f"{path}: cannot be read", rule=rule, fix="check the path") from error
     whole = content.rfind(b"\n") + 1
     lines = content[:whole].splitlines()
     entries = []
     for number, line in enumerate(lines, 1):
         try:
-            fields = json.loads(line)
+            fields = json_file.parse(line)
             if number > 1:
                 entries.append(_entry(fields))
             elif fields["schema"] != SCHEMA:
@@ -207,7 +235,7 @@ def _read(path: Path) -> tuple[list[Entry], int]:
         except (ValueError, KeyError, TypeError, AttributeError, WarploomError) as error:
             raise RecordsError(
                 f"{path}:{number}: {error}",
-                rule="a journal is one JSON object to a line, as `warploom tune` writes it",
+                rule="a journal must be one JSON object to a line, as `warploom tune` writes it",
                 fix="it was left as it is: move it away, or give another --journal",
             ) from error
     return entries, whole
@@ -227,15 +255,26 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 def _entry(fields: dict[str, Any]) -> Entry:
     operation = restore_operation(fields.pop("operation"))
-    shape = restore(cast("Any", shape_type(operation.family)), fields.pop("shape"))
-    environment = Environment(**fields.pop("environment"))
+    shape = restore_shape(operation.family, fields.pop("shape"))
+    environment = restore_environment(fields.pop("environment"))
     schedule = restore(family(operation.family).schedule, fields.pop("schedule"))
-    result = Result(schedule, **fields)
-    times = (result.seconds, result.spread, result.relative)
-    if result.outcome not in get_args(Outcome) or (result.outcome == "correct") != (
-        result.seconds is not None
-    ):
-        raise ValueError(f"outcome {result.outcome!r} with seconds {result.seconds}")
-    if not all(time is None or (math.isfinite(time) and time >= 0) for time in times):
-        raise ValueError(f"times {times}")
-    return Entry(operation, shape, environment, result)
+    return Entry(operation, shape, environment, restore_result(schedule, fields))
+
+
+def restore_result(schedule: Schedule, fields: Any) -> Result:  # noqa: ANN401 (parsed JSON)
+    """Return what `fields` say of a schedule; SpecificationError for what no measurement says."""
+    told = restore(_Told, fields, "result")
+    if (told.outcome == "correct") != (told.seconds is not None):
+        raise SpecificationError(
+            f"outcome {told.outcome} with seconds {told.seconds}",
+            rule="what is correct, and nothing else, must have a time",
+        )
+    if told.seconds is not None:
+        restore_seconds(told.seconds)
+    if told.spread is not None:
+        restore_spread(told.spread)
+    if told.relative is not None and not 0 < told.relative < math.inf:
+        raise SpecificationError(
+            f"relative {told.relative}", rule="must be finite and greater than 0"
+        )
+    return Result(schedule, **asdict(told))

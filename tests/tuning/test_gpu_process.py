@@ -26,6 +26,8 @@ time.sleep(fates.get("starting", 0))
 if "error" in fates:
     say({"error": {"value": "no GPU", "rule": fates["error"], "fix": "none"}})
     sys.exit(1)
+if "greeting" in fates:
+    print(fates["greeting"], flush=True)
 say({"gpu": "NVIDIA H200", "multiprocessors": 132})
 for line in sys.stdin:
     kernels, results = json.loads(line)["kernels"], {}
@@ -45,9 +47,22 @@ for line in sys.stdin:
             os._exit(1)
         if fate == "exit":
             os._exit(3)
+        if fate == "real-time":
+            os.kill(os.getpid(), signal.SIGRTMIN + 6)
+        if fate == "torn":
+            print('{"results": {"gemm', end="", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fate in ("hello", "[3]", "[" * 5000, '{"results": {}}', '{"trying": 3}'):
+            print(fate, flush=True)
         results[name] = {"outcome": fate, "reason": "" if fate == "correct" else "as told"}
         if fate == "correct":
             results[name] |= {"seconds": 1.0, "spread": 0.0, "relative": 1.0}
+        if fate == "NaN":
+            results[name] = {"outcome": "correct", "seconds": float("nan")}
+        if fate == "timeless":
+            results[name] = {"outcome": "correct"}
+        if fate == "word":
+            results[name] = "correct"
     say({"results": results})
 """
 
@@ -86,7 +101,18 @@ def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Prob
         ("exit", "illegal", "exit status 3"),
         ("illegal", "illegal", "an illegal memory access was encountered"),
         ("hang", "timeout", "no answer for 1 seconds"),
+        ("real-time", "illegal", f"ended with signal {signal.SIGRTMIN + 6}"),
+        ("torn", "illegal", "ended with SIGKILL"),
+        ("hello", "illegal", "said 'hello"),
+        ("[3]", "illegal", "said [3]"),
+        ("[" * 5000, "illegal", "said '[[["),
+        ('{"results": {}}', "illegal", "said {'results': {}}"),
+        ('{"trying": 3}', "illegal", "said {'trying': 3}"),
+        ("NaN", "launch error", "seconds nan: must be"),
+        ("timeless", "launch error", "must have a time"),
+        ("word", "launch error", "result 'correct': must be a mapping"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
     tmp_path: Path, listed: list[Problem], fate: str, outcome: str, reason: str
@@ -133,6 +159,8 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, listed: list[Probl
         process(tmp_path, '{"error": "tuning measures on a GPU"}')
     with pytest.raises(DeviceError, match=r"GPU 0: no answer for 0\.3 seconds"):
         process(tmp_path, '{"starting": 60}', starting=0.3)
+    with pytest.raises(DeviceError, match="GPU 0: its measuring process began with 'Welcome"):
+        process(tmp_path, '{"greeting": "Welcome!"}')
 
 
 def test_on_a_machine_without_a_gpu_the_real_process_says_so(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disks import limited
 from sweeps import entries
 
 from warploom.errors import RecordsError
@@ -89,6 +91,72 @@ def test_damaged_journals_are_refused_and_left_as_they_are(
         with pytest.raises(RecordsError, match=told):
             read(path)
     assert path.read_text() == content
+
+
+BROKEN = {
+    "deep nesting": "[" * 100_000,
+    "an integer of 5,000 digits": '{"seconds": ' + "9" * 5000 + "}",
+    "UTF-16": '{"seconds": 1}'.encode("utf-16").decode("latin-1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("seconds", value) for value in (float("nan"), 0.0, -1.0, 1e9, 10**400, True, "1")),
+        *(("relative", value) for value in (0.0, float("inf"))),
+        *(("spread", value) for value in (-1.0, float("nan"))),
+        *(("outcome", value) for value in ("", None, [])),
+        *(("reason", 3), ("noisy", "yes"), ("shape", {"m": 0, "n": 1, "k": 1}), ("environment", 3)),
+        *(("line", text) for text in BROKEN.values()),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_tampered_line_is_refused_by_its_number_and_the_file_left_as_it_is(
+    tmp_path: Path, some: list[Entry], field: str, value: object
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = written(path, some).decode().splitlines()
+    lines[1] = str(value) if field == "line" else json.dumps(json.loads(lines[1]) | {field: value})
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(content)
+    for read in (journal.read, Journal):
+        with pytest.raises(RecordsError, match=r"journal\.jsonl:2: "):
+            read(path)
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_file_is_no_journal(tmp_path: Path) -> None:
+    """A pipe without a writer would be waited for, without end."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        for read in (journal.read, Journal):
+            with pytest.raises(RecordsError, match=path.name):
+                read(path)
+
+
+def test_a_full_disk_ends_the_journal_with_its_last_whole_line(
+    tmp_path: Path, some: list[Entry]
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    opened = Journal(path)
+    opened.add(some[0])
+    with limited(path.stat().st_size + 100), pytest.raises(RecordsError, match="make room"):
+        opened.add(some[1])
+    opened.close()
+    assert journal.read(path) == opened.entries == some[:1]
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_nothing_lies_beside_a_journal_and_one_process_at_a_time_has_it(tmp_path: Path) -> None:
+    opened = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(RecordsError, match="one run at a time"):
+        Journal(opened.path)
+    opened.close()
+    Journal(opened.path).close()
+    assert list(tmp_path.iterdir()) == [opened.path]
 
 
 def test_measurements_are_relative_ones_times_the_anchor(some: list[Entry]) -> None:

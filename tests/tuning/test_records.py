@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from disks import limited
 from sweeps import GPU, environment
 
 from warploom.cli import main
@@ -26,6 +27,7 @@ from warploom.generator.families.attention_backward import (
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.held_file import hold
 from warploom.generator.model.shapes import AttentionShape, GemmShape
 from warploom.generator.records import Record, Records, Timed, from_plain, to_plain
 
@@ -198,6 +200,46 @@ def test_records_of_another_gpu_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match="a file for each GPU"):
         records_file.update(path, GPU, [other])
     assert path.read_bytes() == before
+
+
+def test_a_file_in_use_is_waited_for_and_not_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "records.json"
+    records_file.update(path, GPU, [record()])
+    before = path.read_bytes()
+    monkeypatch.setattr(records_file, "WAIT_SECONDS", 0.1)
+    held = hold(path, 0)
+    with pytest.raises(RecordsError, match="in use"):
+        records_file.update(path, GPU, [record(16)])
+    os.close(held)
+    assert path.read_bytes() == before
+    records_file.update(path, GPU, [record(16)])
+    assert list(tmp_path.iterdir()) == [path]  # no lock beside it
+
+
+def test_what_cannot_be_written_is_not_made_and_the_old_file_stays(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    records_file.update(old, GPU, [record()])
+    before = old.read_bytes()
+    for path in (old, new):
+        with limited(len(before) + 10), pytest.raises(RecordsError, match="cannot be written"):
+            records_file.update(path, GPU, [record(16), record(32), ATTENTION])
+    assert list(tmp_path.iterdir()) == [old] and old.read_bytes() == before
+
+
+def test_a_link_stays_a_link_to_the_file_that_is_replaced(tmp_path: Path) -> None:
+    link, path = tmp_path / "link.json", tmp_path / "records.json"
+    link.symlink_to(path)
+    records_file.update(link, GPU, [record()])
+    assert link.is_symlink() and len(records_file.read(path)) == 1
+
+
+@pytest.mark.parametrize("target", ["/proc/none.json", "/dev/full"])
+def test_a_place_that_takes_no_files_is_refused(target: str) -> None:
+    """The first was tried for ever, the second could be replaced."""
+    with pytest.raises(RecordsError, match=target):
+        records_file.update(Path(target), GPU, [record()])
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

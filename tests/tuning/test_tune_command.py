@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from disks import limited
 from sweeps import GPU, SHAPES, entries, own_share, write_sweep
 
 from warploom.cli import main, tune
@@ -154,6 +155,21 @@ def test_two_runs_do_not_share_a_journal(space: Path, sweep: Path, tmp_path: Pat
     process.communicate()
 
 
+def test_a_full_disk_is_told_and_the_same_command_goes_on(
+    space: Path, sweep: Path, tmp_path: Path
+) -> None:
+    whole, records = tmp_path / "whole.json", tmp_path / "records.json"
+    assert run(space, "--shapes", ALL, "--records", whole, "--replay", sweep).exit_code == 0
+    options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
+    for size in (5_000, 20_000):
+        with limited(size):
+            done = run(*options)
+        assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+        assert "cannot be written" in done.stderr and "make room" in done.stderr
+    assert run(*options).exit_code == 0
+    assert picks(records) == picks(whole)
+
+
 # ---- Bad input -----------------------------------------------------------------------------------
 
 
@@ -227,7 +243,7 @@ def test_a_damaged_journal_stops_a_run_before_it_measures(
     log.write_text("{}\nx\n")
     records = tmp_path / "records.json"
     done = run(space, "--shapes", ALL, "--records", records, "--replay", sweep, "--journal", log)
-    assert done.exit_code == 1 and "a journal is one JSON object to a line" in done.stderr
+    assert done.exit_code == 1 and "a journal must be one JSON object to a line" in done.stderr
     assert log.read_text() == "{}\nx\n" and not records.exists()
 
 
