@@ -1,7 +1,7 @@
 """`python -m benchmarks.attention --json FILE`: attention beside its peers, in one loop.
 
 The cells are those of cells.yaml; --window and --packed measure sliding windows and sequences of
-varying length instead. The exit code is 3 if a result of Warploom's is wrong, 2 if one is absent.
+varying length instead. The exit code is 3 if a result of Warploom's is wrong, 4 if one is absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 import warploom
 from benchmarks import machine
 from benchmarks.attention_peers import Operands, Problem, operands, ours, peers
-from benchmarks.protocol import Cell, Entry, Record, compete, summary
+from benchmarks.protocol import Cell, Entry, Record, compete, exit_code, summary
 from warploom.errors import CompilationError
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.space import expand_file
@@ -192,7 +192,7 @@ def main(which: Which, match: str, specs: Path | None, mode: str | None, path: P
     if specs:
         with suppress(CompilationError):  # where it competes, it is absent
             warploom.warmup(specs)
-    measured, exit_code = [], 0
+    measured = []
     with torch.no_grad():
         for problem in problems:
             if match not in problem.name:
@@ -201,11 +201,9 @@ def main(which: Which, match: str, specs: Path | None, mode: str | None, path: P
             record.add(cell)
             measured.append(cell)
             click.echo(told(cell))
-            failed = 3 if cell.verdict == "wrong" else 2 if cell.entries[0].absent else 0
-            exit_code = max(exit_code, failed)
     record.state(machine.state())
     click.echo(conclusion(measured))
-    raise SystemExit(exit_code)
+    raise SystemExit(exit_code(measured))
 
 
 if __name__ == "__main__":

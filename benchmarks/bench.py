@@ -15,12 +15,18 @@ from typing import Any, Literal
 import torch
 
 import warploom
-from benchmarks import attention, attention_backward, attention_backward_peers, attention_peers
+from benchmarks import (
+    attention,
+    attention_backward,
+    attention_backward_peers,
+    attention_peers,
+    protocol,
+)
 from benchmarks.cells import Shape, cells, problem, text
 from benchmarks.gemm_peers import PEERS as GEMM_PEERS
 from benchmarks.peers import KINDS, Operands, operand_sets, ours
 from benchmarks.pictures import kind_of
-from benchmarks.protocol import Cell, Contender, Entry, compete, gemm_floor, summary
+from benchmarks.protocol import MISSING, Cell, Contender, Entry, compete, gemm_floor, summary
 from benchmarks.triton_peers import attention_peer
 from warploom.runtime.measure import Call, Sampler, graph_sampler
 
@@ -250,8 +256,6 @@ def missing(found: Sequence[Cell]) -> dict[str, str]:
 
 
 def exit_code(found: Sequence[Cell], *, allow_missing: bool) -> int:
-    """3 where a result of Warploom's is wrong, 2 where it or (unless allowed) a peer is missing."""
-    if any(cell.verdict == "wrong" for cell in found):
-        return 3
-    absent = any(cell.entries[0].absent for cell in found)
-    return 2 if absent or (missing(found) and not allow_missing) else 0
+    """3 where a result of Warploom's is wrong, 4 where it or (unless allowed) a peer is missing."""
+    lacking = MISSING if missing(found) and not allow_missing else 0
+    return protocol.exit_code(found) or lacking

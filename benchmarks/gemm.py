@@ -2,7 +2,7 @@
 
 The cells are those of cells.yaml, by default its squares; --fused, --host, --compile, --training
 and --operations measure something else instead. The exit code is 3 if a result of Warploom's is
-wrong, 2 if one is absent.
+wrong, 4 if one is absent.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.protocol import (
     Entry,
     Record,
     compete,
+    exit_code,
     gemm_floor,
 )
 from warploom.errors import CompilationError
@@ -231,16 +232,15 @@ def main(
     if mode != "compile":
         machine.warm()
         record.state(machine.state())
-    exit_code = 0
+    measured = []
     with torch.no_grad():
         for cell in _measured(mode, which, types, m, specs, baseline):
             record.add(cell)
+            measured.append(cell)
             click.echo(str(cell))
-            failed = 3 if cell.verdict == "wrong" else 2 if cell.entries[0].absent else 0
-            exit_code = max(exit_code, failed)
     if mode != "compile":
         record.state(machine.state())
-    raise SystemExit(exit_code)
+    raise SystemExit(exit_code(measured))
 
 
 def _measured(

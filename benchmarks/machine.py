@@ -14,9 +14,10 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import click
 import torch
 
-from warploom.errors import ToolchainError
+from warploom.errors import DeviceError, ToolchainError
 from warploom.generator.toolchain import find
 
 _QUERY = {  # nvidia-smi's name: ours
@@ -60,8 +61,25 @@ def _version() -> str:
         return "not installed"
 
 
+def require_gpu() -> None:
+    """DeviceError where there is no GPU that kernels run on."""
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no GPU",
+            rule="peers are measured on a GPU of compute capability (9, 0)",
+            fix="run it on an H100, H200 or GH200; `warploom doctor` says more",
+        )
+    from warploom.runtime.driver import require_usable
+
+    require_usable(torch.cuda.current_device())
+
+
 def warm(seconds: float = 2.0) -> None:
-    """Keep the GPU busy until its clocks settle."""
+    """Keep the GPU busy until its clocks settle; where there is none, end with a line saying so."""
+    try:
+        require_gpu()
+    except DeviceError as error:
+        raise click.ClickException(str(error)) from error
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
     until = time.monotonic() + seconds
     while time.monotonic() < until:

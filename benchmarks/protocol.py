@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from warploom.errors import WarploomError
+from warploom.errors import ResultError, WarploomError
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 from warploom.tuning.trial import uncollected
 
 SCHEMA = 1
+MISSING = 4  # the exit code where a contender that was asked for could not be measured
 FLOPS_PER_SECOND = {16: 800e12, 8: 1600e12}  # what a power-limited H200 sustains, by input bits
 BYTES_PER_SECOND = 4.35e12  # what it reads
 TIE = 0.02  # ratios this close to 1 are neither won nor lost
@@ -165,6 +166,13 @@ def summary(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         **{verdict: counts[verdict] for verdict in ("won", "tied", "lost", "absent", "wrong")},
         "geometric_mean": exp(sum(logs) / len(logs)) if logs else None,
     }
+
+
+def exit_code(cells: Sequence[Cell]) -> int:
+    """3 where a result of Warploom's is wrong, else 4 where one is absent, else 0."""
+    if any(cell.verdict == "wrong" for cell in cells):
+        return ResultError.exit_code
+    return MISSING if any(cell.entries[0].absent for cell in cells) else 0
 
 
 class Record:

@@ -181,6 +181,10 @@ class Store:
             if artifact is not None:
                 yield artifact
 
+    def names(self) -> list[str]:
+        """Return the names of all kernels that are stored, sorted."""
+        return sorted({record.name for place in self._places() for record in place.records()})
+
     def stats(self) -> Stats:
         """Return what the store holds, without verifying it."""
         directories = [self.directory, *self._extra]

@@ -43,6 +43,7 @@ HEADS, KV_HEADS, DIM = 32, 8, 128  # of the layer's attention
 @reporting
 def command(output: Output) -> None:
     """Compile the smoke configuration, then run and check one transformer layer."""
+    output.for_people = True
     compile_kernels(output)
     device = "cuda" if _has_hopper(output) else "cpu"
     run_layer(output, device)

@@ -24,6 +24,11 @@ class Variable:
     default: str
     choices: tuple[str, ...] = ()
 
+    @property
+    def told(self) -> str:
+        """The meaning, and what holds where the variable is not set."""
+        return f"{self.meaning} (default: {self.default})"
+
 
 VARIABLES: Mapping[str, Variable] = {
     "WARPLOOM_CACHE_DIR": Variable("the kernel store", "`warploom` in the user's cache folder"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from warploom.cli import output
 from warploom.cli.cache import command
 from warploom.cli.units import Bytes, parse_bytes
 from warploom.generator.artifact import Artifact
@@ -111,8 +112,12 @@ def test_an_age_that_is_not_finite_removes_nothing(limit: str, stored: Artifact)
     assert Store.default().stats().directories[0].kernels == 1
 
 
-def test_bytes_have_units_for_people_and_none_for_programs(stored: Artifact) -> None:
+def test_bytes_have_units_for_people_and_none_for_programs(
+    stored: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (row,) = json.loads(invoke("stats", "--json").stdout)["directories"]
     assert type(row["bytes"]) is int
+    assert f"\t{row['bytes']}\t" in invoke("stats").stdout
+    monkeypatch.setattr(output, "width", lambda: 300)
     assert f"  {Bytes(row['bytes'])}  " in invoke("stats").stdout
     assert (str(Bytes(1)), str(Bytes(178_064))) == ("1 byte", "178.1 kB")

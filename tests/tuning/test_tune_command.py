@@ -137,7 +137,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
     until(lambda: lines(log) >= 8, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "the same command goes on" in err and "not reached" in out
     assert "Traceback" not in err
     assert run(*options).exit_code == 0

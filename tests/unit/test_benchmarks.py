@@ -194,7 +194,7 @@ def test_a_machine_without_a_gpu_still_names_its_versions() -> None:
     [
         ([cell(1.0, 1.0)], 0),
         ([cell(1.0, None)], 0),
-        ([cell(1.0, 1.0), cell(None, 1.0)], 2),
+        ([cell(1.0, 1.0), cell(None, 1.0)], 4),
         ([cell(1.0, 1.0, share=2.0), cell(None, 1.0)], 3),
     ],
 )

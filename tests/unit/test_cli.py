@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,21 @@ def test_list_gives_the_names_in_the_order_of_the_file() -> None:
     listed = report("list", SMOKE)
     assert [row["name"] for row in listed["kernels"]] == [spec.name for spec in SPECS]
     assert (listed["legal"], listed["rejected"]) == (len(SPECS), 0)
+
+
+def test_list_off_a_terminal_is_the_names_alone(small: Path) -> None:
+    (name,) = report("list", small)["kernels"]
+    assert run("list", small).stdout == f"{name['name']}\n"
+    assert run("list", small).stderr == "legal: 1\nrejected: 1\n"
+    assert run("list", small, "--quiet").stderr == ""
+
+
+def test_a_configuration_may_come_from_standard_input(small: Path) -> None:
+    command = [sys.executable, "-m", "warploom", "list", "-"]
+    done = subprocess.run(command, input=SMALL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, run("list", small).stdout)
+    refused = run("list", "")
+    assert refused.exit_code == 1 and "must be the path of a configuration" in refused.stderr
 
 
 def test_list_rejected_gives_the_reasons(small: Path) -> None:
@@ -186,6 +203,19 @@ def test_show_gives_fields_resources_commands_and_source(private_store: Path) ->
     ]
     assert Path(nvcc[6].removeprefix("-I"), "cutlass", "version.h").is_file()
     assert nvcc[7:] == ["-o", f"{spec.name}.cubin", f"{spec.name}.cu"]
+
+
+def test_show_takes_a_digest_and_a_file_of_the_name(small: Path, private_store: Path) -> None:
+    spec = SPECS[3]
+    for written in (spec.digest[:8], spec.digest, f"some/{spec.name}.cu", f"{spec.name}.cubin"):
+        assert run("show", "--source", written).stdout == render(spec)
+    small.write_text(SMALL.replace("consumers: 1", "consumers: 1, group: 7"))
+    own = expand_file(small).specs[0]
+    missing = run("show", own.digest)
+    assert missing.exit_code == 1 and "give the kernel's name, or with --in" in missing.stderr
+    assert report("show", own.digest[:8], "--in", small)["name"] == own.name
+    report("compile", small)  # from then on it is in the store
+    assert report("show", own.digest[:8])["name"] == own.name
 
 
 def test_show_source_is_the_file_that_emit_writes() -> None:

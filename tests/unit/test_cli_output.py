@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from warploom.cli import main
-from warploom.cli.output import Output, reporting
-from warploom.errors import ResultError, StoreError, ToolchainError, WarploomError
+from warploom.cli import EXIT_CODES, main, output, progress
+from warploom.cli.output import Output, Terminated, reporting
+from warploom.cli.table import aligned
+from warploom.errors import (
+    CompilationError,
+    ResultError,
+    StoreError,
+    ToolchainError,
+    WarploomError,
+)
+from warploom.variables import VARIABLES
 
 
-def run(error: WarploomError | None, *arguments: str) -> tuple[int, str, str]:
+def run(error: BaseException | None, *arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a small command that raises `error`."""
 
     @click.command()
@@ -33,9 +48,44 @@ def run(error: WarploomError | None, *arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_text_off_a_terminal_is_aligned_and_has_no_escape_codes() -> None:
-    lines = ["for people", "name   registers", "plain          8", "relu         168"]
-    assert run(None, "here") == (0, "\n".join([*lines, "folder: here", ""]), "")
+def test_off_a_terminal_tables_are_their_values_alone_and_whole() -> None:
+    lines = ["for people", "plain\t8", "relu\t168", "folder: here"]
+    assert run(None, "here") == (0, "\n".join([*lines, ""]), "")
+
+
+NAME = "gemm_" + "x" * 90
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_on_a_terminal_tables_fit_and_names_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr(output, "width", lambda: columns)
+
+    @click.command()
+    @reporting
+    def command(output: Output) -> None:
+        numbers = ("shared bytes", "registers", "compile seconds", "cubin bytes")
+        header = ["digest", "tile", *numbers, "name"]
+        output.table("kernels", header, [["3a7e5d29", "128x128x64", 230400, 168, 3.3, 8064, NAME]])
+
+    lines = CliRunner().invoke(command).stdout.splitlines()
+    assert [line for line in lines if line.split()[-1] == NAME], lines
+    assert all(len(line) <= columns for line in lines if line.strip() != NAME)
+    assert lines[0].split()[0] == "digest" or lines[1].split()[0] == "digest"
+
+
+def test_what_does_not_fit_even_so_is_a_block_a_row() -> None:
+    columns, row = ["key", "place", "wanted"], ["a" * 64, "b" * 30, "c"]
+    lines = list(aligned(columns, [row, row], [False] * 3, 80))
+    assert lines[:3] == ["key     " + "a" * 64, "place   " + "b" * 30, "wanted  c"]
+    assert (len(lines), lines[3]) == (7, "")
+
+
+def test_a_sentence_below_its_row_is_wrapped_between_words() -> None:
+    reason = "tile m 96: must be 64, 128 or 256"
+    lines = list(aligned(["schedule", "reason"], [["s" * 20, reason]], [False, False], 30))
+    assert lines == ["schedule", "s" * 20, "  tile m 96: must be 64, 128", "  or 256"]
 
 
 def test_json_is_one_object_without_the_lines_for_people() -> None:
@@ -52,6 +102,61 @@ def test_exit_code_follows_the_error_class(error: WarploomError, code: int) -> N
     assert run(error, "here")[0] == code
 
 
+def test_a_kernel_that_does_not_compile_leaves_log_and_source_in_files() -> None:
+    error = CompilationError("some", log="some.cu(1): error: no\nand more", source="source")
+    _, _, stderr = run(error, "here")
+    assert "error's `log`" not in stderr and "and more" not in stderr
+    paths = dict(line.split() for line in stderr.splitlines()[1:])
+    assert Path(paths["log"]).read_text() == error.log
+    assert Path(paths["source"]).read_text() == "source"
+    assert "and more" in run(error, "here", "--verbose")[2]
+    _, stdout, stderr = run(error, "here", "--json")
+    assert json.loads(stdout)["log of some"] == error.log
+    assert Path(json.loads(stderr)["log"]).is_file()
+
+
+def test_ctrl_c_and_sigterm_have_codes_of_their_own() -> None:
+    for signalled, code in ((KeyboardInterrupt(), 130), (Terminated(), 143)):
+        assert run(signalled, "here")[::2] == (code, "Stopped.\n")
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    with progress.watched("compiling", 4) as watch:
+        for done in range(1, 5):
+            watch(done, f"kernel{done}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["compiling 2/4, 6 s: kernel2", "compiling 4/4, 12 s: kernel4"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_on_a_terminal_bar_count_and_time_are_there_beside_the_longest_name(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.watched("compiling", 1252) as watch:
+        watch(31, NAME)
+    drawn = [click.unstyle(text) for text in re.split(r"[\r\n]+", terminal.getvalue())]
+    (line,) = {text.rstrip() for text in drawn if "31/1252" in text}
+    assert "━" in line and " left gemm_x" in line and "…" in line
+    assert len(line) < columns - 2  # a ^C goes behind it
+
+
+def test_a_name_is_cut_in_the_middle() -> None:
+    assert progress.middle("gemm_abcdef_12345678", 12) == "gemm_a…45678"
+    assert [progress.middle("abc", width) for width in (3, 2, 1, 0)] == ["abc", "a…", "…", ""]
+
+
 def test_error_keeps_what_was_reported_before_it_and_names_its_parts() -> None:
     error = ToolchainError("CCCL 13.2", rule="13.0 or 13.1", fix="install 13.1")
     _, stdout, stderr = run(error, "here", "--json")
@@ -59,6 +164,55 @@ def test_error_keeps_what_was_reported_before_it_and_names_its_parts() -> None:
     parts = {"value": "CCCL 13.2", "rule": "13.0 or 13.1", "fix": "install 13.1"}
     assert json.loads(stderr) == {"type": "ToolchainError", **parts}
     assert run(error, "here")[2] == "Error: CCCL 13.2: 13.0 or 13.1: install 13.1\n"
+
+
+WRITES = "import sys; from warploom.cli import main; main(sys.argv[1:])"
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["schema", "--json"], ["--help"]], ids=str)
+@pytest.mark.parametrize(
+    ("where", "code", "told"),
+    [
+        ("> /dev/full", 1, "Error: standard output: No space left on device"),
+        (">&-", 0, ""),
+        ("| true", 141, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_traceback(
+    where: str, code: int, told: str, arguments: list[str]
+) -> None:
+    command = shlex.join([sys.executable, "-c", WRITES, *arguments])
+    line = f"set -o pipefail; {{ sleep 0.3; {command}; }} {where}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == told
+    assert done.returncode == code or (arguments == ["--help"] and done.returncode == 1)
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    program = """
+import os, signal, sys, click
+from warploom.cli import main, output
+
+@click.command("stop")
+@output.reporting
+def stop(output):
+    os.kill(os.getpid(), int(sys.argv[2]))
+
+main.add_command(stop)
+main.get_command = lambda context, name: stop
+main(["stop"])
+"""
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        command = [sys.executable, "-c", program, "stop", str(int(number))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (code, "Stopped.\n")
+
+
+def test_the_help_has_whole_sentences_all_variables_and_all_codes() -> None:
+    told = CliRunner().invoke(main, ["-h"], terminal_width=80).stdout
+    assert "..." not in told.replace("[ARGS]...", "") and "…" not in told
+    assert all(name in told for name in VARIABLES)
+    assert re.findall(r"^  (\d+)  ", told, re.MULTILINE) == list(map(str, EXIT_CODES))
 
 
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["cache", "--no-such-option"]])

@@ -1,12 +1,16 @@
 """The `warploom` command: a click group whose commands live one per file and load when named.
 
-Exit codes: 0 good, 1 the user's input (wrong usage included), 2 compilation, 3 wrong result.
-What a command prints, and how an error becomes an exit code, is decided in `output.py`.
+What an exit code means is in EXIT_CODES. What a command prints, and how an error becomes an exit
+code, is decided in `output.py`.
 """
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn, cast
 
@@ -24,6 +28,17 @@ COMMANDS = (
     "schema",
     "doctor",
 )
+EXIT_CODES = {
+    0: "good",
+    1: "input: arguments, files, the machine, or a check that found something",
+    2: "compilation: a kernel did not compile, or the toolchain is not usable",
+    3: "a wrong result",
+    4: "`bench`: a peer, or Warploom itself, could not be measured",
+    130: "stopped by Ctrl-C (SIGINT)",
+    141: "nobody reads the output any more (SIGPIPE)",
+    143: "stopped by SIGTERM",
+}
+_HELP = ["-h", "--help"]
 
 
 class CommandGroup(click.Group):
@@ -39,21 +54,61 @@ class CommandGroup(click.Group):
             return None
         return cast("click.Command", import_module(f"{__name__}.{cmd_name}").command)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the environment variables and the exit codes."""
+        from warploom.variables import VARIABLES
+
+        with formatter.section("Environment variables"):
+            formatter.write_dl([(name, one.told) for name, one in VARIABLES.items()])
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+
     def main(self, *arguments: Any, **options: Any) -> NoReturn:
         """Run as click does and end the process, with 1 after any usage error."""
         options["standalone_mode"] = False
         try:
-            code = super().main(*arguments, **options)
+            with _terminable():
+                code = super().main(*arguments, **options)
         except click.ClickException as error:
             error.show()
             code = 1
-        except click.Abort:
-            click.echo("Aborted.", err=True)
-            code = 1
+        except click.Abort:  # a signal outside of a command's own work
+            click.echo("Stopped.", err=True)
+            code = 128 + signal.SIGINT
+        except OSError as error:
+            code = _failed(error)
         sys.exit(code)
 
 
-@click.group(cls=CommandGroup)
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does: what is open is closed, what is done is kept."""
+    from warploom.cli.output import Terminated
+
+    def terminate(_number: int, _frame: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _failed(error: OSError) -> int:
+    """Say which file could not be read or written; without a name, it is standard output."""
+    from warploom.cli.output import discard
+
+    logging.getLogger(__name__).debug("the error was met here", exc_info=error)
+    if error.filename is None:
+        discard()
+    with suppress(OSError):
+        place = error.filename or "standard output"
+        click.echo(f"Error: {place}: {error.strerror or error}", err=True)
+    return 1
+
+
+@click.group(cls=CommandGroup, context_settings={"help_option_names": _HELP})
 @click.version_option(package_name="warploom")
 def main() -> None:
     """Weave GPU kernels from YAML: generate, compile, store and inspect them."""

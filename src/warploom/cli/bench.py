@@ -1,7 +1,7 @@
 """`warploom bench`: Warploom beside its peers on the cells of benchmarks/cells.yaml.
 
 It runs from a checkout, whose benchmarks/ is no part of the package. The exit code is 3 where a
-result of Warploom's is wrong, 2 where it or, without --allow-missing, a peer is missing.
+result of Warploom's is wrong, 4 where it or, without --allow-missing, a peer is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import click
 
 from warploom.cli.output import Output, reporting_text
-from warploom.errors import ConfigurationError, DeviceError
+from warploom.errors import ConfigurationError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -44,7 +44,10 @@ def command(
     path: Path | None,
     plot: Path | None,
 ) -> None:
-    """Measure WHAT beside its peers: a table, a geometric mean, a document, pictures."""
+    """Measure products or attention next to their peers.
+
+    It prints a table with a geometric mean, and writes a document and pictures on demand.
+    """
     room = benchmarks()
     bench, kinds = room("bench"), room("peers").KINDS
     asked = bench.Asked(
@@ -55,7 +58,8 @@ def command(
         m=tuple(_number(word) for word in rows.split(",") if word),
         match=match,
     )
-    _require_gpu()
+    room("machine").require_gpu()
+    output.for_people = True  # a program reads the file
     found = _measured(output, room, what, asked, path)
     told = list(dict.fromkeys(entry.contender for cell in found for entry in cell.entries))
     output.table("cells", bench.columns(told), [bench.row(cell, told) for cell in found])
@@ -146,17 +150,3 @@ def _number(word: str) -> int:
             f"--m {word}", rule="is numbers, separated by commas", fix="such as 1,16,64"
         )
     return int(word)
-
-
-def _require_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "no GPU",
-            rule="peers are measured on a GPU of compute capability (9, 0)",
-            fix="run it on an H100, H200 or GH200; `warploom doctor` says more",
-        )
-    from warploom.runtime.driver import require_usable
-
-    require_usable(torch.cuda.current_device())

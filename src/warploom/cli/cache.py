@@ -16,7 +16,7 @@ _SECONDS_PER_DAY = 86_400.0
 
 @click.group("cache")
 def command() -> None:
-    """Inspect and tend the kernel store (WARPLOOM_CACHE_DIR, WARPLOOM_CACHE_PATH)."""
+    """Look into the kernel store, move kernels, collect garbage."""
 
 
 @command.command()

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import click
 
+from warploom.cli.arguments import FILE
 from warploom.cli.output import Output, reporting
 from warploom.errors import CompilationError, StoreError
 from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
 
 COLUMNS = (
-    "name",
+    "digest",
     "tile",
     "threads",
     "shared bytes",
@@ -27,12 +28,13 @@ COLUMNS = (
     "clean",
     "compile seconds",
     "cubin bytes",
+    "name",
 )
 NAMED = 10  # of the kernels that could not be stored
 
 
 @click.command("compile")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=FILE)
 @click.option("--arch", help="Compile for this architecture instead of the configuration's.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
@@ -49,21 +51,32 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
 
     specs = [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
     store, before = Store.default(), replace(build.counters)
-    with output.progress("compiling", total=len(specs)) as advance:
-        results = build.build_many(specs, store, jobs, on_done=lambda spec, _: advance(spec.name))
+    done = 0
+
+    def advance(spec: KernelSpec, _result: object) -> None:
+        nonlocal done
+        done += 1
+        watch(done, spec.name)
+
+    try:
+        with output.watching("compiling", len(specs)) as watch:
+            results = build.build_many(specs, store, jobs, on_done=advance)
+    except KeyboardInterrupt as signalled:
+        told = f"{done} of {len(specs)} kernels are done and stored; the same command goes on"
+        output.stopped(signalled, told)
+        return
     built = zip(specs, results, strict=True)
     rows = [row(spec, result) for spec, result in built if isinstance(result, Artifact)]
     output.table("kernels", COLUMNS, rows)
     compiled = build.counters.compiles - before.compiles
-    output.value("compiled", compiled)
-    output.value("stored", compiled - len(store.kept_in_memory))
-    output.value("stored before", build.counters.store_hits - before.store_hits)
+    output.total("compiled", compiled)
+    output.total("stored", compiled - len(store.kept_in_memory))
+    output.total("stored before", build.counters.store_hits - before.store_hits)
     failures = [result for result in results if isinstance(result, CompilationError)]
-    output.value("failed", len(failures))
+    output.total("failed", len(failures))
     if store.kept_in_memory:
         output.error(_not_stored(store.kept_in_memory))
     for failure in failures:
-        output.text(f"log of {failure.name}", failure.log)
         output.error(failure)
 
 
@@ -85,7 +98,7 @@ def row(spec: KernelSpec, artifact: Artifact, *, stored: bool = False) -> list[o
     context = family(spec.operation.family).context(spec)
     resources = artifact.resources.values()
     return [
-        artifact.name,
+        artifact.name[-8:],
         "x".join(map(str, context["schedule"].tile)),
         context["schedule"].threads,
         context["layout"].shared_bytes,
@@ -93,4 +106,5 @@ def row(spec: KernelSpec, artifact: Artifact, *, stored: bool = False) -> list[o
         all(entry.clean for entry in resources) and not artifact.serialised,
         "stored" if stored else artifact.compile_seconds,
         len(artifact.cubin),
+        artifact.name,
     ]

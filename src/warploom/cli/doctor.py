@@ -39,7 +39,7 @@ class Check:
 @click.command("doctor")
 @reporting
 def command(output: Output) -> None:
-    """Check toolchain, headers, driver, kernel store and GPU, with advice on what is amiss."""
+    """Check what compiling and running kernels needs here."""
     try:
         toolchain = find()
         checks = [*_compiling(toolchain), _driver(toolchain.versions["NVRTC"])]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from warploom.cli.arguments import FILE
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError
 
 
 @click.command("emit")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=FILE)
 @click.option(
     "--out",
     metavar="DIR",
@@ -23,7 +24,7 @@ from warploom.errors import ConfigurationError
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if DIR is out of date.")
 @reporting
 def command(output: Output, path: Path, out: Path, check: bool) -> None:
-    """Write the source of every kernel of a configuration to DIR/NAME.cu.
+    """Write the source of every kernel to DIR/NAME.cu.
 
     With --check, name the files there that are stale, missing or extra instead.
     """

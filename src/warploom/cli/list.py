@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
+from warploom.cli.arguments import FILE
 from warploom.cli.output import Output, reporting
 
 
 @click.command("list")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=FILE)
 @click.option("--rejected", is_flag=True, help="Show the rejected schedules, with the reasons.")
 @reporting
 def command(output: Output, path: Path, rejected: bool) -> None:
-    """Show the kernels of a configuration by name, in the order of the file."""
+    """List the kernels of a configuration, in its order."""
     from warploom.generator.space import expand_file
 
     expansion = expand_file(path)
@@ -27,5 +28,5 @@ def command(output: Output, path: Path, rejected: bool) -> None:
         output.table("rejections", ["operation", "schedule", "reason"], rows)
     else:
         output.table("kernels", ["name"], [[spec.name] for spec in expansion.specs])
-    output.value("legal", len(expansion.specs))
-    output.value("rejected", len(expansion.rejected))
+    output.total("legal", len(expansion.specs))
+    output.total("rejected", len(expansion.rejected))

@@ -3,17 +3,18 @@
 A command module exposes `command`, and reports only through the `Output` it is handed:
 
     @click.command("list")
-    @click.argument("path", type=click.Path(path_type=Path))
+    @click.argument("path", type=FILE)
     @reporting
     def command(output: Output, path: Path) -> None:
         \"\"\"Show the kernels that a configuration expands to.\"\"\"
         output.table("kernels", ["name", "registers"], [["gemm_...", 168]])
 
-`reporting` stands directly above the function and adds `--json`: standard output is then exactly
-one JSON object, with a key per table, value and text. Raise a WarploomError to fail: its message
-goes to standard error (an object with type, value, rule and fix under `--json`), its `exit_code`
-ends the process, and what was reported before it is still shown. To fail without a message of
-one's own, set `output.exit_code`.
+`reporting` stands directly above the function and adds `--json`, `-q` and `-v`. With `--json`,
+standard output is exactly one JSON object, with a key per table, value and text. Off a terminal, it
+is the rows of tables and the values, whole, and totals go to standard error. Raise a WarploomError
+to fail: its message goes to standard error (an object with type, value, rule and fix under
+`--json`), its `exit_code` ends the process, and what was reported before it is still shown. To fail
+without a message of one's own, set `output.exit_code`.
 """
 
 from __future__ import annotations
@@ -21,28 +22,61 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
+import os
+import shutil
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
 import click
 
-from warploom.errors import WarploomError
+from warploom import log
+from warploom.cli.progress import Watch, watched
+from warploom.cli.table import aligned, separated
+from warploom.errors import CompilationError, WarploomError
 
 Parameters = ParamSpec("Parameters")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what stops a command as Ctrl-C does, with an exit code of its own."""
+
+
+def width() -> int | None:
+    """The columns of the terminal that standard output is; None where it is none."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def discard() -> None:
+    """Write what standard output still holds to nowhere, since it cannot be written where it was.
+
+    The interpreter would try again when it ends, and say so.
+    """
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Output:
     """What one run of a command says, to a person or, with `as_json`, to a program.
 
     Values are whatever JSON holds, and also paths and dataclasses. In text a float has four
-    significant digits, None is `-`, and booleans are `yes` and `no`.
+    significant digits, None is `-`, and booleans are `yes` and `no`. `quiet` leaves out progress,
+    totals and warnings, `verbose` adds the log and those of the compiler. What is
+    `for_people` has headers and totals off a terminal too.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool = False, verbose: bool = False) -> None:
         self.as_json = as_json
+        self.quiet = quiet
+        self.verbose = verbose
+        self.for_people = False
         self.exit_code = 0
         self._document: dict[str, object] = {}
 
@@ -59,15 +93,23 @@ class Output:
     def value(self, name: str, value: object) -> None:
         """Give one value as `name: value`, or a mapping as one aligned line per entry."""
         self._document[name] = value
-        if isinstance(value, Mapping):
-            width = max((len(str(key)) for key in value), default=0)
-            for key, entry in value.items():
-                self.line(f"{key!s:<{width}}  {_text(entry)}")
-        else:
-            self.line(f"{name}: {_text(value)}")
+        for line in _lines(name, value):
+            self.line(line)
+
+    def total(self, name: str, value: object) -> None:
+        """Give a value that sums up a table: off a terminal it is no part of the output."""
+        self._document[name] = value
+        aside = width() is None and not self.for_people
+        if self.as_json or (self.quiet and aside):
+            return
+        for line in _lines(name, value):
+            click.echo(line, err=aside)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Give rows under named columns: in JSON a list, at key `name`, of an object per row."""
+        """Give rows under named columns: in JSON a list, at key `name`, of an object per row.
+
+        A column of names or sentences belongs last: where it does not fit, it goes below its row.
+        """
         self._document[name] = [dict(zip(columns, row, strict=True)) for row in rows]
         if self.as_json:
             return
@@ -75,47 +117,43 @@ class Output:
             any(isinstance(row[index], int | float) for row in rows)
             for index in range(len(columns))
         ]
-        cells = [[_text(value) for value in row] for row in rows]
-        show = _rich_table if sys.stdout.isatty() else _plain_table
-        show(name, columns, cells, numeric)
+        if width() is None and not self.for_people:
+            lines = separated([[_bare(value) for value in row] for row in rows])
+        else:
+            cells = [[_text(value) for value in row] for row in rows]
+            lines = aligned(columns, cells, numeric, width())
+        for line in lines:
+            click.echo(line)
 
     @contextmanager
     def progress(self, text: str, total: int) -> Iterator[Callable[[str], None]]:
-        """Show a bar on standard error over `total` units; only a terminal sees it.
+        """Show on standard error how many of `total` units are done (0: who knows how many).
 
         Yields the function to call, with the name of the unit, as each unit ends.
         """
-        if self.as_json or not sys.stderr.isatty():
-            yield lambda _unit: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(text, total=total)
+        with self.watching(text, total) as watch:
+            done = 0
 
             def advance(unit: str) -> None:
-                bar.update(task, advance=1, description=f"{text} {unit}")
+                nonlocal done
+                done += 1
+                watch(done, unit)
 
             yield advance
 
     @contextmanager
-    def watching(self, total: int) -> Iterator[Callable[[int, str], None]]:
-        """Show how a long run stands on standard error; only a terminal sees it.
+    def watching(self, text: str, total: int) -> Iterator[Watch]:
+        """Show on standard error how a long run stands.
 
-        Yields the function to call with how many of `total` are done, and what is to be said.
+        Yields the function to call with how many of `total` are done, and what is to be said. The
+        log has a line for each kernel, and takes the place of this where it is shown.
         """
-        if self.as_json or not sys.stderr.isatty():
+        logged = logging.getLogger("warploom").isEnabledFor(logging.INFO)
+        if self.as_json or self.quiet or logged:
             yield lambda _done, _text: None
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=total)
-            yield lambda done, text: bar.update(task, completed=done, description=text)
+        with watched(text, total) as watch:
+            yield watch
 
     def warning(self, text: str) -> None:
         """Say something on standard error that nobody should miss."""
@@ -124,11 +162,25 @@ class Output:
     def error(self, error: WarploomError) -> None:
         """Put `error` on standard error and take its exit code."""
         self.exit_code = error.exit_code
-        message = str(error)
+        fields = {"value": error.value, "rule": error.rule, "fix": error.fix}
+        if isinstance(error, CompilationError):
+            fields |= _kept(error)
+            self._document[f"log of {error.name}"] = error.log
         if self.as_json:
-            fields = {"value": error.value, "rule": error.rule, "fix": error.fix}
-            message = json.dumps({"type": type(error).__name__, **fields})
-        click.echo(message if self.as_json else f"Error: {message}", err=True)
+            click.echo(json.dumps({"type": type(error).__name__, **fields}), err=True)
+            return
+        click.echo("Error: " + ": ".join(filter(None, list(fields.values())[:3])), err=True)
+        for name, path in list(fields.items())[3:]:
+            click.echo(f"  {name:<6}  {path}", err=True)
+        if self.verbose and isinstance(error, CompilationError):
+            click.echo(error.log, err=True)
+
+    def stopped(self, signalled: KeyboardInterrupt, text: str = "") -> None:
+        """Say that a signal ended the command, and what became of its work."""
+        self.exit_code = 128 + (
+            signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT
+        )
+        click.echo(f"Stopped: {text}" if text else "Stopped.", err=True)
 
     def close(self) -> None:
         """Print the JSON object, once everything has been reported."""
@@ -139,7 +191,7 @@ class Output:
 def reporting(
     function: Callable[Concatenate[Output, Parameters], None],
 ) -> Callable[Parameters, None]:
-    """Add `--json` to a command, hand it its Output, and turn WarploomError into an exit code."""
+    """Add `--json`, `-q` and `-v` to a command, and do as `reporting_text` does."""
     flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     return flag(reporting_text(function))
 
@@ -147,20 +199,63 @@ def reporting(
 def reporting_text(
     function: Callable[Concatenate[Output, Parameters], None],
 ) -> Callable[Parameters, None]:
-    """Do as `reporting` does, for a command whose `--json` is an option of its own: a file."""
+    """Hand a command its Output, and turn WarploomError and signals into an exit code.
 
+    This is `reporting` for a command whose `--json` is an option of its own: a file.
+    """
+
+    @click.option("-q", "--quiet", is_flag=True, help="No progress, totals or warnings.")
+    @click.option("-v", "--verbose", count=True, help="Log what is done; -vv: more of it.")
     @functools.wraps(function)
     def wrapper(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
-        output = Output(as_json=bool(options.pop("as_json", False)))
+        quiet, verbose = bool(options.pop("quiet")), int(str(options.pop("verbose")))
+        output = Output(
+            as_json=bool(options.pop("as_json", False)), quiet=quiet, verbose=bool(verbose)
+        )
+        level = "debug" if verbose > 1 else "info" if verbose else "error" if quiet else ""
         try:
-            function(output, *arguments, **options)
-        except WarploomError as error:
-            output.error(error)
-        output.close()
+            with log.at(level):
+                try:
+                    function(output, *arguments, **options)
+                except WarploomError as error:
+                    output.error(error)
+                except KeyboardInterrupt as signalled:
+                    output.stopped(signalled)
+                output.close()
+        except BrokenPipeError:  # as `head` does: it is told by the exit code alone
+            discard()
+            output.exit_code = 128 + signal.SIGPIPE
         if output.exit_code:
             raise click.exceptions.Exit(output.exit_code)
 
     return wrapper
+
+
+@functools.cache
+def _folder() -> Path:
+    """Where this process keeps the logs and sources of kernels that did not compile."""
+    return Path(tempfile.mkdtemp(prefix="warploom-"))
+
+
+def _kept(error: CompilationError) -> dict[str, str]:
+    """Write the compiler's log and the source to files, and return their paths, as words of JSON.
+
+    Empty where there is no room for them.
+    """
+    kept = {"fix": ""}
+    with suppress(OSError):
+        for name, suffix, text in (("log", "log", error.log), ("source", "cu", error.source)):
+            path = _folder() / f"{error.name}.{suffix}"
+            path.write_text(text, encoding="utf-8")
+            kept[name] = str(path)
+    return kept
+
+
+def _lines(name: str, value: object) -> list[str]:
+    if not isinstance(value, Mapping):
+        return [f"{name}: {_text(value)}"]
+    longest = max((len(str(key)) for key in value), default=0)
+    return [f"{key!s:<{longest}}  {_text(entry)}" for key, entry in value.items()]
 
 
 def _text(value: object) -> str:
@@ -171,36 +266,16 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _bare(value: object) -> str:
+    """As `_text`, but integers have digits alone, whatever unit they are shown with."""
+    return (
+        str(int(value)) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+    )
+
+
 def _json(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _plain_table(
-    _name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]
-) -> None:
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        )
-        click.echo("  ".join(aligned).rstrip())
-
-
-def _rich_table(
-    name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=name)
-    for column, right in zip(columns, numeric, strict=True):
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)

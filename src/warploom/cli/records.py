@@ -24,7 +24,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group("records")
 def command() -> None:
-    """Show, merge and learn from tuned records (WARPLOOM_RECORDS_DIR)."""
+    """Show, merge and learn from what was tuned."""
 
 
 @command.command()

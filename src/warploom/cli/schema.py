@@ -23,7 +23,10 @@ from warploom.errors import ConfigurationError
 )
 @reporting
 def command(output: Output, check: bool, markdown: bool, path: Path | None) -> None:
-    """Print the JSON schema of configurations, or compare configs/schema.json with it."""
+    """Print the JSON schema of configurations.
+
+    Or the same as tables to read, or whether configs/schema.json is up to date.
+    """
     from warploom.generator.config import schema
     from warploom.generator.config_reference import reference
 

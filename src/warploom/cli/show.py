@@ -1,29 +1,43 @@
-"""`warploom show NAME`: one kernel's fields, resources, how to reproduce it, and its source."""
+"""`warploom show KERNEL`: its fields, resources, how to reproduce it, and its source."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+from pathlib import Path
 
 import click
 
+from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
 from warploom.errors import ToolchainError
 from warploom.generator.specification import KernelSpec
 
 
 @click.command("show")
-@click.argument("name")
+@click.argument("kernel")
 @click.option("--source", "only_source", is_flag=True, help="Print the source and nothing else.")
+@click.option(
+    "--in",
+    "path",
+    metavar="FILE",
+    type=ConfigurationFile(),
+    help="A configuration that a digest is looked for in, before all others.",
+)
 @reporting
-def command(output: Output, name: str, only_source: bool) -> None:
-    """Show the kernel called NAME: any name will do, in a configuration or not."""
-    from warploom.generator.render import render
-    from warploom.generator.specification import parse_name
+def command(output: Output, kernel: str, only_source: bool, path: Path | None) -> None:
+    """Show one kernel, by name, digest or file.
 
-    spec = parse_name(name)
+    KERNEL is a name, in a configuration or not; a file of that name, such as NAME.cu; or the digest
+    that a name ends in, of a kernel of the package's configurations, the store or FILE.
+    """
+    from warploom.cli.kernels import named
+    from warploom.generator.render import render
+
+    spec = named(kernel, path)
     source = render(spec)
     if not only_source:
+        output.value("name", spec.name)
         output.value("digest", spec.digest)
         output.value("operation", {"arch": spec.arch, **dataclasses.asdict(spec.operation)})
         output.value("schedule", dataclasses.asdict(spec.schedule))
@@ -52,9 +66,9 @@ def _describe(output: Output, spec: KernelSpec, source: str) -> None:
     output.value("stored", artifact is not None)
     output.table(
         "resources",
-        ["entry", "registers", "spill bytes", "local bytes"],
+        ["registers", "spill bytes", "local bytes", "entry"],
         [
-            [entry, found.registers, found.spill_bytes, found.local_bytes]
+            [found.registers, found.spill_bytes, found.local_bytes, entry]
             for entry, found in entries.items()
         ],
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError, DeviceError
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from warploom.tuning.problems import Problem
     from warploom.tuning.tuner import Compiler, Ended, Progress, Tuner
 
-COLUMNS = ("problem", "status", "us", "default / best", "kernel", "tried", "failed")
+COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "schedule")
 SPACES = {  # of the package, by what FILE may name
     "gemm": ("gemm",),
     "gemm_8bit": ("gemm_8bit",),
@@ -48,7 +49,7 @@ def _numbers(_context: object, _option: object, value: str) -> list[int]:
 
 
 @click.command("tune")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(SPACES)))
 @click.option("--shapes", default="", callback=_list, help="MxNxK,... or BATCHxHEADSxKV_HEADSxSEQ.")
 @click.option("--model", help="The weights of a model, such as llama3-8b (benchmarks/cells.yaml).")
 @click.option("--cells", is_flag=True, help="Every cell of benchmarks/cells.yaml.")
@@ -84,7 +85,7 @@ def command(
     replay: Path | None,
     pace: float,
 ) -> None:
-    """Tune the operations of a configuration at shapes, and record the best schedules.
+    """Find the best schedules at given shapes, and record them.
 
     FILE has operations and a space of schedules. `gemm` and `attention` name those of the package,
     for bf16, `gemm_8bit` those of e4m3 and int8; `attention` is both passes, of which
@@ -93,6 +94,7 @@ def command(
     """
     from warploom.tuning.problems import problems
 
+    output.for_people = True
     if [bool(shapes), model is not None, cells].count(True) != 1:
         raise ConfigurationError(
             "what to tune",
@@ -117,16 +119,17 @@ def command(
     with ExitStack() as stack:
         measuring, compiler = _engines(stack, gpus, jobs, replay, pace)
         run = _Run(output, wanted, measuring, compiler, budget, records, journal)
-        tuner = stack.enter_context(run.tuner(again=again, exhaustive=exhaustive))
+        tuner = None
         try:
-            tuner.run()
-        except KeyboardInterrupt:
-            output.warning("stopped: what is done is kept, and the same command goes on")
-            output.exit_code = 1
+            with run.tuner(again=again, exhaustive=exhaustive) as tuner:
+                tuner.run()
+        except KeyboardInterrupt as signalled:
+            output.stopped(signalled, "what is done is kept, and the same command goes on")
         finally:
-            _report(output, tuner.ended, len(wanted))
-            output.value("records", run.records_path)
-            output.value("journal", run.journal_path)
+            if tuner:  # the files could be opened
+                _report(output, tuner.ended, len(wanted))
+                output.value("records", run.records_path)
+                output.value("journal", run.journal_path)
 
 
 def _shipped(path: Path) -> list[Path]:
@@ -198,7 +201,7 @@ class _Run:
             ranked = f"those of {constants.stand_in}" if constants else "none"
             self.output.line(f"no constants of {gpu}: schedules are ranked with {ranked}")
         journal = Journal(self.journal_path)
-        with self.output.watching(len(self.problems)) as watch:
+        with self.output.watching("tuning", len(self.problems)) as watch:
 
             def told(progress: Progress) -> None:
                 watch(progress.done, f"{progress.left:.0f} s left, {progress.text}")
@@ -257,12 +260,12 @@ def _report(output: Output, ended: Sequence[Ended], total: int) -> None:
         rows.append(
             [
                 str(one.problem),
-                f"{one.status}: {one.reason}" if one.reason else one.status,
                 best and best.seconds * 1e6,
                 record and record.speedup,
-                best and "_".join(best.schedule.tokens),
                 tried,
                 tried - one.outcomes.get("correct", 0),
+                f"{one.status}: {one.reason}" if one.reason else one.status,
+                best and "_".join(best.schedule.tokens),
             ]
         )
     output.table("problems", COLUMNS, rows)
@@ -271,7 +274,7 @@ def _report(output: Output, ended: Sequence[Ended], total: int) -> None:
         for status in ("tuned", "recorded before", "failed", "not reached")
     }
     counts["not reached"] += total - len(ended)
-    output.value("problems ended", counts)
+    output.total("problems ended", counts)
     if counts["not reached"]:
         output.line("not reached: raise --budget; the same command goes on")
     if counts["failed"] or counts["not reached"]:

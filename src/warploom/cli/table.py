@@ -1,0 +1,115 @@
+"""How tables are laid out in text: whole words always, so that what is shown can be copied.
+
+Off a terminal a row is its values, separated by tabs, and there is no header. On one, columns are
+aligned; where they do not fit, headers are wrapped, then the last column goes below its row, and
+then each row becomes a block of lines. No word is ever broken or left out.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+_GAP = "  "
+
+
+def separated(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Each row as one line for a program."""
+    for row in rows:
+        yield "\t".join(" ".join(cell.split()) for cell in row)
+
+
+def aligned(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    width: int | None = None,
+) -> Iterator[str]:
+    """The lines of a table that fits `width` characters (None: any); its header comes first."""
+    if not rows:
+        return
+    room = width or 10**9
+    last = len(columns) - 1
+    for header, count in (
+        (_unwrapped(columns), last + 1),
+        (_wrapped(columns, rows), last + 1),
+        (_wrapped(columns, rows), last),
+    ):
+        if count and _total(header[:count], rows) <= room:
+            yield from _lines(header, rows, numeric, count, room)
+            return
+    yield from _blocks(columns, rows)
+
+
+def _unwrapped(columns: Sequence[str]) -> list[list[str]]:
+    return [[column] for column in columns]
+
+
+def _wrapped(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [
+        textwrap.wrap(
+            column,
+            max(1, *(len(row[index]) for row in rows), *map(len, column.split())),
+            break_on_hyphens=False,
+        )
+        or [""]
+        for index, column in enumerate(columns)
+    ]
+
+
+def _widths(header: Sequence[list[str]], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [
+        max(*map(len, lines), *(len(row[index]) for row in rows))
+        for index, lines in enumerate(header)
+    ]
+
+
+def _total(header: Sequence[list[str]], rows: Sequence[Sequence[str]]) -> int:
+    return sum(_widths(header, rows)) + len(_GAP) * (len(header) - 1)
+
+
+def _lines(
+    header: Sequence[list[str]],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    count: int,
+    room: int,
+) -> Iterator[str]:
+    """Rows of `count` columns in line; another one is below each row, wrapped between words."""
+    widths = _widths(header[:count], rows)
+    height = max(map(len, header[:count]))
+
+    def line(cells: Sequence[str]) -> str:
+        return _GAP.join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=False)
+        ).rstrip()
+
+    for index in range(height):
+        yield line(
+            [([""] * (height - len(lines)) + list(lines))[index] for lines in header[:count]]
+        )
+    for row in rows:
+        yield line(row[:count])
+        for below in row[count:]:
+            yield from _indented(below, room)
+
+
+def _indented(text: str, room: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        room,
+        initial_indent=_GAP,
+        subsequent_indent=_GAP,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    width = max(map(len, columns))
+    for index, row in enumerate(rows):
+        if index:
+            yield ""
+        for column, cell in zip(columns, row, strict=True):
+            yield f"{column.ljust(width)}{_GAP}{cell}"
