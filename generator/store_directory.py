@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,9 +20,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from warploom.errors import StoreError
 from warploom.generator.artifact import Artifact
 from warploom.generator.store_record import Record, pack
+from warploom.generator.store_trust import refuse_shared, stranger
 
 _ROOMS = ("objects", "keys", "sources", "locks", "quarantine")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +74,8 @@ class Directory:
             make_directory(path)
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is not a directory")
-        _refuse_shared(path, owned=writable)
+        refuse_shared(path, [path / room for room in _ROOMS], owned=writable)
+        self._owner = path.stat().st_uid
 
     def record(self, key: str) -> Record | None:
         """Return the verified record of `key`, or None."""
@@ -188,12 +188,16 @@ class Directory:
     def _read(self, path: Path) -> bytes | None:
         try:
             with open(path, "rb", opener=_open_plain) as stream:
-                return stream.read()
+                reason = stranger(stream.fileno(), self._owner)
+                if reason is None:
+                    return stream.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             warn_once(f"{path} cannot be read and counts as missing: {error}")
             return None
+        self._quarantine(path, reason)
+        return None
 
     def _put(self, path: Path, data: bytes) -> None:
         self._clear(path)
@@ -273,26 +277,3 @@ def _sync_directory(path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise
-
-
-def _refuse_shared(path: Path, *, owned: bool) -> None:
-    """Raise StoreError if other users could put a kernel where this process would run it."""
-    for place in (path, *(path / room for room in _ROOMS)):
-        try:
-            status = place.stat()
-        except FileNotFoundError:
-            continue
-        if owned and status.st_uid != os.geteuid():
-            raise StoreError(
-                f"{place} belongs to user {status.st_uid}",
-                rule=f"kernels are run, so their store must belong to you (user {os.geteuid()})",
-                fix="chown it, or set WARPLOOM_CACHE_DIR to a directory of your own",
-            )
-        # A sticky directory keeps others from replacing the rooms, which are checked themselves.
-        guarded = owned and place == path and status.st_mode & stat.S_ISVTX
-        if status.st_mode & stat.S_IWOTH and not guarded:
-            raise StoreError(
-                f"{place} is writable for everyone",
-                rule="kernels are run, so nobody else may write to their store",
-                fix=f"chmod o-w {place}, or name another directory",
-            )
