@@ -25,9 +25,9 @@ from benchmarks import (
 from benchmarks.cells import Shape, cells, problem, text
 from benchmarks.gemm_peers import PEERS as GEMM_PEERS
 from benchmarks.peers import KINDS, Operands, operand_sets, ours
-from benchmarks.pictures import kind_of
 from benchmarks.protocol import MISSING, Cell, Contender, Entry, compete, gemm_floor, summary
 from benchmarks.triton_peers import attention_peer
+from benchmarks.wording import kind_of
 from warploom.runtime.measure import Call, Sampler, graph_sampler
 
 UNSTEADY = 0.05  # spread of a median that clocks which move make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,13 @@ def cells(which: Literal["squares", "llm"], m: Sequence[int] = ()) -> list[Shape
         return [(rows, n, k) for rows, n, k in listed["squares"] if not m or rows in m]
     tokens = m or [*listed["m"], *listed["ragged_m"]]
     return [(rows, n, k) for n, k in listed["weights"] for rows in tokens]
+
+
+def layers() -> dict[tuple[int, int], str]:
+    """Return what each weight is, by its extents [n, k], in the order of the list."""
+    listed = _gemm()
+    weights = ((n, k) for n, k in listed["weights"])
+    return dict(zip(weights, listed["names"], strict=True))
 
 
 def trained() -> Shape:
@@ -41,6 +49,7 @@ def problem(shape: Shape, **more: Any) -> dict[str, Any]:
     return {**dict(zip("mnk", shape, strict=True)), **more}
 
 
+@cache
 def _gemm() -> dict[str, Any]:
     file = Path(__file__).with_name("cells.yaml")
     listed: dict[str, Any] = yaml.safe_load(file.read_text())["gemm"]

@@ -1,136 +1,168 @@
 """`python -m benchmarks.pictures --out DIR FILE...`: the pictures of results, as SVG.
 
-Speed-ups as heat maps, over weight and M or over head dimension, mask and length; and all of them
-sorted, with their noise. They are drawn from JSON and from nothing else. Needs matplotlib.
+Of products a heat map over layer and M, of attention TFLOP/s over length, and of everything the
+sorted ratios with what is lost named. They are drawn from JSON and from nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.protocol import TIE, read
-from warploom.errors import ConfigurationError
+from benchmarks import plots
+from benchmarks.protocol import read
+from benchmarks.wording import (
+    KINDS,
+    RATIO,
+    CellJson,
+    DocumentJson,
+    absences,
+    beside,
+    by_kind,
+    is_product,
+    kind_of,
+    losses,
+    peer,
+    point,
+    right,
+    sections,
+    size,
+    subject,
+    verdicts,
+)
 
-CellJson = Mapping[str, Any]
-_FIGURE = "fastest peer / Warploom"
-_FEWEST = 6  # cells, whose order is worth a picture
-_WIDEST = 0.25  # of a ratio from 1, where colours end
+_FEWEST = 6  # cells that are worth a picture
 
 
-def draw(name: str, cells: Sequence[CellJson], folder: Path) -> list[Path]:
-    """Draw every picture that these cells are enough for; return their files in `folder`."""
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture to be drawn: its file's stem, what it shows in words, and the figures in it."""
+
+    stem: str
+    alt: str
+    data: Any  # as JSON has it
+    paint: Callable[[], Any]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of what is drawn: the file has it, so that a stale one shows."""
+        return hashlib.sha256(json.dumps(self.data).encode()).hexdigest()
+
+    def save(self, folder: Path) -> Path:
+        """Draw it into `folder`; return the file."""
+        path = folder / f"{self.stem}.svg"
+        about = {"Date": None, "Title": self.alt, "Identifier": self.digest}
+        self.paint().savefig(path, format="svg", metadata=about)
+        return path
+
+
+def of_section(stem: str, title: str, document: DocumentJson) -> list[Picture]:
+    """The pictures that a section of a document has enough cells for: a heat map, or rates."""
+    where, cells = _where([document]), sections(document)[title]
+    kind = "_".join(kind_of(cells[0]).split())
+    stem = stem if kind in stem else f"{stem}_{kind}"
+    found = _heat(stem, title, where, cells) or _rates(stem, title, where, cells)
+    return [found] if found else []
+
+
+def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
+    """Every cell of these documents, sorted, and the lost ones by name; None of too few."""
+    groups = by_kind(cell for document in documents for cell in document["cells"] if cell["ratio"])
+    ordered = {KINDS.get(kind, kind): groups[kind] for kind in sorted(groups, key=_order)}
+    panels = {
+        kind: [(cell["ratio"], cell["verdict"]) for cell in cells]
+        for kind, cells in ordered.items()
+    }
+    count = sum(map(len, panels.values()))
+    if count < _FEWEST:
+        return None
+    lost = {kind: losses(cells) for kind, cells in ordered.items()}
+    title = f"Warploom and the fastest peer of each cell: {count} cells, {_where(documents)}"
+    told = [f"{kind}: {verdicts(cells)}" for kind, cells in ordered.items()]
+    alt = f"{title}. {RATIO}, sorted, in {len(told)} panels. {'; '.join(told)}."
+    peers = {kind: beside(cells) for kind, cells in ordered.items()}
+    paint = partial(plots.ranked, panels, lost, peers, title)
+    return Picture(stem, alt, [title, panels, lost, peers], paint)
+
+
+def draw(name: str, document: DocumentJson, folder: Path) -> list[Path]:
+    """Draw every picture of a document into `folder`; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, group in groupby(cells, key=kind_of):
-        stem = f"{name}_{kind}".replace(" ", "_")
-        found = [cell for cell in group if cell["ratio"]]
-        weights = [c for c in found if {"m", "n", "k"} <= c["problem"].keys()]
-        lengths = [c for c in found if "seq" in c["problem"] and _square(c["problem"])]
-        by_weight = {_weight(c["problem"]): c["ratio"] for c in weights}
-        if _is_grid(by_weight):
-            path = folder / f"{stem}_weights.svg"
-            _heat(by_weight, f"{name}, {kind}: {_FIGURE}", "weight [N, K]", "M", path)
-            paths.append(path)
-        by_length = {_length(c["problem"]): c["ratio"] for c in lengths}
-        if _is_grid(by_length):
-            path = folder / f"{stem}_lengths.svg"
-            _heat(by_length, f"{name}, {kind}: {_FIGURE}", "head dimension", "length", path)
-            paths.append(path)
-        if len(found) >= _FEWEST:
-            path = folder / f"{stem}_sorted.svg"
-            _sorted(found, f"{name}, {kind}: {len(found)} cells", path)
-            paths.append(path)
-    return paths
+    sorted_ratios = overview(f"{name}_sorted", [document])
+    found = [p for title in sections(document) for p in of_section(name, title, document)]
+    found += [sorted_ratios] if sorted_ratios else []
+    return [picture.save(folder) for picture in found]
 
 
-def kind_of(cell: CellJson) -> str:
-    """What cells are grouped by: the type, and of attention the pass where a document has both."""
-    problem = cell["problem"]
-    return " ".join(str(problem[key]) for key in ("type", "pass") if key in problem)
+def _order(kind: str) -> int:
+    return [*KINDS, kind].index(kind)
 
 
-def _is_grid(ratios: Mapping[tuple[str, int], float]) -> bool:
-    """True when most places of a grid of several rows and columns are filled."""
-    rows, columns = ({key[axis] for key in ratios} for axis in (0, 1))
-    return min(len(rows), len(columns)) > 1 and 2 * len(ratios) > len(rows) * len(columns)
+def _where(documents: Sequence[DocumentJson]) -> str:
+    machines = [document["machine"] for document in documents]
+    gpus = dict.fromkeys(machine.get("gpu") or "no GPU" for machine in machines)
+    days = sorted({machine["date"] for machine in machines})
+    return f"{', '.join(gpus)}, {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
 
 
-def _square(problem: CellJson) -> bool:
-    return bool(problem["heads"] == problem["kv_heads"]) and not problem.get("lengths")
+def _heat(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Picture | None:
+    """Ratios over layer and M, where they fill most of a grid of several rows and columns."""
+    products = sorted((cell for cell in cells if is_product(cell)), key=size)
+    found = {(subject(cell), point(cell)[1]): cell["ratio"] for cell in products if cell["ratio"]}
+    rows = list(dict.fromkeys(subject(cell) for cell in products))
+    every = sorted({point(cell)[1] for cell in products})
+    filled = 2 * len(found) > len(rows) * len(every)
+    if len(found) < _FEWEST or min(len(rows), len(every)) < 2 or not filled:
+        return None
+    even = [m for m in every if m & (m - 1) == 0]
+    groups = [group for group in (even, [m for m in every if m not in even]) if group]
+    title = f"{what}: {where}, compared with {beside(cells)}"
+    reason = f"no ratio, absent: {absences(cells)}" if len(found) < len(rows) * len(every) else ""
+    worst, best = min(found.values()), max(found.values())
+    alt = (
+        f"Heat map. {title}. {RATIO} for {len(rows)} layers and {len(every)} values of M: "
+        f"{worst:.2f} to {best:.2f}, {verdicts(cells)}."
+    )
+    data = [title, reason, groups, [[*key, ratio] for key, ratio in found.items()]]
+    paint = partial(plots.heat, found, groups, title, "M, rows of the input", reason)
+    return Picture(f"{stem}_layers", alt, data, paint)
 
 
-def _weight(problem: CellJson) -> tuple[str, int]:
-    return f"{problem['n']}x{problem['k']}", int(problem["m"])
+def _rates(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Picture | None:
+    """TFLOP/s over length, a panel for each mask and head dimension, where there are several."""
+    panels: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
+    plain = [cell for cell in cells if "seq" in cell["problem"] and _plain(cell["problem"])]
+    for cell in sorted(plain, key=size):
+        problem = cell["problem"]
+        place = ("causal" if problem["causal"] else "no mask", f"head dimension {problem['dim']}")
+        for entry in filter(right, cell["entries"]):
+            lines = panels.setdefault(place, {}).setdefault(peer(entry["contender"]), [])
+            lines.append((problem["seq"], problem["flops"] / entry["seconds"] * 1e-12))
+    if len(plain) < _FEWEST or len(panels) < 2:
+        return None
+    title = f"{what}: {where}, 16k tokens, hidden size 2048"
+    alt = f"TFLOP/s over length. {title}. One line each: {', '.join(_lines(panels))}."
+    data = [title, [[*place, lines] for place, lines in panels.items()]]
+    return Picture(
+        f"{stem}_rates", alt, data, partial(plots.rates, panels, title, "length of a sequence")
+    )
 
 
-def _length(problem: CellJson) -> tuple[str, int]:
-    return f"{problem['dim']} {'causal' if problem['causal'] else 'full'}", int(problem["seq"])
+def _lines(panels: Mapping[Any, Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for lines in panels.values() for name in lines))
 
 
-def _figure(width: float, height: float) -> Any:  # noqa: ANN401 (matplotlib is optional)
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(
-            "pictures without matplotlib",
-            rule="it is an optional dependency",
-            fix="pip install 'warploom[plot]'",
-        ) from error
-    # The same figures give the same bytes: no random ids, and no date below.
-    matplotlib.rcParams["svg.hashsalt"] = "warploom"
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> None:  # noqa: ANN401
-    figure.savefig(path, format="svg", metadata={"Date": None})
-
-
-def _heat(
-    ratios: Mapping[tuple[str, int], float], title: str, rows: str, columns: str, path: Path
-) -> None:
-    names = list(dict.fromkeys(row for row, _ in ratios))
-    numbers = sorted({column for _, column in ratios})
-    figure = _figure(1.5 + 0.62 * len(numbers), 1.4 + 0.36 * len(names))
-    axes = figure.add_subplot()
-    nothing = float("nan")
-    grid = [[ratios.get((name, number), nothing) for number in numbers] for name in names]
-    image = axes.imshow(grid, cmap="RdBu", vmin=1 - _WIDEST, vmax=1 + _WIDEST, aspect="auto")
-    for y, line in enumerate(grid):
-        for x, value in enumerate(line):
-            if value == value:  # not NaN: measured
-                colour = "white" if abs(value - 1) > 0.7 * _WIDEST else "black"
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    axes.set_xticks(range(len(numbers)), [str(number) for number in numbers], fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(title=title, xlabel=columns, ylabel=rows)
-    axes.title.set_fontsize(9)
-    figure.colorbar(image, ax=axes)
-    _save(figure, path)
-
-
-def _sorted(cells: Sequence[CellJson], title: str, path: Path) -> None:
-    ordered = sorted(cells, key=lambda cell: float(cell["ratio"]))
-    ratios = [cell["ratio"] for cell in ordered]
-    noise = [
-        cell["ratio"] * sum((entry["spread"] or 0) / 2 for entry in cell["entries"][:2])
-        for cell in ordered
-    ]
-    figure = _figure(7.0, 3.4)
-    axes = figure.add_subplot()
-    axes.axhspan(1 - TIE, 1 + TIE, color="0.9", label=f"tied, within {TIE:.0%}")
-    axes.axhline(1.0, color="0.5", linewidth=0.8)
-    places = range(len(ratios))
-    axes.errorbar(places, ratios, noise, fmt=".", markersize=4, linewidth=0.8, label="cells")
-    axes.set(title=title, xlabel="cells, sorted", ylabel=_FIGURE)
-    axes.title.set_fontsize(9)
-    axes.legend(fontsize=8)
-    _save(figure, path)
+def _plain(problem: CellJson) -> bool:
+    """One length, as many heads of k and v as of q, no window."""
+    alone = problem["heads"] == problem["kv_heads"] and not problem["lengths"]
+    return alone and problem["window"] is None
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -142,8 +174,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 def main(files: Sequence[Path], out: Path) -> None:
     """Draw the pictures of documents of results."""
     for file in files:
-        document = read(file)
-        for path in draw(file.stem, document["cells"], out):
+        for path in draw(file.stem, read(file), out):
             click.echo(str(path))
 
 

@@ -1,11 +1,11 @@
-"""What the benchmarks make of times: arithmetic, records, tables."""
+"""What the benchmarks make of times: arithmetic, records."""
 
 from __future__ import annotations
 
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import gemm, machine, tables
+from benchmarks import gemm, machine
 from benchmarks.protocol import (
     Cell,
     Contender,
@@ -25,7 +25,6 @@ from benchmarks.protocol import (
     read,
     summary,
 )
-from warploom.generator.markdown import insert
 from warploom.runtime.measure import (
     SAMPLE_SECONDS,
     Sampler,
@@ -35,7 +34,6 @@ from warploom.runtime.measure import (
 )
 from warploom.tuning.trial import buffer_sets
 
-README = Path(__file__).parents[2] / "README.md"
 PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}
 FLOOR = Floor(1e-6, "flops")
 
@@ -217,51 +215,3 @@ def test_an_unknown_type_is_refused_before_anything_is_measured(tmp_path: Path) 
     result = CliRunner().invoke(gemm.main, arguments)
     assert result.exit_code == 2
     assert "fp4: types are bf16, e4m3" in result.output
-
-
-# ---- Tables --------------------------------------------------------------------------------------
-
-
-def write(folder: Path, benchmark: str, cells: Sequence[Cell]) -> None:
-    about = {"gpu": "NVIDIA H200", "torch": "2.13.0", "date": "2026-11-21"}
-    record = Record(folder / f"{benchmark}.json", benchmark, about)
-    record.state({"driver": "580.1"})
-    for one in cells:
-        record.add(one)
-
-
-def test_tables_are_drawn_from_the_records(tmp_path: Path) -> None:
-    write(tmp_path, "gemm_squares", [cell(4e-6, 5e-6), cell(1e-6, None)])
-    assert tables.draw(tmp_path).splitlines() == [
-        "**Large products** (NVIDIA H200, driver 580.1, torch 2.13.0, 2026-11-21)",
-        "",
-        "| cell | Warploom us | TFLOP/s | torch us | torch / Warploom | floor us |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        "| bf16 cubed | 4.0 | 537 | 5.0 | 1.250 | 1.0 |",
-        "| bf16 cubed | 1.0 | 2147 | absent | - | 1.0 |",
-        "",
-        "| type | torch / Warploom | least | most | cells | won | tied | lost | absent | wrong |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| bf16 | 1.250 | 1.250 | 1.250 | 2 | 1 | 0 | 0 | 1 | 0 |",
-    ]
-
-
-@pytest.mark.parametrize("benchmark", ["llm", "training", "operations", "fused", "host", "compile"])
-def test_every_benchmark_has_a_table(benchmark: str, tmp_path: Path) -> None:
-    write(tmp_path, f"gemm_{benchmark}", [cell(4e-6, 5e-6)])
-    assert "| --- | ---: |" in tables.draw(tmp_path)
-
-
-def test_tables_go_between_the_markers_and_nowhere_else() -> None:
-    begin, end = "<!-- some: begin -->", "<!-- some: end -->"
-    text = f"before\n{begin}\nold\n{end}\nafter\n"
-    assert insert(text, "some", "new") == f"before\n{begin}\nnew\n{end}\nafter\n"
-    with pytest.raises(ValueError, match="other: begin"):
-        insert(text, "other", "new")
-
-
-def test_the_readme_shows_the_results_that_are_recorded() -> None:
-    text = README.read_text()
-    assert insert(text, tables.MARKERS, tables.draw()) == text, (
-        "python -m benchmarks.tables --write README.md"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from click.testing import CliRunner
 from samplers import constant
 
 import warploom
-from benchmarks import attention, machine, report, tables
+from benchmarks import attention, machine, tables
 from benchmarks.attention_peers import Problem, error_share, operands, ours
-from benchmarks.protocol import Cell, Entry, Record, read
+from benchmarks.protocol import Cell, Entry, read
 from warploom.generator.specification import parse_name
 from warploom.runtime import attention_reference as reference
 from warploom.runtime.attention_mask import Band
@@ -134,36 +135,28 @@ def test_a_wrong_result_ends_in_exit_code_3(
         assert len(read(path)["cells"]) == 1
 
 
-def test_a_table_sums_up_each_kind_of_cell_and_all_of_them(tmp_path: Path) -> None:
-    record = Record(tmp_path / "x.json", "attention_forward", {"torch": "2.13", "date": "today"})
-    record.add(cell(1e-6, 2e-6))
-    record.add(cell(1e-6, None))
-    alone = tables.draw(tmp_path).splitlines()
-    assert (
-        alone[-1]
-        == "| dimension 64, grouped queries | 2.000 | 2.000 | 2.000 | 2 | 1 | 0 | 0 | 1 | 0 |"
-    )
+def test_a_table_sums_up_each_kind_of_cell_and_all_of_them() -> None:
+    cells = [cell(1e-6, 2e-6), cell(1e-6, None)]
+    alone = summed(cells)
+    figures = "| 2.000 | 2.000 | 2.000 | 2 | 1 | 0 | 0 | 1 | 0 |"
+    assert alone[-1] == f"| head dimension 64, grouped queries {figures}"
     slower = cell(1e-6, 0.5e-6)
     changed = {"heads": 8, "kv_heads": 8, "dim": 128}
-    record.add(replace(slower, problem={**slower.problem, **changed}))
-    drawn = tables.draw(tmp_path).splitlines()
-    other = "| dimension 128 | 0.500 | 0.500 | 0.500 | 1 | 0 | 0 | 1 | 0 | 0 |"
+    cells.append(replace(slower, problem={**slower.problem, **changed}))
+    other = "| head dimension 128 | 0.500 | 0.500 | 0.500 | 1 | 0 | 0 | 1 | 0 | 0 |"
     every = "| all | 1.000 | 0.500 | 2.000 | 3 | 1 | 0 | 1 | 1 | 0 |"
-    assert drawn[-3:] == [alone[-1], other, every]
+    assert summed(cells)[-3:] == [other, alone[-1], every]
 
 
-def test_what_the_readme_sums_up_the_report_has_cell_by_cell() -> None:
-    summed = [name for name, _, _ in tables._DRAWERS if name.startswith("attention_")]
-    assert len(summed) == 8
-    assert [name for name in summed if name not in report.TITLES] == []
+def summed(cells: Sequence[Cell]) -> list[str]:
+    listed = [one.as_json() for one in cells]
+    totals, _, _ = tables.of_section("attention_forward", listed).partition("\n\n")
+    return totals.splitlines()
 
 
-def test_a_table_has_no_ratio_where_no_peer_has(tmp_path: Path) -> None:
-    record = Record(tmp_path / "x.json", "attention_packed", {"torch": "2.13", "date": "today"})
-    record.add(cell(1e-6, None))
-    assert "| dimension 64, grouped queries | - | - | - | 1 | 0 | 0 | 0 | 1 | 0 |" in tables.draw(
-        tmp_path
-    )
+def test_a_table_has_no_ratio_where_no_peer_has() -> None:
+    row = "| head dimension 64, grouped queries | - | - | - | 1 | 0 | 0 | 0 | 1 | 0 |"
+    assert summed([cell(1e-6, None)])[-1] == row
 
 
 def test_operands_lie_as_a_model_has_them() -> None:

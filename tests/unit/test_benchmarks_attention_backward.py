@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 import warploom
 from benchmarks import attention_backward as backward
-from benchmarks import machine, tables
+from benchmarks import machine
 from benchmarks.attention_backward_peers import error_share, ours, passes
 from benchmarks.attention_peers import Problem, operands
-from benchmarks.protocol import Cell, Entry, Record, read
+from benchmarks.protocol import Cell, Entry, read
 from warploom.generator.specification import parse_name
 from warploom.runtime.measure import Call, Sampler
 
@@ -162,17 +162,3 @@ def test_a_wrong_result_ends_in_exit_code_3(
         assert result.exit_code == code, result.output
         assert read(path)["benchmark"] == name
         assert len(read(path)["cells"]) == 1
-
-
-def test_a_table_sums_up_every_kind_of_gradients(tmp_path: Path) -> None:
-    for name in ("attention_backward", "attention_autograd", "attention_backward_deterministic"):
-        record = Record(tmp_path / f"{name}.json", name, {"torch": "2.13", "date": "today"})
-        record.add(cell(1e-6, 2e-6))
-    drawn = tables.draw(tmp_path)
-    assert (
-        drawn.count(
-            "| dimension 64, grouped queries | 2.000 | 2.000 | 2.000 | 1 | 1 | 0 | 0 | 0 | 0 |"
-        )
-        == 3
-    )
-    assert "Gradients of attention, bit-equal from run to run" in drawn

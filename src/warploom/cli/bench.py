@@ -70,8 +70,9 @@ def command(
     if absent := bench.missing(found):
         output.value("missing", absent)
     if plot:
-        listed = [cell.as_json() for cell in found]
-        drawn = room("pictures").draw(f"bench_{what}", listed, plot)
+        name, machine = f"bench_{what}", room("machine").machine()
+        document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in found]}
+        drawn = room("pictures").draw(name, document, plot)
         output.value("pictures", [str(file) for file in drawn])
     output.exit_code = bench.exit_code(found, allow_missing=allow_missing)
 

@@ -1,0 +1,118 @@
+"""`python -m benchmarks.readme --write README.md`: what the README shows, drawn from what is there.
+
+The picture, the table and the losses are those of results/*.json, the lines of a kernel those of
+emitted/golden, and the output is what the README's own program prints. Tests hold it to this.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import click
+
+from benchmarks.pictures import overview
+from benchmarks.report import OVERVIEW, documents, grids, image
+from benchmarks.tables import summaries
+from benchmarks.wording import KINDS, CellJson, DocumentJson, beside, by_kind, kind_of, losses
+from warploom.generator.markdown import insert
+
+ROOT = Path(__file__).parents[1]
+KERNEL = "gemm_sm90a_bf16_bf16_bf16_row_col_cooperative_128x256x64_cluster2x1_*.cu"
+_LOOP = re.compile(r"^  for \(int tile = cluster;.*?^  }$", re.MULTILINE | re.DOTALL)
+_WORST = 3  # subjects of each kind whose losses the README names
+
+
+def renewed(text: str) -> str:
+    """The README with its picture, table, losses, kernel and output as they should be."""
+    listed = documents()
+    picture = overview(OVERVIEW, grids(listed))
+    if picture:
+        shown = image(picture, "docs/pictures")
+        line = re.compile(rf"^!\[.*\]\(.*/{OVERVIEW}\.svg\)$", re.MULTILINE)
+        text = line.sub(lambda _: shown, text)
+    lost = _losses(grids(listed))
+    text = insert(text, "measured", f"{_measured(listed)}\n\n{lost}")
+    return _in_block(_in_block(text, "cpp", excerpt()), "text", printed(text))
+
+
+def _in_block(text: str, language: str, content: str) -> str:
+    """`text` with the contents of its one code block of a language replaced."""
+    block = re.compile(rf"^```{language}\n.*?^```$", re.MULTILINE | re.DOTALL)
+    return block.sub(lambda _: f"```{language}\n{content}\n```", text)
+
+
+def rows(listed: Mapping[str, DocumentJson]) -> dict[str, list[CellJson]]:
+    """The cells of each row of the README's table: types of products, heads of attention."""
+    grid = [cell for document in grids(listed) for cell in document["cells"]]
+    found = by_kind(grid, _row)
+    for document in listed.values():
+        if document["benchmark"] == "attention_backward_deterministic":
+            found["Attention backward, bf16, deterministic"] = document["cells"]
+    return found
+
+
+def _row(cell: CellJson) -> str:
+    kind, problem = KINDS[kind_of(cell)], cell["problem"]
+    return f"{kind}, head dimension {problem['dim']}" if "dim" in problem else kind
+
+
+def _measured(listed: Mapping[str, DocumentJson]) -> str:
+    found = rows(listed)
+    return summaries(found, {name: beside(cells) for name, cells in found.items()})
+
+
+def _losses(documents: Sequence[DocumentJson]) -> str:
+    """What Warploom loses, the worst of each kind."""
+    lines = ["**When to use a peer**, the worst of what Warploom loses (M: rows of the input):\n"]
+    kinds = by_kind(cell for document in documents for cell in document["cells"])
+    for kind, cells in kinds.items():
+        if told := losses(cells, _WORST):
+            lines.append(f"- {KINDS[kind]}: {'; '.join(told)}")
+    return "\n".join(lines)
+
+
+def excerpt() -> str:
+    """The producer's loop of a golden kernel, as it was emitted but for the indentation."""
+    (path,) = (ROOT / "emitted" / "golden").glob(KERNEL)
+    found = _LOOP.search(path.read_text())
+    if found is None:
+        raise ValueError(f"{path.name}: no loop over tiles")
+    return dedent(found.group())
+
+
+def printed(text: str) -> str:
+    """What the Python block of a README prints, without a GPU and with nothing compiled before."""
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    with tempfile.TemporaryDirectory() as store:
+        done = subprocess.run(  # noqa: S603 (this repository's own program)
+            [sys.executable, "-c", program],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_CACHE_DIR": store},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise ValueError(f"the README's program fails: {done.stderr}")
+    return done.stdout.strip()
+
+
+@click.command()
+@click.option("--write", "path", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def main(path: Path | None) -> None:
+    """Renew the marked parts of the README, or print it renewed."""
+    text = renewed((path or ROOT / "README.md").read_text())
+    if path:
+        path.write_text(text)
+    else:
+        click.echo(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""README, docs/benchmarks.md and their pictures: drawn from results, and still what results say."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import pictures, readme, report, tables, wording
+from benchmarks.protocol import Cell, Entry, Floor, Record
+from warploom.errors import ConfigurationError
+from warploom.generator.markdown import insert
+from warploom.generator.space import expand_file
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
+MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11", "date": "2026-11-21"}
+
+
+def cell(ratio: float | None = 1.1, **problem: Any) -> Cell:
+    """A product of Llama 3 8B's o."""
+    about = {"type": "bf16", "m": 1, "n": 4096, "k": 4096, **problem}
+    peer = Entry("torch.mm", absent="No module named 'torch'")
+    if ratio is not None:
+        peer = Entry("torch.mm", ratio * 1e-5, 0.001, error_share=0.5)
+    name = f"{about['type']} {about['m']}x{about['n']}x{about['k']}"
+    entries = (Entry("warploom", 1e-5, 0.01, error_share=0.5), peer)
+    return Cell(name, about, entries, Floor(5e-6, "bytes"))
+
+
+def document(cells: list[Cell], benchmark: str = "bench_gemm") -> dict[str, Any]:
+    listed = [one.as_json() for one in cells]
+    return {"benchmark": benchmark, "machine": MACHINE, "states": [], "cells": listed}
+
+
+GRID = document(
+    [
+        cell(0.9 + 0.03 * index, m=m, n=n)
+        for index, (m, n) in enumerate(itertools.product((1, 16, 64), (4096, 6144)))
+    ]
+)
+
+
+def write(folder: Path, benchmark: str, cells: list[Cell]) -> None:
+    record = Record(folder / f"{benchmark}.json", benchmark, MACHINE)
+    record.state({"driver": "580.1"})
+    for one in cells:
+        record.add(one)
+
+
+# ---- Pages ---------------------------------------------------------------------------------------
+
+
+def test_the_readme_shows_results_kernel_and_output_as_they_are() -> None:
+    assert readme.renewed(README) == README, "python -m benchmarks.readme --write README.md"
+
+
+def test_the_readme_is_short_and_its_table_shorter() -> None:
+    assert len(README.splitlines()) <= 147
+    measured = README.partition("measured: begin -->")[2].partition("<!--")[0]
+    rows = [line for line in measured.splitlines() if line.startswith("|")]
+    assert 4 < len(rows) - 2 <= 12
+
+
+def test_the_readme_excerpt_is_of_the_kernel_that_its_configuration_names(tmp_path: Path) -> None:
+    (configuration,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "readme.yaml"
+    file.write_text(configuration)
+    (spec,) = expand_file(file).specs
+    (golden,) = (ROOT / "emitted" / "golden").glob(readme.KERNEL)
+    assert spec.name == golden.stem
+
+
+def test_the_page_of_benchmarks_is_that_of_the_results() -> None:
+    renewed = insert(PAGE, report.MARKERS, report.draw())
+    assert renewed == PAGE, "python -m benchmarks.report --write docs/benchmarks.md"
+
+
+def test_titles_of_the_page_are_unique_and_say_type_and_pass() -> None:
+    titles = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    assert len(titles) == len(set(titles)) > 12
+    measured = [title for title in titles if re.match("GEMM|Attention", title)]
+    types = ("bf16", "e4m3", "int8")
+    assert [title for title in measured if not any(word in title for word in types)] == []
+    passes = ("forward", "backward")
+    attention = [title for title in measured if title.startswith("Attention")]
+    assert [title for title in attention if not any(word in title for word in passes)] == []
+
+
+def test_every_result_has_a_title_of_its_own() -> None:
+    for stem, one in report.documents().items():
+        assert one["benchmark"] in wording.TITLES, stem
+
+
+@pytest.mark.parametrize("text", [README, PAGE, GUIDE], ids=["README", "benchmarks", "guide"])
+def test_every_picture_has_words_for_those_who_do_not_see_it(text: str) -> None:
+    images = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
+    assert images or text is GUIDE
+    assert [
+        file for words, file in images if len(words.split()) < 8 or Path(file).stem in words
+    ] == []
+
+
+def test_pictures_show_what_the_results_say() -> None:
+    folder = ROOT / "docs" / "pictures"
+    drawn = {f"{one.stem}.svg": one for one in report.pictures(report.documents())}
+    assert {path.name for path in folder.glob("*")} == drawn.keys()
+    stale = [name for name, one in drawn.items() if one.digest not in (folder / name).read_text()]
+    assert stale == [], "python -m benchmarks.report --write docs/benchmarks.md"
+    linked = re.findall(r"\(pictures/(.*?)\)", PAGE)
+    assert set(linked) == drawn.keys()
+
+
+def test_titles_of_pictures_name_gpu_date_and_peers() -> None:
+    for one in report.pictures(report.documents()):
+        assert "NVIDIA H200" in one.alt and re.search(r"\d{4}-\d\d-\d\d", one.alt), one.stem
+
+
+# ---- Tables --------------------------------------------------------------------------------------
+
+
+def test_a_report_has_every_cell_by_size_and_says_what_decided(tmp_path: Path) -> None:
+    reasons = {16: "nearest record, x", 1: "recorded 2026-11-21 at this shape, 1.2 times"}
+    cells = [cell(1.1, m=m, decision=reason) for m, reason in reasons.items()]
+    write(tmp_path, "bench_gemm", [*cells, cell(0.9, m=64, noisy=True), cell(None, m=100)])
+    text = report.draw(tmp_path)
+    assert "## GEMM, bf16, layers of language models\n\nNVIDIA H200, driver 580.1, torch" in text
+    assert (
+        "Drawn from `bench_gemm.json`.\nCompared with torch.mm (cuBLAS) in 3 of 4 cells.\n" in text
+    )
+    assert "Absent: torch.mm (cuBLAS) in 1 of 4 cells (not installed in that run).\n" in text
+    assert "Lost:\n\n- Llama 3 8B o, M 64: 0.90\n" in text
+    assert "| bf16 | 1.029 | 0.900 | 1.100 | 4 | 2 | 0 | 1 | 1 | 0 |" in text
+    rows = [line for line in text.splitlines() if line.startswith("| bf16 1")]
+    assert [row.split()[2] for row in rows] == ["1x4096x4096,", "16x4096x4096,", "100x4096x4096,"]
+    assert rows[0].endswith(
+        "| 5.0 (bytes) | 10.0 | 11.0 | 3 | 1.100 | won | recorded 2026-11-21 at this shape |"
+    )
+    assert rows[2].endswith("| 5.0 (bytes) | 10.0 | - | 336 | - | absent | - |")
+    assert "lost, noisy" in text
+    assert report.draw(tmp_path / "none") == report.NOTHING
+
+
+@pytest.mark.parametrize("benchmark", sorted(wording.TITLES))
+def test_every_benchmark_has_a_section(benchmark: str, tmp_path: Path) -> None:
+    about: dict[str, Any] = {"type": "bf16", "lengths": [], "window": None, "causal": True}
+    about |= {"heads": 4, "kv_heads": 2, "dim": 64, "seq": 65, "batch": 1, "flops": 1e9}
+    one = replace(cell(), problem=about) if benchmark.startswith("attention") else cell()
+    if benchmark == "bench_attention":
+        one = replace(cell(), problem={**about, "pass": "forward"})
+    write(tmp_path, benchmark, [one])
+    text = report.draw(tmp_path)
+    assert text.count("## ") == 1 and "| --- |" in text
+
+
+def test_a_peer_that_answers_wrongly_is_named_so() -> None:
+    one = cell()
+    wrong = replace(one, entries=(*one.entries, Entry("triton", 1e-6, 0.0, error_share=7.0)))
+    other = replace(one, entries=(*one.entries, Entry("triton", 2e-5, 0.0, error_share=0.5)))
+    text = tables.every_cell([wrong.as_json(), other.as_json()])
+    assert "| wrong |" in text and "| 20.0 |" in text
+
+
+def test_losses_are_named_by_layer_those_first_that_lose_most() -> None:
+    cells = [cell(0.97, m=8), cell(0.9, m=64), cell(0.95, n=6144), cell(1.2, m=2), cell(0.99)]
+    found = wording.losses(one.as_json() for one in cells)
+    assert found == ["Llama 3 8B o, M 8, 64: 0.90 to 0.97", "Llama 3 8B qkv, M 1: 0.95"]
+    assert wording.losses([one.as_json() for one in cells], 1)[1:] == ["1 more"]
+
+
+# ---- Pictures ------------------------------------------------------------------------------------
+
+
+def test_pictures_are_drawn_from_cells_and_are_the_same_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    first, again = tmp_path / "first", tmp_path / "again"
+    paths = pictures.draw("bench_gemm", GRID, first)
+    assert [path.name for path in paths] == ["bench_gemm_bf16_layers.svg", "bench_gemm_sorted.svg"]
+    pictures.draw("bench_gemm", GRID, again)
+    for path in paths:
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        assert path.read_bytes() == (again / path.name).read_bytes()
+    lost = document([cell(None, m=m, n=n) for m in (1, 16, 64) for n in (4096, 6144)])
+    assert pictures.draw("nothing", lost, tmp_path / "none") == []
+
+
+def test_a_picture_names_what_it_shows_and_what_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    heat, ratios = (path.read_text() for path in pictures.draw("bench_gemm", GRID, tmp_path))
+    for told in (
+        "Llama 3 8B qkv",
+        "NVIDIA H200",
+        "above 1: Warploom is faster",
+        "torch.mm (cuBLAS)",
+    ):
+        assert told in heat and told in ratios
+    assert "Llama 3 8B o, M 1, 16: 0.90 to 0.96" in ratios
+    assert "6 cells, 1 won, 2 tied, 3 lost" in ratios
+
+
+def test_cells_without_a_ratio_are_hatched_and_explained(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cells = [cell(1.5, m=m, n=n) for m in (32, 64, 128) for n in (4096, 6144)]
+    alone = document([*cells, cell(None, m=1)])
+    (heat, _) = (path.read_text() for path in pictures.draw("bench_gemm", alone, tmp_path))
+    assert "hatched: no ratio, absent: torch.mm (cuBLAS) in 1 of 7 cells (not installed" in heat
+
+
+def test_pictures_without_matplotlib_name_the_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"warploom\[plot\]"):
+        pictures.draw("bench_gemm", GRID, tmp_path)
