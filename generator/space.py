@@ -73,18 +73,40 @@ def expand(configuration: Configuration) -> Expansion:
     return Expansion(list(specs), list(rejected))
 
 
+def operations(path: str | Path) -> list[Operation]:
+    """Return the operations of the configuration at `path`, each once; ConfigurationError as above.
+
+    Its schedules are read, and not expanded.
+    """
+    found: dict[Operation, None] = {}
+    problems: list[ConfigurationError] = []
+    for space in load(Path(path)).spaces.value:
+        for placed in space.operations:
+            try:
+                found[_legal(space, placed)] = None
+            except ConfigurationError as error:
+                problems.append(error)
+    if problems:
+        raise together(problems)
+    return list(found)
+
+
+def _legal(space: Space, placed: Placed[Operation]) -> Operation:
+    """The operation; ConfigurationError with its place for one that is not legal."""
+    if illegal := space.family.operation_reasons(placed.value):
+        raise ConfigurationError(
+            f"{placed.place}: {'; '.join(illegal)}", fix="change the operation"
+        )
+    return placed.value
+
+
 def _points(space: Space) -> int:
     per_operation = sum(prod(map(len, schedule.values())) for schedule in space.schedules)
     return len(space.operations) * per_operation
 
 
 def _expand(arch: str, space: Space, placed: Placed[Operation]) -> Expansion:
-    operation = placed.value
-    illegal = space.family.operation_reasons(operation)
-    if illegal:
-        raise ConfigurationError(
-            f"{placed.place}: {'; '.join(illegal)}", fix="change the operation"
-        )
+    operation = _legal(space, placed)
     expansion = Expansion([], [])
     for schedule in _schedules(arch, space, operation):
         reasons = space.family.reasons(architecture(arch), operation, schedule)

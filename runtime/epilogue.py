@@ -62,8 +62,7 @@ def items(
     listed: list[Item] = []
     for scale, vector in ((scale_a, "scale_row"), (scale_b, "scale_column")):
         if scale is not None:
-            whole = not isinstance(scale, torch.Tensor) or scale.numel() == 1
-            listed.append(("scale" if whole else vector, scale))
+            listed.append(scaling(scale, vector))
     if bias is not None:
         listed.append(("bias", bias))
     if activation is not None:
@@ -81,6 +80,12 @@ def items(
             fix="put everything into the list",
         )
     return listed or epilogue or ()
+
+
+def scaling(scale: float | torch.Tensor, vector: str) -> Item:
+    """The item of a keyword: one number, whatever its shape, is no vector."""
+    whole = not isinstance(scale, torch.Tensor) or scale.numel() == 1
+    return ("scale" if whole else vector, scale)
 
 
 def signature(listed: Sequence[Item]) -> tuple[object, ...]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import torch
+
+from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.targets import names, target
 from warploom.runtime import driver, records
 from warploom.runtime.dispatch import NO_GPU
 
@@ -20,3 +24,20 @@ def at_hand(device: int) -> DeviceLimits:
         return NO_GPU
     forbidden = os.environ.get("WARPLOOM_COMPILE") == "forbid"
     return replace(driver.limits(device), nvrtc=None if forbidden else records.nvrtc())
+
+
+def ahead_of_time(gpu: str | None) -> DeviceLimits:
+    """The GPU of that name, by default the one of this machine, for kernels that go into a store.
+
+    Raises UnknownNameError for a name that nothing is known of, and DeviceError where there is no
+    GPU to take.
+    """
+    if gpu is not None:
+        return target(gpu)
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no GPU here",
+            rule=f"the GPU that calls will run on must be named: {', '.join(names())}",
+            fix="for instance --gpu 'NVIDIA H200'",
+        )
+    return driver.limits(torch.cuda.current_device())

@@ -9,5 +9,6 @@ gpu.py        the interface of what measures, and a process of its own that does
 worker.py     that process; replay.py: a recorded sweep in its place
 tuner.py      the run: compiles ahead, measures, records, keeps to the budget
 families.py   what tuning knows of each family; gemm_trial.py, attention_trial.py and
-              attention_backward_trial.py: random operands, calls and checks
+              attention_backward_trial.py: calls and checks; *_data.py: their random operands
+ahead.py      which kernels the same calls run on a GPU that is not here
 """

@@ -9,6 +9,7 @@ import torch
 from warploom.generator.model.shapes import AttentionShape
 from warploom.runtime.attention_dispatch import Operation
 from warploom.runtime.elements import TORCH
+from warploom.tuning.trial import generator
 
 SOFTCAP = 30.0
 
@@ -20,7 +21,7 @@ class AttentionData:
         self.shape, self.device = shape, device
         self._element, self._mask = operation.element, operation.mask
         self._softcap, self._packed = operation.softcap, operation.lengths == "packed"
-        self._random = torch.Generator(device).manual_seed(seed)
+        self._random = generator(device, seed)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -48,20 +49,17 @@ class AttentionData:
         shape = self.shape
         if not self._packed:
             return {}
-        found: dict[str, Any] = {"max_seqlen_q": shape.seq_q, "max_seqlen_k": shape.seq_k}
-        for name, longest, total in (
-            ("cu_seqlens_q", shape.seq_q, shape.total_q),
-            ("cu_seqlens_k", shape.seq_k, shape.total_k),
-        ):
-            rest = (
-                longest + (total - longest) * index // (shape.batch - 1)
-                for index in range(1, shape.batch)
-            )
-            ends = [0, longest, *rest]
-            found[name] = torch.tensor(ends, dtype=torch.int32, device=self.device)
-        if found["cu_seqlens_q"].tolist() == found["cu_seqlens_k"].tolist():
-            found["cu_seqlens_k"] = found["cu_seqlens_q"]
-        return found
+        queries = self._ends(shape.seq_q, shape.total_q)
+        keys = self._ends(shape.seq_k, shape.total_k)
+        offsets = torch.tensor(queries, dtype=torch.int32, device=self.device)
+        return {
+            "max_seqlen_q": shape.seq_q,
+            "max_seqlen_k": shape.seq_k,
+            "cu_seqlens_q": offsets,
+            "cu_seqlens_k": offsets
+            if keys == queries
+            else torch.tensor(keys, dtype=torch.int32, device=self.device),
+        }
 
     def sequence(self, tensor: torch.Tensor, seq: int) -> torch.Tensor:
         """The last batch, or the first packed sequence, which has `seq` rows: [1, heads, seq, dim].
@@ -73,6 +71,11 @@ class AttentionData:
         if tensor.dim() == 2:
             return tensor[None, :, :seq]
         return tensor[:seq].transpose(0, 1)[None]
+
+    def _ends(self, longest: int, total: int) -> list[int]:
+        others = self.shape.batch - 1
+        rest = (longest + (total - longest) * index // others for index in range(1, others + 1))
+        return [0, longest, *rest]
 
     def _tensor(self, heads: int, seq: int, total: int) -> torch.Tensor:
         dim = self.shape.dim

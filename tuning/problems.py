@@ -46,12 +46,7 @@ def problems(
     found = []
     for operation, specs in spaces.items():
         known = tuned(operation.family)
-        wanted = (
-            [known.parse(operation, written) for written in shapes]
-            if shapes
-            else known.cells(operation, model, rows)
-        )
-        for shape in dict.fromkeys(wanted):
+        for shape in shapes_of(operation, shapes, model, rows):
             fitting = (known.fitting(operation, shape, spec.schedule) for spec in specs)
             space = tuple(dict.fromkeys(spec for spec in fitting if spec is not None))
             if not space:
@@ -76,3 +71,13 @@ def problems(
             fix="give --shapes",
         )
     return found
+
+
+def shapes_of(
+    operation: Operation, shapes: Sequence[str], model: str | None, rows: Sequence[int]
+) -> list[Shape]:
+    """Return the shapes that are given, each once, or the cells of an operation."""
+    known = tuned(operation.family)
+    if shapes:
+        return list(dict.fromkeys(known.parse(operation, written) for written in shapes))
+    return list(dict.fromkeys(known.cells(operation, model, rows)))

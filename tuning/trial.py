@@ -46,6 +46,11 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
+def generator(device: str, seed: int) -> torch.Generator | None:
+    """What random operands are drawn by; on `meta` there is nothing to draw."""
+    return None if device == "meta" else torch.Generator(device).manual_seed(seed)
+
+
 def sets_for(set_bytes: int, device: str) -> int:
     """How many sets of buffers a trial takes: `buffer_sets` of this GPU; one on the CPU.
 

@@ -16,7 +16,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import parse_name
 from warploom.generator.store import Store, key, source_digest
-from warploom.runtime import attention, gemm, kernel, targets
+from warploom.runtime import attention, explanation, gemm, targets
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 
@@ -102,7 +102,7 @@ def test_stored_says_whether_the_kernel_lies_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path)
-    monkeypatch.setattr(kernel, "_store", [store])
+    monkeypatch.setattr(explanation, "store", lambda: store)
     a, b = on("meta", 8, 16), on("meta", 16, 8)
     told = warploom.explain(a, b, gpu="h200")
     assert not told.stored

@@ -1,13 +1,14 @@
 """`warploom compile FILE`: every kernel of a configuration, compiled into the store.
 
-No GPU or driver is needed. What is stored already is not compiled again. The exit code is 2 when
-a kernel failed, else 1 when one could not be stored; the others are compiled and stored all the
-same.
+With shapes, it is what calls of the configuration's operations will run on a GPU, which need not be
+here: the same choice that calls make. No GPU or driver is needed. What is stored already is not
+compiled again. The exit code is 2 when a kernel failed, else 1 when one could not be stored; the
+others are compiled and stored all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import click
 
 from warploom.cli.arguments import FILE
 from warploom.cli.output import Output, reporting
-from warploom.errors import CompilationError, StoreError
+from warploom.cli.shapes import SPACES, check_one, shape_options, shipped
+from warploom.errors import CompilationError, ConfigurationError, StoreError
 from warploom.generator.artifact import Artifact
 from warploom.generator.specification import KernelSpec
 
@@ -30,6 +32,7 @@ COLUMNS = (
     "cubin bytes",
     "name",
 )
+CALLED = ("problem", "because", "kernel")
 NAMED = 10  # of the kernels that could not be stored
 
 
@@ -39,17 +42,40 @@ NAMED = 10  # of the kernels that could not be stored
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
 )
+@shape_options
+@click.option(
+    "--gpu",
+    help="With shapes: the GPU that calls will run on, such as 'NVIDIA H200' (default: here).",
+)
 @reporting
-def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> None:
+def command(
+    output: Output,
+    path: Path,
+    arch: str | None,
+    jobs: int | None,
+    shapes: Sequence[str],
+    model: str | None,
+    cells: bool,
+    rows: Sequence[int],
+    gpu: str | None,
+) -> None:
     """Compile the kernels of a configuration into the store.
+
+    With --shapes, --model or --cells, they are those that calls of its operations, at these
+    shapes, will run on --gpu: by its records, the model, or the table, whatever schedules FILE has.
+    FILE may then be `gemm`, `gemm_8bit`, `attention` (both passes), `attention_forward` or
+    `attention_backward`, as for `warploom tune`.
 
     A kernel is clean if nothing spills, nothing lives in local memory and no wgmma is serialised.
     """
     from warploom.generator import build
-    from warploom.generator.space import expand_file
     from warploom.generator.store import Store
 
-    specs = [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
+    if shapes or model is not None or cells:
+        check_one("compile", shapes, model, cells=cells)
+        specs = _called(output, path, arch, gpu, shapes, model, rows)
+    else:
+        specs = _listed(path, arch, gpu, rows)
     store, before = Store.default(), replace(build.counters)
     done = 0
 
@@ -66,8 +92,8 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
         output.stopped(signalled, told)
         return
     built = zip(specs, results, strict=True)
-    rows = [row(spec, result) for spec, result in built if isinstance(result, Artifact)]
-    output.table("kernels", COLUMNS, rows)
+    table = [row(spec, result) for spec, result in built if isinstance(result, Artifact)]
+    output.table("kernels", COLUMNS, table)
     compiled = build.counters.compiles - before.compiles
     output.total("compiled", compiled)
     output.total("stored", compiled - len(store.kept_in_memory))
@@ -78,6 +104,58 @@ def command(output: Output, path: Path, arch: str | None, jobs: int | None) -> N
         output.error(_not_stored(store.kept_in_memory))
     for failure in failures:
         output.error(failure)
+
+
+def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) -> list[KernelSpec]:
+    """The kernels that a configuration names."""
+    from warploom.generator.space import expand_file
+
+    for option, value in (("--gpu", gpu), ("--m", rows)):
+        if value:
+            raise ConfigurationError(
+                f"{option} without shapes",
+                rule="a configuration names its kernels, whatever the GPU and the shape",
+                fix="give --shapes, --model or --cells, too",
+            )
+    if str(path) in SPACES and not path.exists():
+        raise ConfigurationError(
+            f"{path} without shapes",
+            rule="must be a file; the package's own operations are compiled for shapes",
+            fix="give --shapes, --model or --cells, too",
+        )
+    return [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
+
+
+def _called(
+    output: Output,
+    path: Path,
+    arch: str | None,
+    gpu: str | None,
+    shapes: Sequence[str],
+    model: str | None,
+    rows: Sequence[int],
+) -> list[KernelSpec]:
+    """The kernels that calls will run, each once; which calls are told."""
+    from warploom.runtime.targets import ahead_of_time
+    from warploom.tuning.ahead import ahead
+
+    if arch:
+        raise ConfigurationError(
+            f"--arch {arch} with shapes",
+            rule="must be left out: the GPU that calls run on decides it",
+            fix="name the GPU with --gpu",
+        )
+    target = ahead_of_time(gpu)
+    chosen = [
+        one
+        for space in shipped(path)
+        for one in ahead(space, target, shapes, model=model, rows=rows)
+    ]
+    output.for_people = True  # two tables
+    output.value("GPU", target.gpu)
+    told = [[str(one), one.choice.reason, one.choice.spec.name] for one in chosen]
+    output.table("problems", CALLED, told)
+    return list(dict.fromkeys(one.choice.spec for one in chosen))
 
 
 def _not_stored(missing: Mapping[str, str]) -> StoreError:

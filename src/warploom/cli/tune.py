@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import click
 
 from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
+from warploom.cli.shapes import SPACES, check_one, shape_options, shipped
 from warploom.errors import ConfigurationError, DeviceError
 
 if TYPE_CHECKING:
@@ -27,35 +27,12 @@ if TYPE_CHECKING:
     from warploom.tuning.tuner import Compiler, Ended, Progress, Tuner
 
 COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "schedule")
-SPACES = {  # of the package, by what FILE may name
-    "gemm": ("gemm",),
-    "gemm_8bit": ("gemm_8bit",),
-    "attention": ("attention", "attention_backward"),
-    "attention_forward": ("attention",),
-    "attention_backward": ("attention_backward",),
-}
 _FILE = click.Path(path_type=Path, dir_okay=False)
-
-
-def _list(_context: object, _option: object, value: str) -> list[str]:
-    return [word.strip() for word in value.split(",") if word.strip()]
-
-
-def _numbers(_context: object, _option: object, value: str) -> list[int]:
-    words = _list(None, None, value)
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise click.BadParameter(f"{value!r}: positive numbers, separated by commas")
-    return list(map(int, words))
 
 
 @click.command("tune")
 @click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(SPACES)))
-@click.option("--shapes", default="", callback=_list, help="MxNxK,... or BATCHxHEADSxKV_HEADSxSEQ.")
-@click.option("--model", help="The weights of a model, such as llama3-8b (benchmarks/cells.yaml).")
-@click.option("--cells", is_flag=True, help="Every cell of benchmarks/cells.yaml.")
-@click.option(
-    "--m", "rows", default="", callback=_numbers, help="Cells of these M or lengths only."
-)
+@shape_options
 @click.option("--budget", type=float, default=300.0, show_default=True, help="Seconds it may take.")
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="How many.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile.")
@@ -95,12 +72,7 @@ def command(
     from warploom.tuning.problems import problems
 
     output.for_people = True
-    if [bool(shapes), model is not None, cells].count(True) != 1:
-        raise ConfigurationError(
-            "what to tune",
-            rule="is given by one of --shapes, --model and --cells",
-            fix="for instance --shapes 4096x6144x4096",
-        )
+    check_one("tune", shapes, model, cells=cells)
     if not budget > 0:
         raise ConfigurationError(
             f"--budget {budget:g}", rule="is more than 0 seconds", fix="a minute is a good start"
@@ -113,7 +85,7 @@ def command(
         )
     wanted = [
         problem
-        for space in _shipped(path)
+        for space in shipped(path)
         for problem in problems(space, shapes, model=model, rows=rows)
     ]
     with ExitStack() as stack:
@@ -130,14 +102,6 @@ def command(
                 _report(output, tuner.ended, len(wanted))
                 output.value("records", run.records_path)
                 output.value("journal", run.journal_path)
-
-
-def _shipped(path: Path) -> list[Path]:
-    """The spaces of the package that `path` names, or `path`."""
-    if str(path) not in SPACES or path.exists():
-        return [path]
-    folder = resources.files("warploom.configs")
-    return [Path(str(folder.joinpath(f"{name}_space.yaml"))) for name in SPACES[str(path)]]
 
 
 def _engines(

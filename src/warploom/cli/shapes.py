@@ -1,0 +1,70 @@
+"""How commands are told shapes, and the operations of the package that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from warploom.errors import ConfigurationError
+
+SPACES = {  # of the package, by what FILE may name
+    "gemm": ("gemm",),
+    "gemm_8bit": ("gemm_8bit",),
+    "attention": ("attention", "attention_backward"),
+    "attention_forward": ("attention",),
+    "attention_backward": ("attention_backward",),
+}
+
+
+def _list(_context: object, _option: object, value: str) -> list[str]:
+    return [word.strip() for word in value.split(",") if word.strip()]
+
+
+def _numbers(_context: object, _option: object, value: str) -> list[int]:
+    words = _list(None, None, value)
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{value!r}: must be positive numbers, separated by commas")
+    return list(map(int, words))
+
+
+_OPTIONS = (
+    click.option(
+        "--shapes", default="", callback=_list, help="MxNxK,... or BATCHxHEADSxKV_HEADSxSEQ."
+    ),
+    click.option(
+        "--model", help="The weights of a model, such as llama3-8b (benchmarks/cells.yaml)."
+    ),
+    click.option("--cells", is_flag=True, help="Every cell of benchmarks/cells.yaml."),
+    click.option(
+        "--m", "rows", default="", callback=_numbers, help="Cells of these M or lengths only."
+    ),
+)
+
+
+def shape_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --shapes, --model, --cells and --m, as `shapes`, `model`, `cells` and `rows`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def check_one(what: str, shapes: Sequence[str], model: str | None, *, cells: bool) -> None:
+    """Raise ConfigurationError unless shapes are given in just one of the ways there are."""
+    if [bool(shapes), model is not None, cells].count(True) != 1:
+        raise ConfigurationError(
+            f"what to {what}",
+            rule="must be given by one of --shapes, --model and --cells",
+            fix="for instance --shapes 4096x6144x4096",
+        )
+
+
+def shipped(path: Path) -> list[Path]:
+    """The spaces of the package that `path` names, or `path`."""
+    if str(path) not in SPACES or path.exists():
+        return [path]
+    folder = resources.files("warploom.configs")
+    return [Path(str(folder.joinpath(f"{name}_space.yaml"))) for name in SPACES[str(path)]]

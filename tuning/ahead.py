@@ -1,0 +1,122 @@
+"""Which kernels calls run on a GPU that may not be here, to build them ahead of time.
+
+The calls are those that tuning times, on tensors without memory; what chooses for them is what
+chooses for every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import ConfigurationError
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+from warploom.generator.records import problem_text
+from warploom.generator.space import operations
+from warploom.generator.specification import Operation
+from warploom.runtime import attention, gemm
+from warploom.runtime.attention_problem import Call
+from warploom.runtime.decision import Choice
+from warploom.runtime.elements import TORCH
+from warploom.runtime.epilogue import scaling
+from warploom.runtime.gemm_problem import Options
+from warploom.tuning.attention_data import AttentionData
+from warploom.tuning.gemm_data import GemmData
+from warploom.tuning.problems import shapes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An operation at a shape, and the kernel that its calls run."""
+
+    operation: Operation
+    shape: Shape
+    choice: Choice
+
+    def __str__(self) -> str:
+        """The operation and the shape, for people."""
+        return problem_text(self.operation, self.shape)
+
+
+def ahead(
+    path: Path,
+    target: DeviceLimits,
+    shapes: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    rows: Sequence[int] = (),
+) -> list[Chosen]:
+    """Return what calls of every operation of a configuration run on a GPU, at every shape.
+
+    Shapes are written and found as those of `problems` are; the configuration's schedules play no
+    part. Raises ConfigurationError where no operation has a shape, and what `problems` raises.
+    """
+    found = [
+        Chosen(operation, shape, choice)
+        for operation in operations(path)
+        for shape in shapes_of(operation, shapes, model, rows)
+        for choice in choices(operation, shape, target)
+    ]
+    if not found:
+        raise ConfigurationError(
+            f"{path}: no shapes",
+            rule="an operation must have cells in benchmarks/cells.yaml, or shapes that are given",
+            fix="give --shapes",
+        )
+    return found
+
+
+def choices(operation: Operation, shape: Shape, target: DeviceLimits) -> list[Choice]:
+    """Return the kernels of calls of an operation at a shape whose tensors are dense.
+
+    There is one, but where a vector of scales has one element: `warploom.gemm` takes that of a
+    keyword for a number, that of an `epilogue` for a vector.
+    """
+    return _CHOICES[operation.family](operation, shape, target)
+
+
+def _gemm(operation: GemmOperation, shape: GemmShape, target: DeviceLimits) -> list[Choice]:
+    one = GemmData(operation, shape, "meta", 0).operands()
+    options = Options(TORCH[operation.d], operation.accumulation)
+    by_keywords = tuple(
+        scaling(item[1], item[0]) if item[0] in ("scale_row", "scale_column") else item
+        for item in one.listed
+    )
+    kinds = {tuple(item[0] for item in listed): listed for listed in (by_keywords, one.listed)}
+    return [gemm.draft(one.a, one.b, listed, None, options, target)[1] for listed in kinds.values()]
+
+
+def _attention(
+    operation: AttentionOperation, shape: AttentionShape, target: DeviceLimits
+) -> list[Choice]:
+    return [_forward(operation, shape, target).choice]
+
+
+def _gradients(
+    operation: AttentionBackwardOperation, shape: AttentionShape, target: DeviceLimits
+) -> list[Choice]:
+    asked = operation.deterministic, None
+    return [attention.gradients_choice(_forward(operation, shape, target), asked, target)]
+
+
+def _forward(
+    operation: AttentionOperation | AttentionBackwardOperation,
+    shape: AttentionShape,
+    target: DeviceLimits,
+) -> attention.Draft:
+    data = AttentionData(operation, shape, "meta", 0)
+    call = Call(data.queries(), data.keys(), data.keys(), **data.lengths(), **data.keywords)
+    return attention.draft(call, target)
+
+
+_CHOICES: dict[str, Callable[[Any, Any, DeviceLimits], list[Choice]]] = {
+    "gemm": _gemm,
+    "attention_forward": _attention,
+    "attention_backward": _gradients,
+}
