@@ -3,8 +3,8 @@
 They take no memset, which costs 2.3 us of the GPU's time before each launch (H200), a tenth of a
 short attention. Launches of one stream run one after the other, so all plans share what a stream
 has. A stream is told by its driver's id, not by its handle, which a later stream may get anew; the
-per-thread default stream by its thread; and a stream of a capture by that capture, since a graph is
-replayed anywhere, but never beside itself.
+per-thread default stream by its thread. A captured launch has its own, since a graph is replayed
+anywhere, but never beside itself.
 
 None is given back: a launch or a graph may still use it. The memory is the driver's, not torch's
 allocator's: what lives on in the pool of a graph would not be tracked there (torch's graph trees).
@@ -39,32 +39,36 @@ def zeros(device: int, stream: int, size: int) -> int:
 
     That launch must leave zeros there. May be called under a capture.
     """
-    key = (device, *_identity(device, stream))
-    address, room = _found.get(key, (0, 0))
-    if room >= size:
+    room = max(LEAST, 1 << (size - 1).bit_length())
+    if _capturing(device, stream):
+        with _lock:
+            return _carve(device, room)
+    key = (device, *_identity(stream))
+    address, found = _found.get(key, (0, 0))
+    if found >= size:
         return address
     with _lock:
-        room = max(LEAST, 1 << (size - 1).bit_length())
         address = _carve(device, room)
         _found[key] = (address, room)
     return address
 
 
-def _identity(device: int, stream: int) -> tuple[int, ...]:
-    """What tells a stream from all others of the process, past and to come."""
+def _capturing(device: int, stream: int) -> bool:
     handle = driver.CUstream(stream)
     status, capturing = driver.cuStreamIsCapturing(handle)
     if status:  # a thread new to CUDA
         enter(device)
         capturing = check(driver.cuStreamIsCapturing(handle))
-    if capturing:
-        found = check(driver.cuStreamGetCaptureInfo(handle))
-        return check(driver.cuStreamGetId(handle)), int(found[1])
+    return bool(capturing)
+
+
+def _identity(stream: int) -> tuple[int, ...]:
+    """What tells a stream from all others of the process, past and to come."""
     if stream != PER_THREAD_STREAM:
-        return (check(driver.cuStreamGetId(handle)),)
+        return (check(driver.cuStreamGetId(driver.CUstream(stream))),)  # not while it captures
     if not hasattr(_own, "number"):
         _own.number = next(_threads)
-    return -1, -1, _own.number
+    return -1, _own.number
 
 
 def _carve(device: int, size: int) -> int:
