@@ -13,7 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,13 +107,28 @@ class Toolchain:
 @cache
 def find() -> Toolchain:
     """Return this process's toolchain, or raise ToolchainError; it does not change afterwards."""
-    components = (_cutlass(), _cuda_headers(), _cccl(), _nvrtc())
+    components = tuple(part() for part in _parts())
     digest = hashlib.sha256()
     for part in components:
         entries = part.recorded() or part.hashed()
         lines = (f"{part.name}/{path},{entries[path]}\n" for path in sorted(entries))
         digest.update("".join(lines).encode())
     return Toolchain(components, digest.hexdigest())
+
+
+def survey() -> list[Component | ToolchainError]:
+    """Return each component as it is found here, or why it is not."""
+    found: list[Component | ToolchainError] = []
+    for part in _parts():
+        try:
+            found.append(part())
+        except ToolchainError as error:
+            found.append(error)
+    return found
+
+
+def _parts() -> tuple[Callable[[], Component], ...]:
+    return (_cutlass, _cuda_headers, _cccl, _nvrtc)
 
 
 def _cutlass() -> Component:

@@ -76,10 +76,14 @@ def test_on_a_terminal_tables_fit_and_names_can_be_copied(
 
 
 def test_what_does_not_fit_even_so_is_a_block_a_row() -> None:
-    columns, row = ["key", "place", "wanted"], ["a" * 64, "b" * 30, "c"]
-    lines = list(aligned(columns, [row, row], [False] * 3, 80))
-    assert lines[:3] == ["key     " + "a" * 64, "place   " + "b" * 30, "wanted  c"]
-    assert (len(lines), lines[3]) == (7, "")
+    columns, row = ["key", "place", "field", "wanted"], ["a" * 64, "b" * 30, "c", "d"]
+    lines = list(aligned(columns, [row, row], [False] * 4, 80))
+    assert lines[:2] == ["key     " + "a" * 64, "place   " + "b" * 30]
+    assert (len(lines), lines[3], lines[4]) == (9, "wanted  d", "")
+
+
+def test_a_list_of_names_has_a_name_a_line_however_long() -> None:
+    assert list(aligned(["name"], [[NAME], [NAME]], [False], 80)) == [NAME, NAME]
 
 
 def test_a_sentence_below_its_row_is_wrapped_between_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,9 @@ import cuda.pathfinder
 import pytest
 from click.testing import CliRunner, Result
 
-from warploom.cli import doctor
+from warploom.cli import device, doctor
 from warploom.errors import ToolchainError
-from warploom.generator import toolchain
+from warploom.generator import records_file, toolchain
 from warploom.generator.toolchain import Component, Toolchain
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
@@ -190,7 +191,8 @@ def run_doctor() -> Result:
 
 
 def test_doctor_finds_nothing_amiss_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_ask_driver", lambda function, *arguments: None)
+    monkeypatch.setattr(device, "ask", lambda function, *arguments: None)
+    monkeypatch.setattr(device, "_failure", str)
     result = run_doctor()
     assert result.exit_code == 0, result.output
     assert result.output.count("none: kernels compile here and run elsewhere") == 2
@@ -198,8 +200,8 @@ def test_doctor_finds_nothing_amiss_without_a_gpu(monkeypatch: pytest.MonkeyPatc
 
 def test_doctor_fails_on_a_driver_too_old_for_the_cubins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        doctor,
-        "_ask_driver",
+        device,
+        "ask",
         lambda function, *arguments: 12080 if function == "cuDriverGetVersion" else None,
     )
     result = run_doctor()
@@ -228,3 +230,54 @@ def test_doctor_names_a_header_that_is_not_as_installed(
     result = run_doctor()
     assert result.exit_code == 1
     assert str(part.folder / "one.h") in result.output
+
+
+def test_doctor_compiles_what_kernels_include_and_names_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = toolchain.find()
+    cutlass, *others = found.components
+    real, folder = cutlass.folder, tmp_path
+    for name in ("cute", "arch", ""):  # all as it is, but one header that every kernel includes
+        for entry in real.iterdir():
+            if entry.name not in (name, "mma_sm90_gmma.hpp"):
+                (folder / entry.name).symlink_to(entry)
+        if name:
+            real, folder = real / name, folder / name
+            folder.mkdir()
+    (folder / "mma_sm90_gmma.hpp").write_text("#error of another version\n")
+    parts = (replace(cutlass, folder=tmp_path, wheels=()), *others)
+    monkeypatch.setattr(doctor, "find", lambda: replace(found, components=parts))
+    result = run_doctor()
+    assert result.exit_code == 1
+    assert "of another version" in result.stdout
+    elsewhere = [replace(part, folder=tmp_path) if part.name == "CCCL" else part for part in parts]
+    two = replace(found, components=tuple(elsewhere))
+    assert f"CCCL in {tmp_path} are of two installations" in doctor._cause(two)
+
+
+def test_doctor_shows_every_version_place_record_and_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = records_file.folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    damaged = folder / "damaged.json"
+    damaged.write_text('{"schema": 1')
+    monkeypatch.setenv("WARPLOOM_CACHEDIR", "there")
+    try:
+        result = CliRunner().invoke(doctor.command, ["--json"])
+    finally:
+        damaged.unlink()
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    found = {row["check"]: row for row in report["checks"]}
+    for name in ("CUTLASS", "CUDA headers", "CCCL", "NVRTC"):
+        assert found[name]["found"] and Path(found[name]["where"]).is_dir()
+    assert {"warploom", "Python", "torch", "driver", "GPU", "store", "records"} <= found.keys()
+    assert report["advice"]["WARPLOOM_CACHEDIR"].endswith("did you mean WARPLOOM_CACHE_DIR?")
+    assert "damaged" in report["advice"]["records"] or "restore" in report["advice"]["records"]
+    assert "NVIDIA H200" in result.stdout
+
+
+def test_the_name_of_a_gpu_ends_at_its_first_nul() -> None:
+    assert device.plain(b"NVIDIA H200\0\0\x01garbage\0") == "NVIDIA H200"

@@ -1,137 +1,177 @@
 """`warploom doctor`: is everything here that compiling and running kernels needs?
 
-Each check says what it found and, if that will not do, what to do about it; the exit code is then
-1. A machine without a GPU or driver is not at fault: kernels compile there and run elsewhere.
+It names version and place of everything that has a part in a result, for a look and for reports of
+bugs. What will not do comes with advice, and the exit code is then 1. A machine without a GPU or
+driver is not at fault: kernels compile there and run elsewhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import os
+import platform
+import sys
+from importlib import metadata, resources
+from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
+import warploom
+from warploom.cli import device
+from warploom.cli.check import Check
 from warploom.cli.output import Output, reporting
-from warploom.errors import CompilationError, StoreError, ToolchainError
-from warploom.generator import nvrtc
+from warploom.cli.units import Bytes
+from warploom.errors import CompilationError, RecordsError, StoreError, ToolchainError
+from warploom.generator import nvrtc, records_file, toolchain
 from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.store import Store
-from warploom.generator.toolchain import Toolchain, find
+from warploom.generator.toolchain import Component, Toolchain, find
+from warploom.variables import PREFIX, mistakes
 
-# Reaches into every component: CUTLASS, the CUDA runtime's headers, crt's, and CCCL's.
-_PROBE = """\
-#include <cuda_fp16.h>
-#include <cuda/std/cstdint>
-#include <cute/config.hpp>
-extern "C" __global__ void probe(__half* d) { d[threadIdx.x] = __half(threadIdx.x); }
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding; `advice` is empty when nothing needs to be done."""
-
-    name: str
-    found: str
-    advice: str = ""
+_OTHERS = ("CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")  # that are shown
 
 
 @click.command("doctor")
 @reporting
 def command(output: Output) -> None:
-    """Check what compiling and running kernels needs here."""
-    try:
-        toolchain = find()
-        checks = [*_compiling(toolchain), _driver(toolchain.versions["NVRTC"])]
-    except ToolchainError as error:
-        checks = [Check("toolchain", f"{error.value}: {error.rule}", error.fix), _driver(None)]
-    checks += [_store(), _gpu()]
+    """Check what compiling and running kernels needs here.
+
+    The versions and places that it shows belong into a report of a bug, best as --json.
+    """
+    output.for_people = True
+    checks = [*_python(), *_toolchain(), *device.gpus(), _torch()]
+    checks += [*_store(), *_records(), *_variables()]
     output.table(
         "checks",
-        ["check", "good", "found"],
-        [[check.name, not check.advice, check.found] for check in checks],
+        ["check", "good", "found", "where"],
+        [[check.name, not check.advice, check.found, check.where] for check in checks],
     )
-    advice = {check.name: check.advice for check in checks if check.advice}
+    advice: dict[str, str] = {}
+    for check in checks:
+        if check.advice:
+            before = f"{advice[check.name]}; " if check.name in advice else ""
+            advice[check.name] = before + check.advice
+    if advice:
+        output.line("")
     output.value("advice", advice)
     output.exit_code = 1 if advice else 0
 
 
-def _compiling(toolchain: Toolchain) -> list[Check]:
-    checks = [Check(name, version) for name, version in toolchain.versions.items()]
-    checks.append(Check("toolchain id", toolchain.identity))
-    changed = toolchain.verify()
+def _python() -> list[Check]:
+    package = str(Path(warploom.__file__).parent)
+    return [
+        Check("warploom", warploom.__version__, where=package),
+        Check("Python", platform.python_version(), where=sys.executable),
+        Check("platform", platform.platform()),
+    ]
+
+
+def _toolchain() -> list[Check]:
+    """Each component, whether it is as it was installed, whether it compiles, and the driver."""
+    checks = [_component(part) for part in toolchain.survey()]
+    try:
+        found = find()
+    except ToolchainError as error:
+        if not any(check.advice for check in checks):
+            checks.append(Check("toolchain", f"{error.value}: {error.rule}", error.fix))
+        return [*checks, device.driver(None)]
+    checks.append(Check("toolchain id", "of all these files", where=found.identity))
+    changed = found.verify()
     if changed:
-        found = f"{len(changed)} are not as their wheels recorded them, {changed[0]} for one"
-        checks.append(Check("installed files", found, "pip install --force-reinstall the wheel"))
+        told = f"{len(changed)} are not as their wheels recorded them, {changed[0]} for one"
+        checks.append(Check("installed files", told, "pip install --force-reinstall the wheel"))
     else:
         checks.append(Check("installed files", "as their wheels recorded them"))
+    return [*checks, _compiling(found), device.driver(found.versions["NVRTC"])]
+
+
+def _component(part: Component | ToolchainError) -> Check:
+    if isinstance(part, ToolchainError):
+        name = part.value.split(":")[0].removesuffix(" headers")
+        return Check(name, f"{part.value}: {part.rule}", part.fix)
+    return Check(part.name, part.version, where=str(part.folder))
+
+
+def _compiling(found: Toolchain) -> Check:
+    """Compile the headers that every kernel includes, and a kernel that does nothing."""
+    prelude = resources.files("warploom.templates").joinpath("parts", "prelude.cuh").read_text()
+    source = f'#include <cuda_fp16.h>\n{prelude}extern "C" __global__ void probe(__half* d) {{}}\n'
     arch = next(iter(ARCHITECTURES))
     try:
-        probe = nvrtc.compile(_PROBE, name="probe", arch=arch, toolchain=toolchain)
+        probe = nvrtc.compile(source, name="probe", arch=arch, toolchain=found)
     except CompilationError as error:
-        advice = f"pip install --force-reinstall the wheels; the compiler said: {error.log}"
-        checks.append(Check("compiling", error.value, advice))
-    else:
-        checks.append(Check("compiling", f"{arch} in {probe.compile_seconds:.2f} s"))
-    return checks
+        return Check("compiling", error.value, _cause(found))
+    return Check("compiling", f"the headers of kernels, {arch}, in {probe.compile_seconds:.2f} s")
 
 
-def _driver(nvrtc_version: str | None) -> Check:
-    version = _ask_driver("cuDriverGetVersion")
-    if version is None:
-        return Check("driver", "none: kernels compile here and run elsewhere")
-    found = f"CUDA {version // 1000}.{version % 1000 // 10}"
-    needed = int(nvrtc_version.split(".")[0]) if nvrtc_version else 0
-    if version // 1000 < needed:
-        return Check(
-            "driver",
-            f"{found}, but cubins of NVRTC {needed} need a driver of CUDA {needed} or later",
-            f"install an NVIDIA driver for CUDA {needed} (580 or later for CUDA 13)",
+def _cause(found: Toolchain) -> str:
+    """What to do where headers do not compile."""
+    folders = {part.name: part.folder for part in found.components}
+    cuda, cccl = folders.get("CUDA headers"), folders.get("CCCL")
+    if cuda and cccl and not cccl.is_relative_to(cuda):
+        return (
+            f"CUDA headers in {cuda} and CCCL in {cccl} are of two installations: "
+            "pip install 'nvidia-cuda-cccl>=13.0,<13.2', so that both come as wheels"
         )
-    return Check("driver", found)
+    return "pip install --force-reinstall 'warploom[nvrtc]'; unset CPATH and CUDA_HOME"
 
 
-def _store() -> Check:
+def _torch() -> Check:
+    """What torch is and was built for; imported last, since it brings libraries of its own."""
+    if find_spec("torch") is None:
+        return Check("torch", "none: kernels compile here and run elsewhere")
+    try:
+        import torch
+    except Exception as error:  # whatever a broken installation raises
+        return Check("torch", f"{type(error).__name__}: {error}", "reinstall torch")
+    built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
+    bindings = metadata.version("cuda-bindings")
+    found = f"{torch.__version__}, built {built}; cuda-bindings {bindings}"
+    if device.ask("cuDeviceGetCount") and not torch.cuda.is_available():
+        advice = "install a CUDA build of torch 2.10 or later: this one does not see the GPU"
+        return Check("torch", found, advice, str(Path(torch.__file__).parent))
+    return Check("torch", found, where=str(Path(torch.__file__).parent))
+
+
+def _store() -> list[Check]:
     try:
         directories = Store.default().stats().directories
     except StoreError as error:
-        return Check("store", f"{error.value}: {error.rule}", error.fix)
+        return [Check("store", f"{error.value}: {error.rule}", error.fix)]
     if not directories:
-        return Check("store", "in memory only: no directory can be used", "set WARPLOOM_CACHE_DIR")
-    places = (f"{place.path} ({place.kernels} kernels)" for place in directories)
-    return Check("store", "; ".join(places))
+        found = "in memory only: no directory can be used"
+        return [Check("store", found, "set WARPLOOM_CACHE_DIR to a folder that can be written")]
+    return [
+        Check("store", f"{place.kernels} kernels, {Bytes(place.bytes)}", where=place.path)
+        for place in directories
+    ]
 
 
-def _gpu() -> Check:
-    _ask_driver("cuInit", 0)
-    count = _ask_driver("cuDeviceGetCount") or 0
-    if not count:
-        return Check("GPU", "none: kernels compile here and run elsewhere")
-    return Check("GPU", "; ".join(map(_describe, range(count))))
+def _records() -> list[Check]:
+    """Every file of records: of the package, and the user's."""
+    checks = []
+    for path in records_file.every():
+        try:
+            records = records_file.read(path)
+        except RecordsError as error:
+            checks.append(Check("records", error.rule, error.fix, where=error.value))
+        else:
+            found = f"{records.gpu}: {len(records)} of them"
+            checks.append(Check("records", found, where=str(path)))
+    return checks
 
 
-def _describe(index: int) -> str:
-    from cuda.bindings.driver import CUdevice_attribute as Attribute
-
-    device = _ask_driver("cuDeviceGet", index)
-    name = _ask_driver("cuDeviceGetName", 256, device).rstrip(b"\0").decode()
-    capability = tuple(
-        _ask_driver("cuDeviceGetAttribute", attribute, device)
-        for attribute in (
-            Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+def _variables() -> list[Check]:
+    """Every variable that is set and has a part in what is found, and those that are mistaken."""
+    wrong = mistakes()
+    names = [*sorted(name for name in os.environ if name.startswith(PREFIX)), *_OTHERS]
+    return [
+        Check(
+            name,
+            f"set, but {wrong[name]}" if name in wrong else "set",
+            f"{wrong[name]}" if name in wrong else "",
+            where=os.environ[name],
         )
-    )
-    served = [row.name for row in ARCHITECTURES.values() if row.capability == capability]
-    return f"{name} ({served[0] if served else 'no kernels exist for it'})"
-
-
-def _ask_driver(function: str, *arguments: object) -> Any:  # noqa: ANN401
-    """Return what a driver function gives; None where it fails or there is no driver."""
-    from cuda.bindings import driver
-
-    try:
-        status, *values = getattr(driver, function)(*arguments)
-    except RuntimeError:  # libcuda cannot be loaded
-        return None
-    return values[0] if values and not status.value else None
+        for name in names
+        if name in os.environ
+    ]

@@ -1,7 +1,7 @@
 """How tables are laid out in text: whole words always, so that what is shown can be copied.
 
 Off a terminal a row is its values, separated by tabs, and there is no header. On one, columns are
-aligned; where they do not fit, headers are wrapped, then the last column goes below its row, and
+aligned; where they do not fit, headers are wrapped, then the last columns go below their row, and
 then each row becomes a block of lines. No word is ever broken or left out.
 """
 
@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 _GAP = "  "
+_BELOW = 2  # columns that may go below their row: of more, nobody would know which is which
 
 
 def separated(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -25,24 +26,27 @@ def aligned(
     numeric: Sequence[bool],
     width: int | None = None,
 ) -> Iterator[str]:
-    """The lines of a table that fits `width` characters (None: any); its header comes first."""
+    """The lines of a table that fits `width` characters (None: any); its header comes first.
+
+    One column needs none.
+    """
     if not rows:
         return
-    room = width or 10**9
-    last = len(columns) - 1
-    for header, count in (
-        (_unwrapped(columns), last + 1),
-        (_wrapped(columns, rows), last + 1),
-        (_wrapped(columns, rows), last),
-    ):
-        if count and _total(header[:count], rows) <= room:
-            yield from _lines(header, rows, numeric, count, room)
+    if len(columns) == 1:
+        yield from (row[0] for row in rows)
+        return
+    room, header = width or 10**9, [[column] for column in columns]
+    if _total(header, rows) <= room:
+        yield from _lines(header, rows, numeric, room)
+        return
+    header = _wrapped(columns, rows)
+    for count in range(len(columns), max(0, len(columns) - 1 - _BELOW), -1):
+        if _total(header[:count], rows) <= room:
+            yield from _lines(header[:count], rows, numeric, room)
             return
+        if numeric[count - 1]:  # a number is nothing without its column
+            break
     yield from _blocks(columns, rows)
-
-
-def _unwrapped(columns: Sequence[str]) -> list[list[str]]:
-    return [[column] for column in columns]
 
 
 def _wrapped(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -72,12 +76,11 @@ def _lines(
     header: Sequence[list[str]],
     rows: Sequence[Sequence[str]],
     numeric: Sequence[bool],
-    count: int,
     room: int,
 ) -> Iterator[str]:
-    """Rows of `count` columns in line; another one is below each row, wrapped between words."""
-    widths = _widths(header[:count], rows)
-    height = max(map(len, header[:count]))
+    """Rows under `header`; what is right of it goes below each row, wrapped between words."""
+    count = len(header)
+    widths, height = _widths(header, rows), max(map(len, header))
 
     def line(cells: Sequence[str]) -> str:
         return _GAP.join(
@@ -86,9 +89,7 @@ def _lines(
         ).rstrip()
 
     for index in range(height):
-        yield line(
-            [([""] * (height - len(lines)) + list(lines))[index] for lines in header[:count]]
-        )
+        yield line([([""] * (height - len(lines)) + list(lines))[index] for lines in header])
     for row in rows:
         yield line(row[:count])
         for below in row[count:]:
