@@ -69,9 +69,9 @@ def gemm(
     default that of 16-bit operands, int32 for int8 without epilogue, else bf16. 8-bit results
     saturate, round to nearest even and keep NaN (int8: 0).
 
-    scale_a is a number, a one-element tensor or [M]; scale_b likewise or [N]; tensors are fp32.
-    bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read the residual.
-    Where b has batches, vectors and residual may have them too, before the dimensions given here.
+    scale_a is a number, a one-element tensor, [M] or [M, 1]; scale_b likewise, [N] or [1, N];
+    tensors are fp32. bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read
+    the residual. All of these may have the batches of the result before the dimensions given here.
     activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
     the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
     any other order, as a list of items (see `runtime/epilogue.py`). `out` may be exactly the

@@ -2,12 +2,14 @@
 
 An item is `("scale", x)`, `("scale_row", v)`, `("scale_column", v)`, `("bias", v)`,
 `("activation", name)`, `("residual", c, beta)` or `("amax", t)`; x is a float or a one-element
-tensor, t an fp32 tensor of one element, which is raised to the largest magnitude there.
+tensor, t an fp32 tensor of one element, which is raised to the largest magnitude there. The names
+of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and `("scale_d", x)`.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -27,9 +29,10 @@ from warploom.generator.epilogue import (
 )
 from warploom.runtime.batches import step_pitch
 from warploom.runtime.elements import name_of
+from warploom.runtime.epilogue_operands import SCALARS, extent, kind_of, natural, row_pitch
+from warploom.runtime.epilogue_operands import Item as Item
 
-Item = tuple[Any, ...]
-_KINDS = ("scale", "scale_row", "scale_column", "bias", "activation", "residual", "amax")
+_KINDS = (*SCALARS, "scale_row", "scale_column", "bias", "activation", "residual", "amax")
 
 
 class Keywords(TypedDict, total=False):
@@ -60,9 +63,10 @@ def items(
 ) -> Sequence[Item]:
     """Spell the keywords out as a list, in the order of `warploom.gemm`; or return the list."""
     listed: list[Item] = []
-    for scale, vector in ((scale_a, "scale_row"), (scale_b, "scale_column")):
-        if scale is not None:
-            listed.append(scaling(scale, vector))
+    if scale_a is not None:
+        listed.append(("scale_a", scale_a))
+    if scale_b is not None:
+        listed.append(("scale_b", scale_b))
     if bias is not None:
         listed.append(("bias", bias))
     if activation is not None:
@@ -72,7 +76,7 @@ def items(
     if amax is not None:
         listed.append(("amax", amax))
     if scale_d is not None:
-        listed.append(("scale", scale_d))
+        listed.append(("scale_d", scale_d))
     if listed and epilogue:
         raise ProblemError(
             "epilogue= beside scale, bias, activation, residual or amax",
@@ -80,12 +84,6 @@ def items(
             fix="put everything into the list",
         )
     return listed or epilogue or ()
-
-
-def scaling(scale: float | torch.Tensor, vector: str) -> Item:
-    """The item of a keyword: one number, whatever its shape, is no vector."""
-    whole = not isinstance(scale, torch.Tensor) or scale.numel() == 1
-    return ("scale" if whole else vector, scale)
 
 
 def signature(listed: Sequence[Item]) -> tuple[object, ...]:
@@ -111,7 +109,7 @@ def scalars(listed: Sequence[Item]) -> tuple[float, ...]:
     for item in listed:
         if item[0] == "residual":
             values.append(float(item[2]))
-        elif item[0] == "scale" and not isinstance(item[1], torch.Tensor):
+        elif item[0] in SCALARS and not isinstance(item[1], torch.Tensor):
             values.append(float(item[1]))
     return tuple(values)
 
@@ -129,12 +127,20 @@ class BoundEpilogue:
 
 
 def bind(
-    listed: Sequence[Item], m: int, n: int, device: int, batches: tuple[int, ...] | None = None
+    listed: Sequence[Item],
+    batches: tuple[int, ...],
+    m: int,
+    n: int,
+    device: int,
+    *,
+    batched: bool,
 ) -> BoundEpilogue:
     """Check the items against D [*batches, m, n] on `device` (-1: CPU) and turn them into steps.
 
-    Raises ProblemError naming the item, the rule and the fix.
+    Where it is not `batched`, all its batches are rows of one matrix. Raises ProblemError naming
+    the item, the rule and the fix.
     """
+    check_items(listed)
     steps: list[EpilogueStep] = []
     tensors: list[str] = []
     scalar_names: list[str] = []
@@ -142,7 +148,7 @@ def bind(
     batch_pitches: list[int] = []
     paired = True
     for index, item in enumerate(listed):
-        step, value = _step(item, m, n, device, batches), item[1]
+        step, value = _step(item, batches, m, n, device)
         steps.append(step)
         apart: list[int] = []  # elements between what the step reads: rows, batches
         if isinstance(value, torch.Tensor):
@@ -151,11 +157,11 @@ def bind(
             scalar_names.append(f"scale_{index}")
         if isinstance(step, Residual):
             scalar_names.append(f"residual_{index}_beta")
-            rows_apart = _rows_apart(value) if batches is None else value.stride(-2)
-            pitches.append(cast("int", rows_apart))  # None would not have passed _step
+            rows_apart = value.stride(-2) if batched else row_pitch(value, batches)
+            pitches.append(cast("int", rows_apart))  # None has asked for batches
             apart.append(pitches[-1])
-        if batches is not None and step.batch_field(index):
-            batch_pitches.append(_batch_pitch(item, batches))
+        if batched and step.batch_field(index):
+            batch_pitches.append(_batch_pitch(item, value, batches))
             apart.append(batch_pitches[-1])
         if step.reads in ("column", "fragment"):  # of neighbours in a row, which pairs are
             paired &= value.data_ptr() % (2 * value.element_size()) == 0
@@ -170,18 +176,13 @@ def bind(
     )
 
 
-def _rows_apart(c: torch.Tensor) -> int | None:
-    """Elements from row to row where all of C's dimensions but the last are rows, or None."""
-    return step_pitch(c, c.shape[:-1], trailing=1)
-
-
-def _batch_pitch(item: Item, batches: tuple[int, ...]) -> int:
-    pitch = step_pitch(item[1], batches, trailing=2 if item[0] == "residual" else 1)
+def _batch_pitch(item: Item, value: torch.Tensor, batches: tuple[int, ...]) -> int:
+    pitch = step_pitch(value, batches, trailing=2 if item[0] == "residual" else 1)
     if pitch is not None:
         return pitch
     raise ProblemError(
         f"{item[0]} of shape {list(item[1].shape)} with strides {list(item[1].stride())}",
-        rule=f"has the batches of D {list(batches)} one pitch apart, or none",
+        rule=f"must have the batches of D {list(batches)} one pitch apart, or none",
         fix="use .contiguous()",
     )
 
@@ -195,15 +196,27 @@ def check_finite(listed: Sequence[Item]) -> None:
             )
 
 
-def _step(item: Item, m: int, n: int, device: int, batches: tuple[int, ...] | None) -> EpilogueStep:
-    if not item or item[0] not in _KINDS or len(item) != (3 if item[0] == "residual" else 2):
+def check_items(listed: Sequence[Item]) -> None:
+    """Raise ProblemError for items of no kind, or of another length than theirs."""
+    for item in listed:
+        told = f"{reprlib.repr(item)} of type {type(item).__name__}"
+        if isinstance(item, tuple | list):
+            if item and item[0] in _KINDS and len(item) == (3 if item[0] == "residual" else 2):
+                continue
+            told = f"{reprlib.repr(item[0]) if item else '()'} of length {len(item)}"
         raise ProblemError(
-            f"epilogue item {item[:1]!r} of length {len(item)}",
+            f"epilogue item {told}",
             rule=f"an item is (kind, value), the kind one of {', '.join(_KINDS)}; "
             "a residual is (kind, tensor, beta)",
             fix='for example ("bias", bias), ("activation", "relu"), ("residual", c, 1.0)',
         )
-    kind, value = item[0], item[1]
+
+
+def _step(
+    item: Item, batches: tuple[int, ...], m: int, n: int, device: int
+) -> tuple[EpilogueStep, Any]:
+    """The step of an item, and its value: of a tensor, the view that all shapes have in common."""
+    kind, value = kind_of(item), item[1]
     if kind == "activation":
         if value not in get_args(Function):
             raise ProblemError(
@@ -211,18 +224,18 @@ def _step(item: Item, m: int, n: int, device: int, batches: tuple[int, ...] | No
                 rule=f"is one of {', '.join(get_args(Function))}",
                 fix="use one of them, or apply it to the result",
             )
-        return Activation(value)
+        return Activation(value), value
     if kind == "scale" and isinstance(value, Real):
-        return Scale("host")
-    shapes = {"scale": (), "amax": (), "scale_row": (m,), "scale_column": (n,), "bias": (n,)}
-    _check_operand(kind, value, shapes.get(kind, (m, n)), device, batches)
+        return Scale("host"), value
+    value = _operand(item[0], kind, value, batches, m, n, device)
     if kind == "amax":
-        return Amax()
+        return Amax(), value
     if kind == "residual":
-        return Residual(_element(kind, value))
+        return Residual(_element(kind, value)), value
     if kind == "bias":
-        return Bias(_element(kind, value))
-    return Scale({"scale": "device", "scale_row": "row", "scale_column": "column"}[kind])  # type: ignore[arg-type]
+        return Bias(_element(kind, value)), value
+    by: Any = {"scale": "device", "scale_row": "row", "scale_column": "column"}[kind]
+    return Scale(by), value
 
 
 def _element(kind: str, value: torch.Tensor) -> Literal["fp16", "bf16", "fp32"]:
@@ -232,46 +245,40 @@ def _element(kind: str, value: torch.Tensor) -> Literal["fp16", "bf16", "fp32"]:
     raise ProblemError(f"{kind} of {value.dtype}", rule="is fp16, bf16 or fp32", fix="convert it")
 
 
-def _check_operand(
-    kind: str,
-    value: object,
-    shape: tuple[int, ...],
-    device: int,
-    batches: tuple[int, ...] | None,
-) -> None:
+def _operand(
+    said: str, kind: str, value: object, batches: tuple[int, ...], m: int, n: int, device: int
+) -> torch.Tensor:
+    """Check the tensor of an item that is called `said`, and return its natural view."""
     if not isinstance(value, torch.Tensor):
         rule = "is a tensor, or a number" if kind == "scale" else "is a tensor"
-        raise ProblemError(f"{kind} {value!r}", rule=rule, fix="pass a torch tensor")
+        raise ProblemError(f"{said} {reprlib.repr(value)}", rule=rule, fix="pass a torch tensor")
     if value.get_device() != device:
         raise ProblemError(
-            f"{kind} on {value.device}", rule="is on the device of a and b", fix="move it there"
+            f"{said} on {value.device}", rule="is on the device of a and b", fix="move it there"
         )
-    _check_shape(kind, value, shape, batches)
-    if kind.startswith(("scale", "amax")) and value.dtype != torch.float32:
-        raise ProblemError(f"{kind} of {value.dtype}", rule="is fp32", fix="use .float()")
-    if value.numel() > 1 and value.stride(-1) != 1:
+    if kind in ("scale", "amax"):
+        if value.numel() != 1:
+            fix = "reshape it, or give one number for all of D"
+            raise ProblemError(
+                f"{said} of shape {list(value.shape)}", rule="has one element", fix=fix
+            )
+        seen: torch.Tensor | None = value
+    else:
+        seen = natural(kind, value, batches, m, n)
+    if seen is None:
+        each = {"residual": "element", "scale_row": "row"}.get(kind, "column")
         raise ProblemError(
-            f"{kind} with strides {list(value.stride())}",
+            f"{said} of shape {list(value.shape)}",
+            rule=f"must have shape {list(extent(kind, m, n))} here"
+            + (f", or of that in batches of D {list(batches)}" if batches else ""),
+            fix=f"reshape it, or give one number for each {each} of D",
+        )
+    if kind.startswith(("scale", "amax")) and value.dtype != torch.float32:
+        raise ProblemError(f"{said} of {value.dtype}", rule="is fp32", fix="use .float()")
+    if seen.numel() > 1 and seen.stride(-1) != 1:
+        raise ProblemError(
+            f"{said} with strides {list(value.stride())}",
             rule="is contiguous along its last dimension",
             fix="use .contiguous()",
         )
-
-
-def _check_shape(
-    kind: str, value: torch.Tensor, shape: tuple[int, ...], batches: tuple[int, ...] | None
-) -> None:
-    """A residual of an A [.., M, K] may have its dimensions where they are rows one pitch apart."""
-    rule = f"has shape {list(shape)} here" if shape else "has one element"
-    if not shape:
-        fits = value.numel() == 1
-    elif batches is None:
-        flat = kind == "residual" and value.dim() > 2 and _rows_apart(value) is not None
-        fits = shape == ((value.shape[:-1].numel(), *value.shape[-1:]) if flat else value.shape)
-    else:
-        leading = len(value.shape) - len(shape)
-        own = zip(reversed(value.shape[: max(leading, 0)]), reversed(batches), strict=False)
-        fits = 0 <= leading <= len(batches) and value.shape[leading:] == shape
-        fits = fits and all(extent in (1, batch) for extent, batch in own)
-        rule += f", or of that in batches of D {list(batches)}"
-    if not fits:
-        raise ProblemError(f"{kind} of shape {list(value.shape)}", rule=rule, fix="reshape it")
+    return seen

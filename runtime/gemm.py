@@ -25,7 +25,7 @@ from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm_operands import Copy, check_apart, named, refuse_grad
 from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
-from warploom.runtime.tensors import refuse_dual, require_memory
+from warploom.runtime.tensors import WithoutMemoryError, refuse_dual, require_memory
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
 
@@ -244,8 +244,14 @@ def _make(
     options: Options,
 ) -> GemmPlan:
     device = a.get_device()
-    checked, choice = draft(a, b, listed, out, options, targets.at_hand(device))
-    require_memory(named(a, b, out, listed))
+    target = targets.at_hand(device)
+    epilogue.check_items(listed)
+    try:
+        require_memory(named(a, b, out, listed))
+    except WithoutMemoryError:
+        draft(a, b, listed, out, options, target)  # which may find more to say
+        raise
+    checked, choice = draft(a, b, listed, out, options, target)
     if torch.is_grad_enabled():
         refuse_grad(a, b, out, listed)
     problem, bound, launch = checked.problem, checked.epilogue, None

@@ -20,6 +20,7 @@ from warploom.runtime import epilogue
 from warploom.runtime.batches import broadcast
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.epilogue import BoundEpilogue, Item, Keywords
+from warploom.runtime.epilogue_operands import asks_for_batches
 from warploom.runtime.gemm_operands import Copy, layouts, place_operand
 from warploom.runtime.gemm_result import check_out, result_type, storing
 from warploom.runtime.tensors import require_one_device
@@ -74,9 +75,12 @@ def check_call(
     Raises ProblemError naming the tensor, the rule and the fix.
     """
     shape, shared = _extents(a, b, options.spec)
-    m, n, k = (shape[-2] if shared is not None else a.shape[:-1].numel(), shape[-1], a.shape[-1])
+    *lead, m, n = shape
+    if shared is None and lead and asks_for_batches(listed, shape[:-2], m, n):
+        shared = shape[:-2]
     device = a.get_device()
-    bound = epilogue.bind(listed, m, n, device, shared)
+    bound = epilogue.bind(listed, shape[:-2], m, n, device, batched=shared is not None)
+    m, k = (m if shared is not None else prod(lead) * m), a.shape[-1]
     d_type = result_type(a, out, options.out_dtype, len(listed) > 0)
     pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
     allowed_a, allowed_b = layouts(a, options.spec)

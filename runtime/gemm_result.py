@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import Batches
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
-from warploom.runtime.batches import batches
+from warploom.runtime.batches import batches, step_pitch
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.operands import refuse_repeated
 
@@ -50,22 +51,23 @@ def check_out(
         )
     if out.numel() == 0:
         return n, m * n
-    pitch, apart = (out.stride(-2) if m > 1 else -(-n // 16) * 16), 0  # of one row: any
-    lie: Batches | None = Batches()
-    if shared is not None:
-        lie = batches(out, shared)
-        apart = lie.pitch if lie else 0
-    elif out.dim() > 2:
-        lie = Batches() if out.is_contiguous() else None
-        pitch = n
-    if lie is None or (n > 1 and out.stride(-1) != 1):
+    refuse_repeated("out", out)
+    pitch: int | None
+    apart: int | None = 0
+    if shared is None:
+        pitch = step_pitch(out, shape[:-1], trailing=1)
+    else:
+        pitch, lie = out.stride(-2), batches(out, shared)
+        apart = lie.pitch if lie else None
+    if pitch is None or apart is None or (n > 1 and out.stride(-1) != 1):
+        through = "through all rows" if shared is None else "between rows and one between batches"
         raise ProblemError(
-            f"out with strides {list(out.stride())}",
-            rule="has a contiguous last dimension, one pitch between rows and one between batches",
+            f"out {list(out.shape)} with strides {list(out.stride())}",
+            rule=f"must have a contiguous last dimension, one pitch {through}",
             fix="use a row-major out",
         )
-    refuse_repeated("out", out)
-    return pitch, apart
+    one_row = prod(shape[:-1] if shared is None else (m,)) == 1
+    return -(-n // 16) * 16 if one_row else pitch, apart  # of one row: any
 
 
 def storing(

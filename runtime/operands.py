@@ -9,6 +9,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
+from warploom.runtime.batches import step_pitch
 from warploom.runtime.counters import counters
 
 
@@ -71,15 +72,22 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     (first, last), (begin, end) = extent_bytes(one), extent_bytes(other)
     if begin >= last or first >= end:
         return False
-    pitches = {t.stride(-2) * t.element_size() for t in (one, other) if t.dim() > 1}
-    if len(pitches) != 1 or one.dim() != other.dim() or min(pitches) == 0:
+    pitches = {(_rows_apart(t) or 0) * t.element_size() for t in (one, other)}
+    if len(pitches) != 1 or min(pitches) == 0:
         return True
     (pitch,) = pitches
     widths = [t.shape[-1] * t.element_size() for t in (one, other) if t.stride(-1) == 1]
-    if len(widths) != 2 or one.dim() != 2 or max(widths) > pitch:
+    if len(widths) != 2 or max(widths) > pitch:
         return True
     shift = (begin - first) % pitch  # where other's columns begin, counted from one's
     return shift < widths[0] or shift + widths[1] > pitch
+
+
+def _rows_apart(tensor: torch.Tensor) -> int | None:
+    """Elements from row to row through all leading dimensions, or None."""
+    if tensor.dim() == 2:
+        return tensor.stride(0)
+    return step_pitch(tensor, tensor.shape[:-1], trailing=1) if tensor.dim() > 2 else None
 
 
 def refuse_repeated(name: str, out: torch.Tensor) -> None:

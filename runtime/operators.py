@@ -18,6 +18,7 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import gemm as gemms
 from warploom.runtime.batches import broadcast
 from warploom.runtime.epilogue import Item
+from warploom.runtime.epilogue_operands import SCALARS
 from warploom.runtime.gemm_operands import differentiated, refuse_grad, requiring_grad
 from warploom.runtime.gemm_problem import Options
 from warploom.runtime.gemm_result import result_type
@@ -43,7 +44,8 @@ _library.define(f"gemm({_ARGUMENTS}) -> Tensor")
 _library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()")
 _library.define("gemm_refused(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor")
 
-_TENSOR_KINDS = ("scale_tensor", "scale_row", "scale_column", "bias", "residual")
+_TENSOR_KINDS = ("scale_row", "scale_column", "bias", "residual")
+_TENSOR = "_tensor"  # after the kind of a scale that is one
 
 
 def _flatten(listed: Sequence[Item]) -> tuple[list[str], list[torch.Tensor], list[float]]:
@@ -55,7 +57,7 @@ def _flatten(listed: Sequence[Item]) -> tuple[list[str], list[torch.Tensor], lis
         if kind == "amax":
             kinds.append(kind)
         elif isinstance(value, torch.Tensor):
-            kinds.append("scale_tensor" if kind == "scale" else kind)
+            kinds.append(kind + _TENSOR if kind in SCALARS else kind)
             operands.append(value)
         elif kind == "activation":
             kinds.append(value)
@@ -73,9 +75,9 @@ def _listed(call: _Call, amax: torch.Tensor | None) -> list[Item]:
     for kind in call.kinds:
         if kind == "residual":
             listed.append((kind, next(tensor), next(number)))
-        elif kind in _TENSOR_KINDS:
-            listed.append((kind.replace("_tensor", ""), next(tensor)))
-        elif kind == "scale":
+        elif kind in _TENSOR_KINDS or kind.endswith(_TENSOR):
+            listed.append((kind.removesuffix(_TENSOR), next(tensor)))
+        elif kind in SCALARS:
             listed.append((kind, next(number)))
         elif kind == "amax":
             listed.append((kind, amax))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.batches import broadcast
-from warploom.runtime.epilogue import Item
+from warploom.runtime.epilogue_operands import Item, kind_of, natural
 
 _FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
 _STEEPEST = 1.13  # the largest slope of an activation (gelu's)
@@ -31,29 +31,26 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def apply(x: torch.Tensor, listed: Sequence[Item]) -> torch.Tensor:
     """Apply the epilogue's items to accumulators x [.., m, n], in x's own precision."""
     for item in listed:
-        kind, value = item[0], item[1]
+        kind, value = kind_of(item), item[1]
         if kind == "activation":
             x = _ACTIVATIONS[value](x)
             continue
         if kind == "amax":
             continue
         operand = value.to(x.dtype) if isinstance(value, torch.Tensor) else value
+        if kind != "scale":
+            operand = cast("torch.Tensor", natural(kind, operand, x.shape[:-2], *x.shape[-2:]))
         if kind == "residual":
-            flat = operand.dim() > x.dim()  # rows of one matrix, in the dimensions of A's
-            x = x + item[2] * (operand.reshape(x.shape) if flat else operand) if item[2] else x
+            x = x + item[2] * operand if item[2] else x
         elif kind == "bias":
-            x = x + _by_column(operand)
+            x = x + operand.unsqueeze(-2)
         elif kind == "scale_row":
             x = x * operand.unsqueeze(-1)
         elif kind == "scale_column":
-            x = x * _by_column(operand)
+            x = x * operand.unsqueeze(-2)
         else:
             x = x * operand
     return x
-
-
-def _by_column(vector: torch.Tensor) -> torch.Tensor:
-    return vector.unsqueeze(-2) if vector.dim() > 1 else vector
 
 
 def raise_amax(x: torch.Tensor, listed: Sequence[Item]) -> None:
@@ -86,14 +83,15 @@ def gemm(
     if listed:
         raise_amax(x.to(torch.float32), listed)
         x = apply(x.to(torch.float32), listed)
-    return rounded(x, out_dtype).reshape(*broadcast(a, b), a.shape[-2], b.shape[-1])
+    return rounded(x, out_dtype)
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a b: [.., m, n] where b has batches, else one matrix of all rows of a."""
+    """Return a b [.., m, n]; of one b, all rows of a are one product."""
     if b.dim() > 2:
         return a @ b
-    return a.reshape(a.shape[:-1].numel(), a.shape[-1]) @ b
+    rows = a.reshape(a.shape[:-1].numel(), a.shape[-1])
+    return (rows @ b).reshape(*a.shape[:-1], b.shape[-1])
 
 
 def gemm_exact(

@@ -24,7 +24,7 @@ from warploom.runtime import attention, gemm
 from warploom.runtime.attention_problem import Call
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
-from warploom.runtime.epilogue import scaling
+from warploom.runtime.epilogue_operands import kind_of
 from warploom.runtime.gemm_problem import Options
 from warploom.tuning.attention_data import AttentionData
 from warploom.tuning.gemm_data import GemmData
@@ -84,11 +84,9 @@ def choices(operation: Operation, shape: Shape, target: DeviceLimits) -> list[Ch
 def _gemm(operation: GemmOperation, shape: GemmShape, target: DeviceLimits) -> list[Choice]:
     one = GemmData(operation, shape, "meta", 0).operands()
     options = Options(TORCH[operation.d], operation.accumulation)
-    by_keywords = tuple(
-        scaling(item[1], item[0]) if item[0] in ("scale_row", "scale_column") else item
-        for item in one.listed
-    )
-    kinds = {tuple(item[0] for item in listed): listed for listed in (by_keywords, one.listed)}
+    keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
+    by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
+    kinds = {tuple(map(kind_of, listed)): listed for listed in (by_keywords, one.listed)}
     return [gemm.draft(one.a, one.b, listed, None, options, target)[1] for listed in kinds.values()]
 
 
