@@ -32,7 +32,8 @@ _WARNING = re.compile(r"\bwarning\s*(?:#\S+\s*)?:|\(C75\d\d\)")
 def compile(source: str, *, name: str, arch: str, toolchain: Toolchain) -> Artifact:
     """Compile one translation unit to a cubin for `arch`.
 
-    `name` is the kernel's, for messages and the artifact. Raises CompilationError.
+    `name` is the kernel's, for messages and the artifact. Raises CompilationError, and
+    ToolchainError if a header was changed since the toolchain was found.
     """
     options = toolchain.options(arch)
     started = time.perf_counter()
@@ -40,6 +41,7 @@ def compile(source: str, *, name: str, arch: str, toolchain: Toolchain) -> Artif
         log = _compile(program, (*options, *toolchain.include_options), name, source)
         cubin = _bytes(program, "CUBIN")
     seconds = time.perf_counter() - started
+    toolchain.require_unchanged()
     resources, warnings = report(log)
     if not resources:
         raise CompilationError(name, log=f"error: no kernel in this source\n{log}", source=source)

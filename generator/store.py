@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock
 
 from warploom.errors import StoreError
@@ -22,6 +21,7 @@ from warploom.generator.store_directory import (
     Counters,
     Directory,
     DirectoryStats,
+    default_root,
     make_directory,
     warn_once,
 )
@@ -106,10 +106,9 @@ class Store:
         WARPLOOM_CACHE_DIR is the root (default: the user's cache directory), WARPLOOM_CACHE_PATH
         a list of directories to read, separated like PATH.
         """
-        root = os.environ.get("WARPLOOM_CACHE_DIR")
         extra = os.environ.get("WARPLOOM_CACHE_PATH", "").split(os.pathsep)
         return cls(
-            Path(root) if root else platformdirs.user_cache_path("warploom"),
+            default_root(),
             [Path(path) for path in extra if path],
         )
 

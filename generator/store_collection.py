@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from warploom.errors import StoreError
 from warploom.generator.store import Store
-from warploom.generator.store_directory import Directory, size
+from warploom.generator.store_directory import ROOMS, Directory, size
 
 GRACE_SECONDS = 3600.0  # no write takes this long
 
@@ -121,7 +121,7 @@ def _leftovers(directory: Directory, kernels: list[_Kernel]) -> list[Path]:
     horizon = time.time() - GRACE_SECONDS
     loose = [
         path
-        for room in ("objects", "keys", "sources", "locks")
+        for room in ROOMS
         for path in directory.files(room)
         if path not in referenced and _modified(path) < horizon
     ]

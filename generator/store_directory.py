@@ -3,6 +3,7 @@
     objects/<aa>/<sha256>                  a compressed cubin, named by the hash of the raw one
     sources/<aa>/<source digest>.<key>     an empty file: this key compiled that source
     keys/<aa>/<key>.json                   the record, written last: the only commit point
+    toolchains/<stamps>                    what a toolchain with these stamps was hashed to
 
 A file that fails verification goes to quarantine/, is logged once, and counts as missing.
 """
@@ -18,13 +19,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
+
+import platformdirs
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.store_record import Record, pack
 from warploom.generator.store_trust import refuse_shared, stranger
 
-_ROOMS = ("objects", "keys", "sources", "locks", "quarantine")
+ROOMS = ("objects", "keys", "sources", "locks", "toolchains")  # quarantine apart
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # What file systems say that cannot sync a directory, and directories that cannot be opened for it.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
@@ -74,7 +78,7 @@ class Directory:
             make_directory(path)
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is not a directory")
-        refuse_shared(path, [path / room for room in _ROOMS], owned=writable)
+        refuse_shared(path, [path / room for room in (*ROOMS, "quarantine")], owned=writable)
         self._owner = path.stat().st_uid
 
     def record(self, key: str) -> Record | None:
@@ -151,6 +155,17 @@ class Directory:
             with suppress(OSError):
                 os.utime(self.record_path(key))
 
+    def identity(self, stamp: str) -> str | None:
+        """Return the toolchain's identity that was kept under `stamp`, or None."""
+        data = self._read(self._toolchain_path(stamp)) or b""
+        identity = data[:64].decode("ascii", "replace")
+        return identity if data == _sealed(stamp, identity) else None
+
+    def keep_identity(self, stamp: str, identity: str) -> None:
+        """Keep a toolchain's identity under `stamp`, if it can be written."""
+        with suppress(OSError):
+            self._put(self._toolchain_path(stamp), _sealed(stamp, identity))
+
     def stats(self) -> DirectoryStats:
         """Return counts and bytes, without verifying."""
         records = self._record_paths()
@@ -180,6 +195,9 @@ class Directory:
         """Return where the by-source entry of `record` lies."""
         digest = record.source_digest
         return self.path / "sources" / digest[:2] / f"{digest}.{record.key}"
+
+    def _toolchain_path(self, stamp: str) -> Path:
+        return self.path / "toolchains" / stamp
 
     def _record_paths(self) -> list[Path]:
         paths = sorted((self.path / "keys").glob("??/*.json"))
@@ -222,6 +240,17 @@ class Directory:
                 reason = f"{reason}; left in place: {error}"
         self.counters.quarantined += 1
         warn_once(f"{path} is damaged and counts as missing: {reason}")
+
+
+def default_root() -> Path:
+    """Return where this user's store is: WARPLOOM_CACHE_DIR, or in the user's cache folder."""
+    root = os.environ.get("WARPLOOM_CACHE_DIR")
+    return Path(root) if root else platformdirs.user_cache_path("warploom")
+
+
+def _sealed(stamp: str, identity: str) -> bytes:
+    seal = sha256(f"{stamp} {identity}".encode()).hexdigest()
+    return f"{identity} {seal}\n".encode()
 
 
 def size(path: Path) -> int:

@@ -7,20 +7,24 @@ the contents of all of it, never a path: equal wheels give equal identities on a
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import importlib.metadata
+import ctypes
 import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from warploom.errors import ToolchainError
+from warploom.generator.toolchain_files import Component, Stamp, identity
 
+__all__ = ["CCCL_VERSIONS", "NVRTC_VERSION", "Component", "Toolchain", "find"]
+
+NVRTC_VERSION = "13.0"  # the oldest: those before know neither the options nor the headers
 CCCL_VERSIONS = ("3.0", "3.1")  # of CUDA 13.0 and 13.1; from 3.2 on, CuTe 4.2 does not compile
+_NVRTC_FILES = r"libnvrtc(-builtins)?\.so\.[0-9.]+"
 _CUDA_HEADERS = {  # one header of each wheel
     "cuda_runtime.h": "nvidia-cuda-runtime",
     "crt/host_defines.h": "nvidia-cuda-crt",
@@ -28,46 +32,28 @@ _CUDA_HEADERS = {  # one header of each wheel
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
-    """One part of a toolchain: the files below `folder` whose relative path matches `files`."""
-
-    name: str
-    version: str
-    folder: Path
-    files: str
-    wheels: tuple[str, ...]  # that bring these files, where wheels do
-    deep: bool = True  # False: only files right in `folder`, which may be a system's lib
-
-    def recorded(self) -> dict[str, str]:
-        """Relative path -> `sha256=...` as the wheels' RECORD has it; empty where none has."""
-        entries: dict[str, str] = {}
-        for wheel in self.wheels:
-            found = {
-                path: digest
-                for path, digest in _record(wheel, self.folder)
-                if re.fullmatch(self.files, path)
-            }
-            if not found or not all(found.values()):
-                return {}
-            entries |= found
-        return entries
-
-    def hashed(self) -> dict[str, str]:
-        """Relative path -> `sha256=...` of the bytes on disk."""
-        return {
-            relative: _file_digest(path)
-            for path in self.folder.glob("**/*" if self.deep else "*")
-            if re.fullmatch(self.files, relative := path.relative_to(self.folder).as_posix())
-            and path.is_file()
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Toolchain:
-    """CUTLASS, CUDA headers, CCCL and NVRTC; `identity` is the SHA-256 of them all, in hex."""
+    """CUTLASS, CUDA headers, CCCL and NVRTC; `identity` is the SHA-256 of them all, in hex.
+
+    `stamps`, one a component, are other ones once a file of it is changed.
+    """
 
     components: tuple[Component, ...]
     identity: str
+    stamps: tuple[Stamp, ...]
+
+    @classmethod
+    def of(cls, components: tuple[Component, ...]) -> Toolchain:
+        """Return the toolchain of `components` as they are now; ToolchainError if unreadable."""
+        try:
+            stamps = [part.stamped() for part in components]
+            return cls(components, identity(components, stamps), tuple(stamps))
+        except OSError as error:
+            raise ToolchainError(
+                f"{error.filename}: {error.strerror}",
+                rule="every file of the toolchain must be readable",
+                fix="pip install --force-reinstall its wheel, or chmod it",
+            ) from error
 
     def options(self, arch: str) -> tuple[str, ...]:
         """Every NVRTC option but the include paths, in order: these are part of a kernel's key."""
@@ -91,6 +77,16 @@ class Toolchain:
         """Component name -> version."""
         return {part.name: part.version for part in self.components}
 
+    def require_unchanged(self) -> None:
+        """Raise ToolchainError if a file was changed since: what was compiled has no identity."""
+        for part, stamp in zip(self.components, self.stamps, strict=True):
+            if part.stamped() != stamp:
+                raise ToolchainError(
+                    f"files of {part.name} in {part.folder} were changed since they were found",
+                    rule="a process compiles with one toolchain, and kernels are stored under it",
+                    fix="start the process anew",
+                )
+
     def verify(self) -> tuple[Path, ...]:
         """Return the files whose bytes are not those their wheel recorded (takes a second)."""
         changed = []
@@ -107,13 +103,7 @@ class Toolchain:
 @cache
 def find() -> Toolchain:
     """Return this process's toolchain, or raise ToolchainError; it does not change afterwards."""
-    components = tuple(part() for part in _parts())
-    digest = hashlib.sha256()
-    for part in components:
-        entries = part.recorded() or part.hashed()
-        lines = (f"{part.name}/{path},{entries[path]}\n" for path in sorted(entries))
-        digest.update("".join(lines).encode())
-    return Toolchain(components, digest.hexdigest())
+    return Toolchain.of(tuple(part() for part in _parts()))
 
 
 def survey() -> list[Component | ToolchainError]:
@@ -143,10 +133,16 @@ def _cutlass() -> Component:
     raise _missing("CUTLASS headers", "nvidia-cutlass")
 
 
-def _include_folders() -> Iterator[Path]:
+def _wheel_folders() -> Iterator[Path]:
+    """Where wheels of CUDA 13 put their folders: `include`, `lib`."""
     package = importlib.util.find_spec("nvidia")
     for location in (package and package.submodule_search_locations) or ():
-        yield (Path(location) / "cu13" / "include").resolve()
+        yield Path(location) / "cu13"
+
+
+def _include_folders() -> Iterator[Path]:
+    for folder in _wheel_folders():
+        yield (folder / "include").resolve()
     for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         if root:
             yield (Path(root) / "include").resolve()
@@ -161,7 +157,7 @@ def _cuda_headers() -> Component:
             version = f"{number // 1000}.{number % 1000 // 10}"
             # CCCL's wheel brings nv/, which lies beside the CUDA headers.
             wheels = (*_CUDA_HEADERS.values(), "nvidia-cuda-cccl")
-            return Component("CUDA headers", version, folder, "(?!cccl/).*", wheels)
+            return Component("CUDA headers", version, folder, "(?!cccl/).*", wheels, shared=True)
         best = min(best, absent, key=len)
     raise _missing(f"CUDA header {best[0]}", _CUDA_HEADERS[best[0]])
 
@@ -188,24 +184,43 @@ def _cccl() -> Component:
 
 
 def _nvrtc() -> Component:
-    # Asked of the loader that cuda.bindings uses, since torch may have loaded another one already.
-    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
-
-    try:
-        library = Path(load_nvidia_dynamic_lib("nvrtc").abs_path).resolve()
-    except DynamicLibNotFoundError as error:
-        raise _missing("NVRTC", "nvidia-cuda-nvrtc") from error
+    library = _load_nvrtc().resolve()
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
+    if (major, minor) < tuple(map(int, NVRTC_VERSION.split("."))):
+        raise ToolchainError(
+            f"NVRTC {major}.{minor}: {library}",
+            rule=f"must be {NVRTC_VERSION} or later",
+            fix="pip install 'warploom[nvrtc]', and a CUDA 13 build of torch where torch brings it",
+        )
     return Component(
         name="NVRTC",
         version=f"{major}.{minor}",
         folder=library.parent,
-        files=r"libnvrtc(-builtins)?\.so\.[0-9.]+",
+        files=_NVRTC_FILES,
         wheels=("nvidia-cuda-nvrtc",),
         deep=False,
     )
+
+
+def _load_nvrtc() -> Path:
+    """Load NVRTC as cuda.bindings does, which takes the one that torch may have loaded already."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    with suppress(DynamicLibNotFoundError):
+        return Path(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    # It looks into site-packages, not where `pip install --target` or PYTHONPATH have wheels; but
+    # what is loaded already it takes, and NVRTC its builtins.
+    for folder in _wheel_folders():
+        for library in (folder / "lib").glob("libnvrtc*"):
+            if re.fullmatch(_NVRTC_FILES, library.name):
+                with suppress(OSError):
+                    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    try:
+        return Path(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except DynamicLibNotFoundError as error:
+        raise _missing("NVRTC", "nvidia-cuda-nvrtc") from error
 
 
 def _missing(what: str, wheel: str) -> ToolchainError:
@@ -222,25 +237,3 @@ def _defined(header: Path, macro: str) -> int:
     text = header.read_text(encoding="utf-8", errors="replace")
     match = re.search(rf"^\s*#\s*define\s+{macro}\s+(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else 0
-
-
-def _record(wheel: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Each file that an installed wheel put below `folder`: relative path and `sha256=...`."""
-    try:
-        distribution = importlib.metadata.distribution(wheel)
-    except importlib.metadata.PackageNotFoundError:
-        return
-    root = Path(str(distribution.locate_file(""))).resolve()
-    if folder.is_relative_to(root):
-        prefix = folder.relative_to(root).as_posix() + "/"
-        for line in (distribution.read_text("RECORD") or "").splitlines():
-            if line.startswith(prefix):
-                path, digest, _ = line.removeprefix(prefix).rsplit(",", 2)
-                yield path, digest
-
-
-def _file_digest(path: Path) -> str:
-    """SHA-256 of a file, spelt as in a RECORD."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,8 +1,41 @@
-"""What the unit tests share: `attention_calls` and `samplers`, which are no tests."""
+"""What the unit tests share: `attention_calls` and `samplers`, which are no tests, and a wheel."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from warploom.generator.toolchain import Component
+
 sys.path.append(str(Path(__file__).parent))
+
+FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Component]:
+    """Return a function that makes a site-packages folder with one wheel of FILES in it."""
+
+    def install(folder: str, record: bool = True) -> Component:
+        site = tmp_path / folder
+        part = Component("headers", "1.0", site / "headers" / "include", ".*", ("headers",))
+        for name, text in FILES.items():
+            path = part.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        information = site / "headers-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: headers\nVersion: 1.0\n"
+        )
+        if record:
+            lines = [f"headers/include/{name},{digest},9" for name, digest in part.hashed().items()]
+            lines += ["headers/__pycache__/x.pyc,,", "../../bin/tool,sha256=abc,1"]
+            (information / "RECORD").write_text("\n".join(lines) + "\n")
+        monkeypatch.syspath_prepend(str(site))
+        return part
+
+    return install

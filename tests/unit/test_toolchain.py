@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import cuda.bindings.nvrtc
 import cuda.pathfinder
 import pytest
 from click.testing import CliRunner, Result
@@ -17,38 +22,19 @@ from warploom.errors import ToolchainError
 from warploom.generator import records_file, toolchain
 from warploom.generator.toolchain import Component, Toolchain
 
-FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
+COMPILES = """
+from warploom.generator import nvrtc, toolchain
+source = '#include <cuda_fp16.h>\\nextern "C" __global__ void f(__half* d) { *d = 1; }'
+found = toolchain.find()
+print(found.identity, *nvrtc.compile(source, name="f", arch="sm_90a", toolchain=found).resources)
+"""
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
+def fresh() -> Iterator[None]:
     toolchain.find.cache_clear()
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Component]:
-    """Return a function that makes a site-packages folder with one wheel of FILES in it."""
-
-    def install(folder: str, record: bool = True) -> Component:
-        site = tmp_path / folder
-        part = Component("headers", "1.0", site / "headers" / "include", ".*", ("headers",))
-        for name, text in FILES.items():
-            path = part.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        information = site / "headers-1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: headers\nVersion: 1.0\n"
-        )
-        if record:
-            lines = [f"headers/include/{name},{digest},9" for name, digest in part.hashed().items()]
-            lines += ["headers/__pycache__/x.pyc,,", "../../bin/tool,sha256=abc,1"]
-            (information / "RECORD").write_text("\n".join(lines) + "\n")
-        monkeypatch.syspath_prepend(str(site))
-        return part
-
-    return install
+    yield
+    toolchain.find.cache_clear()
 
 
 def make_include(folder: Path, cccl: str = "3000001", *, crt: bool = True) -> Path:
@@ -96,36 +82,6 @@ def test_include_paths_are_the_three_header_folders_and_not_nvrtcs() -> None:
     assert (folders[0] / "cute" / "config.hpp").is_file()
     assert (folders[1] / "cuda_fp16.h").is_file()
     assert (folders[2] / "cuda" / "std" / "cstdint").is_file()
-
-
-def test_identity_is_of_contents_not_of_where_they_lie(
-    install: Callable[..., Component],
-) -> None:
-    here, there = install("here").recorded(), install("there").recorded()
-    assert here == there == install("unrecorded", record=False).hashed()
-    assert sorted(here) == ["deep/two.h", "one.h"]
-
-
-def test_files_without_a_recorded_hash_are_not_taken_for_hashed(
-    install: Callable[..., Component],
-) -> None:
-    part = install("site")
-    record = part.folder.parents[1] / "headers-1.0.dist-info" / "RECORD"
-    record.write_text("headers/include/one.h,,\nheaders/include/deep/two.h,sha256=abc,9\n")
-    assert part.recorded() == {}
-    assert install("other", record=False).recorded() == {}
-
-
-def test_a_changed_byte_changes_the_content_hash_and_fails_verification(
-    install: Callable[..., Component],
-) -> None:
-    part = install("site")
-    chain = Toolchain((part,), "0" * 64)
-    assert chain.verify() == ()
-    before = part.hashed()
-    (part.folder / "one.h").write_text("#pragma twice\n")
-    assert chain.verify() == (part.folder / "one.h",)
-    assert {name for name in before if before[name] != part.hashed()[name]} == {"one.h"}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +133,27 @@ def test_missing_cutlass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         toolchain.find()
 
 
+def test_nvrtc_before_cuda_13_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.bindings.nvrtc, "nvrtcVersion", lambda: (0, 12, 8))
+    with pytest.raises(ToolchainError) as caught:
+        toolchain.find()
+    assert re.fullmatch(r"NVRTC 12\.8: /.*libnvrtc.*", caught.value.value)
+    assert caught.value.rule == "must be 13.0 or later"
+    assert "pip install 'warploom[nvrtc]'" in caught.value.fix
+
+
+def test_wheels_that_only_pythonpath_finds_compile(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", COMPILES],  # -S: nothing is in site-packages then
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == [toolchain.find().identity, "f"]
+
+
 def test_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise cuda.pathfinder.DynamicLibNotFoundError(name)
@@ -224,9 +201,7 @@ def test_doctor_names_a_header_that_is_not_as_installed(
     part = install("site")
     (part.folder / "one.h").write_text("#pragma twice\n")
     found = toolchain.find()
-    monkeypatch.setattr(
-        doctor, "find", lambda: replace(found, components=(*found.components, part))
-    )
+    monkeypatch.setattr(doctor, "find", lambda: Toolchain.of((*found.components, part)))
     result = run_doctor()
     assert result.exit_code == 1
     assert str(part.folder / "one.h") in result.output
