@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from stand_ins import build_many, no_compiler
 
 import warploom
 from warploom.cli import main
-from warploom.errors import KernelMissingError, ToolchainError
+from warploom.errors import KernelMissingError
 from warploom.generator import build
-from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.render import render
-from warploom.generator.specification import KernelSpec, parse_name
-from warploom.generator.store import Store, key, source_digest
+from warploom.generator.specification import parse_name
+from warploom.generator.store import Store
 from warploom.runtime import attention, driver, gemm, records, targets
 
 BF16, E4M3, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
@@ -114,21 +113,6 @@ def as_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     records.forget()
 
 
-def build_many(
-    specs: Sequence[KernelSpec], store: Store, *_: object, **__: object
-) -> list[Artifact]:
-    """Store something for each kernel, as some toolchain would have compiled it."""
-    built = []
-    for spec in specs:
-        source, one = render(spec), {spec.name: Resources(168, 0, 0)}
-        artifact = Artifact(
-            spec.name, spec.arch, b"cubin", source_digest(source), "theirs", (), one, (), 1.0
-        )
-        store.put(key(source, (), spec.arch, "theirs"), artifact)
-        built.append(artifact)
-    return built
-
-
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["compile", *map(str, arguments)])
 
@@ -218,12 +202,8 @@ def test_attentions_and_their_gradients_run_what_was_compiled_for_them(
 
 def assert_found_without_a_compiler(named: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without NVRTC has every kernel from the store alone, and no other."""
-
-    def missing() -> None:
-        raise ToolchainError("NVRTC: not found")
-
     with monkeypatch.context() as patch:
-        patch.setattr(build, "find", missing)
+        patch.setattr(build, "find", no_compiler)
         for name in set(named):
             assert build.build(parse_name(name)).name == name
         with pytest.raises(KernelMissingError):
