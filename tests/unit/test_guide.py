@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 import warploom
+from benchmarks.peers import KINDS
 from warploom.cli import COMMANDS, EXIT_CODES
 from warploom.generator.config_reference import MARKERS, reference
 from warploom.generator.families.gemm import GemmSchedule
 from warploom.generator.markdown import insert
+from warploom.generator.space import expand_file
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
@@ -149,6 +151,13 @@ def test_the_commands_and_exit_codes_of_the_guide_are_those_there_are() -> None:
     assert sorted(re.findall(r"^\| `warploom (\w+)", told, re.MULTILINE)) == sorted(COMMANDS)
     codes = re.findall(r"^\| (\d+) \| (.*) \|$", told, re.MULTILINE)
     assert codes == [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
+
+
+def test_the_kernels_that_the_guide_lets_compete_compute_what_the_cells_do(folder: Path) -> None:
+    (arguments,) = re.findall(r"-m benchmarks.gemm (.*--specs.*)", GUIDE)
+    file, kind = (re.findall(rf"--{name} (\S+)", arguments)[0] for name in ("specs", "types"))
+    specs = expand_file(folder / file).specs
+    assert {spec.operation for spec in specs} == {KINDS[kind].operation()}
 
 
 def test_links_between_documents_lead_somewhere() -> None:
