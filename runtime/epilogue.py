@@ -9,7 +9,6 @@ of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` an
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -31,6 +30,7 @@ from warploom.runtime.batches import step_pitch
 from warploom.runtime.elements import name_of
 from warploom.runtime.epilogue_operands import SCALARS, extent, kind_of, natural, row_pitch
 from warploom.runtime.epilogue_operands import Item as Item
+from warploom.runtime.tensors import shown
 
 _KINDS = (*SCALARS, "scale_row", "scale_column", "bias", "activation", "residual", "amax")
 
@@ -192,20 +192,20 @@ def check_finite(listed: Sequence[Item]) -> None:
     for item in listed:
         if item[0] == "residual" and not (isinstance(item[2], Real) and math.isfinite(item[2])):
             raise ProblemError(
-                f"beta {item[2]!r}", rule="is a finite number", fix="scale the residual itself"
+                f"beta {shown(item[2])}", rule="is a finite number", fix="scale the residual itself"
             )
 
 
 def check_items(listed: Sequence[Item]) -> None:
     """Raise ProblemError for items of no kind, or of another length than theirs."""
     for item in listed:
-        told = f"{reprlib.repr(item)} of type {type(item).__name__}"
-        if isinstance(item, tuple | list):
-            if item and item[0] in _KINDS and len(item) == (3 if item[0] == "residual" else 2):
-                continue
-            told = f"{reprlib.repr(item[0]) if item else '()'} of length {len(item)}"
+        listing = isinstance(item, tuple | list)
+        kind = item[0] if listing and len(item) else None
+        if isinstance(kind, str) and kind in _KINDS and len(item) == 2 + (kind == "residual"):
+            continue
+        length = f" of length {len(item)}" if listing else ""
         raise ProblemError(
-            f"epilogue item {told}",
+            f"epilogue item {shown(item)}{length}",
             rule=f"an item is (kind, value), the kind one of {', '.join(_KINDS)}; "
             "a residual is (kind, tensor, beta)",
             fix='for example ("bias", bias), ("activation", "relu"), ("residual", c, 1.0)',
@@ -220,7 +220,7 @@ def _step(
     if kind == "activation":
         if value not in get_args(Function):
             raise ProblemError(
-                f"activation {value!r}",
+                f"activation {shown(value)}",
                 rule=f"is one of {', '.join(get_args(Function))}",
                 fix="use one of them, or apply it to the result",
             )
@@ -251,7 +251,7 @@ def _operand(
     """Check the tensor of an item that is called `said`, and return its natural view."""
     if not isinstance(value, torch.Tensor):
         rule = "is a tensor, or a number" if kind == "scale" else "is a tensor"
-        raise ProblemError(f"{said} {reprlib.repr(value)}", rule=rule, fix="pass a torch tensor")
+        raise ProblemError(f"{said} {shown(value)}", rule=rule, fix="pass a torch tensor")
     if value.get_device() != device:
         raise ProblemError(
             f"{said} on {value.device}", rule="is on the device of a and b", fix="move it there"

@@ -24,6 +24,18 @@ class WithoutMemoryError(ProblemError):
     """Meta and fake tensors and wrapper subclasses: operators know what they do, no kernel does."""
 
 
+class _Short(reprlib.Repr):
+    """Of tensors, contents are not read: that would wait for a GPU."""
+
+    def repr_instance(self, x: object, level: int) -> str:
+        if isinstance(x, torch.Tensor):
+            return f"<tensor {list(x.shape)}>"
+        return super().repr_instance(x, level)
+
+
+shown = _Short().repr  # any argument, shortly
+
+
 def require_tensors(function: str, given: Named) -> None:
     """Raise ProblemError for the first that is no tensor which `function` could read."""
     found = _fault(function, given)
@@ -37,7 +49,7 @@ def _fault(function: str, given: Named) -> ProblemError | None:
             continue
         if not isinstance(value, torch.Tensor):
             return ProblemError(
-                f"{name} {reprlib.repr(value)} of type {type(value).__name__}",
+                f"{name} {shown(value)} of type {type(value).__name__}",
                 rule="must be a torch tensor",
                 fix="torch.as_tensor makes one of numbers, lists and numpy arrays",
             )
