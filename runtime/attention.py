@@ -37,7 +37,7 @@ from warploom.runtime.attention_problem import Call, Extents, Keywords, check_nu
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.plan import LaunchPlan, plan_launches, remember
+from warploom.runtime.plan import LaunchPlan, described, plan_launches, remember
 from warploom.runtime.tensors import refuse_dual, require_memory
 
 GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
@@ -96,6 +96,12 @@ class AttentionPlan:
         if forward_ad._current_level >= 0:
             refuse_dual("warploom.attention", (q, k, v, call.out))
         return attention_gradient.run(self, call)
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        lead = (sizes.total_q, sizes.heads) if sizes.packed else self.lse_shape
+        result = f"{[*lead, sizes.dim]}"
+        return described("AttentionPlan", result, self.choice.spec, self.launch, self.copies)
 
     def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
         """The kernel that gradients of what the plan computes get."""

@@ -21,10 +21,11 @@ from warploom.runtime import dispatch, driver, epilogue, reference, targets
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
 from warploom.runtime.decision import Choice
+from warploom.runtime.elements import name_of
 from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm_operands import Copy, check_apart, named, refuse_grad
 from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
-from warploom.runtime.plan import Launches, LaunchPlan, plan_launches, remember
+from warploom.runtime.plan import Launches, LaunchPlan, described, plan_launches, remember
 from warploom.runtime.tensors import WithoutMemoryError, refuse_dual, require_memory
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
@@ -92,6 +93,10 @@ class GemmPlan:
         if key is not None and self._repeatable and not launches[0].roams:
             remember(_ready, key, (alike(a, b, out), launches[0].launch), _READY)
         return out
+
+    def __repr__(self) -> str:
+        result = f"{list(self.out_shape)} {name_of(self.out_dtype, 'out')}"
+        return described("GemmPlan", result, self.choice.spec, self.launch, self.copies)
 
     @property
     def copies(self) -> tuple[str, ...]:

@@ -48,6 +48,15 @@ def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> Non
         known[key] = value
 
 
+def described(
+    what: str, result: str, spec: KernelSpec, launch: LaunchPlan | None, copies: Sequence[str]
+) -> str:
+    """Return the line that a plan is shown as: its result, its kernel, and where it runs."""
+    where = f"cuda:{launch.device}" if launch else "the reference"
+    copied = f", after copies of {' and '.join(copies)}" if copies else ""
+    return f"<{what} {result} on {where}{copied}: {spec.name}>"
+
+
 @dataclass
 class LaunchPlan:
     """The launches of one problem on one device.

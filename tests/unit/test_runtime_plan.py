@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import warploom
 from warploom.generator.elements import element
 from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.tensor_maps import TensorMap
@@ -158,3 +159,13 @@ def test_a_check_is_made_for_addresses_and_numbers_that_are_new(encoded: list[in
     assert len(checked) == 3
     with pytest.raises(ValueError, match="no"):
         made.run((256,), (0.5,), lambda: (_ for _ in ()).throw(ValueError("no")))
+
+
+def test_a_plan_is_shown_as_one_line_with_its_kernel() -> None:
+    a, b = torch.zeros(64, 512).bfloat16(), torch.zeros(512, 384).bfloat16()
+    shown = repr(warploom.plan(a, b))
+    assert shown.startswith("<GemmPlan [64, 384] bf16 on the reference: gemm_sm90a_bf16_")
+    q = torch.zeros(2, 4, 48, 64).bfloat16()
+    shown = repr(warploom.plan_attention(q, q, q))
+    assert shown.startswith("<AttentionPlan [2, 4, 48, 64] on the reference: attention_forward_")
+    assert "\n" not in shown
