@@ -1,6 +1,6 @@
 # Every verb makes the virtual environment it needs: `make demo` or `make test` in a fresh clone is
 # the only command. gpu-test takes $(PYTHON) as it is, since machines with a GPU bring their torch;
-# GPU_TESTS may name some of its files.
+# GPU_TESTS may name some of its files. WORKERS is the most processes that tests run in.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ demo: $(INSTALLED)
 	$(VENV)/bin/python -m warploom.demo
 
 test: lint
-	$(VENV)/bin/python -m pytest -q -m "not gpu"
+	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses $(WORKERS) --dist loadscope
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Each of several processes has its share of the cores: threads that wait for a core of others spin.
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    share = max(1, len(os.sched_getaffinity(0)) // int(workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
+# What libraries keep for the next run lies in build/, not in the user's home or where pytest began.
+BUILD = Path(__file__).parents[1] / "build"
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(BUILD / "hypothesis"))
+os.environ.setdefault("MPLCONFIGDIR", str(BUILD / "matplotlib"))
+with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

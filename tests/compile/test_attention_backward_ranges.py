@@ -100,7 +100,7 @@ def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
     source, program = folder / "ranges.cpp", folder / "ranges"
     source.write_text(host_text(kernel))
     built = subprocess.run(
-        ["g++", "-std=c++17", "-O2", *CHECKED, "-o", str(program), str(source)],
+        ["g++", "-std=c++17", "-O0", *CHECKED, "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
@@ -196,7 +196,7 @@ def test_sums_lie_where_they_are_looked_for(
     source, program = tmp_path / "sums.cpp", tmp_path / "sums"
     source.write_text("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())))
     built = subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-o", str(program), str(source)],
+        ["g++", "-std=c++17", "-O0", "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr
@@ -254,7 +254,7 @@ def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
     stubs = (STUBS.replace("cutlass::bfloat16_t;", "uint16_t;"), STRUCT, FRAGMENT_STUBS, counted)
     source.write_text("\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text())))
     built = subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-o", str(program), str(source)],
+        ["g++", "-std=c++17", "-O0", "-o", str(program), str(source)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr

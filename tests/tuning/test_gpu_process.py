@@ -39,6 +39,7 @@ for line in sys.stdin:
         fate = next((f for part, f in fates.items() if name.endswith(part)), "correct")
         if fate == "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            open(sys.argv[0] + ".hangs", "w").close()
             time.sleep(600)
         if fate == "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -100,7 +101,7 @@ def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Prob
         ("segfault", "illegal", "SIGSEGV"),
         ("exit", "illegal", "exit status 3"),
         ("illegal", "illegal", "an illegal memory access was encountered"),
-        ("hang", "timeout", "no answer for 1 seconds"),
+        ("hang", "timeout", "no answer for 2 seconds"),
         ("real-time", "illegal", f"ended with signal {signal.SIGRTMIN + 6}"),
         ("torn", "illegal", "ended with SIGKILL"),
         ("hello", "illegal", "said 'hello"),
@@ -117,7 +118,7 @@ def test_what_works_is_reported_with_its_times(tmp_path: Path, listed: list[Prob
 def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
     tmp_path: Path, listed: list[Problem], fate: str, outcome: str, reason: str
 ) -> None:
-    gpu = process(tmp_path, fates_of(listed[0], k1=fate), trying=1.0)
+    gpu = process(tmp_path, fates_of(listed[0], k1=fate), trying=2.0)
     found = gpu.measure(batch(listed[0]))
     outcomes = {spec.name: found[spec].outcome for spec in listed[0].space[:4]}
     assert list(outcomes.values()) == ["correct", outcome, "correct", "correct"]
@@ -129,7 +130,7 @@ def test_a_kernel_that_ends_the_process_is_marked_and_the_others_are_measured(
 
 
 def test_two_kernels_that_hang_are_both_marked(tmp_path: Path, listed: list[Problem]) -> None:
-    gpu = process(tmp_path, fates_of(listed[0], k0="hang", k3="hang"), trying=0.5)
+    gpu = process(tmp_path, fates_of(listed[0], k0="hang", k3="hang"), trying=2.0)
     found = gpu.measure(batch(listed[0]))
     assert [found[spec].outcome for spec in listed[0].space[:4]] == [
         *("timeout", "correct", "correct", "timeout")
@@ -179,7 +180,8 @@ def test_closing_ends_a_process_that_hangs(tmp_path: Path, listed: list[Problem]
     assert child
     thread = Thread(target=gpu.measure, args=(batch(listed[0]),))
     thread.start()
-    time.sleep(0.5)
+    while not (tmp_path / "worker.py.hangs").exists():
+        time.sleep(0.01)
     gpu.close()
     thread.join(timeout=20)
     assert not thread.is_alive() and child.returncode == -signal.SIGKILL

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -264,29 +263,25 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     assert len(records_file.read(path)) == 40
 
 
+def _add_on(path: Path, first: int) -> None:
+    for m in itertools.count(first):
+        records_file.update(path, GPU, [record(m)])
+
+
 def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path) -> None:
-    path = tmp_path / "records.json"
-    code = (
-        "import sys; from pathlib import Path; from test_records import record, GPU\n"
-        "from warploom.generator import records_file\n"
-        "m = 0\n"
-        "while True:\n"
-        "    m += 1\n"
-        "    records_file.update(Path(sys.argv[1]), GPU, [record(m)])\n"
-    )
-    held = 0
-    for _ in range(5):
-        path_of = os.pathsep.join(sys.path)
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, str(path)], env=os.environ | {"PYTHONPATH": path_of}
+    path, held = tmp_path / "records.json", 0
+    for index in range(5):
+        child = multiprocessing.get_context("fork").Process(
+            target=_add_on, args=(path, 1 + 1000 * index)
         )
-        until = time.monotonic() + 60
-        while time.monotonic() < until and child.poll() is None:
+        child.start()
+        while child.is_alive():
             if path.exists() and len(records_file.read(path)) > held + 5:
                 break
             time.sleep(0.003)
-        child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
         held = len(records_file.read(path))
     assert held > 25
 

@@ -152,7 +152,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(reference, "_CHUNK", size)
         for function, (out, lse) in zip(functions, whole, strict=True):
             found = function(*given, FUNCTIONS[name])
-            # A score below 8 that is rounded the other way, by 2**-8, moves its row as much as that.
+            # A score below 8 that is rounded the other way, by 2**-8, moves its row by as much.
             moved = 2**-7 * float(v.abs().max()) if function is reference.plain else 1e-6
             assert torch.allclose(found[0].double(), out.double(), rtol=1e-3, atol=moved)
             assert torch.allclose(found[1].double(), lse.double(), rtol=1e-3)
