@@ -6,12 +6,11 @@ is one ConfigurationError, with a line `file:line: field: value: rule: fix` for 
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,9 +20,12 @@ from pydantic.json_schema import GenerateJsonSchema
 from warploom.generator import document
 from warploom.generator.config_models import built, family_of, file_model
 from warploom.generator.document import Document, Place
+from warploom.generator.elements import ELEMENTS
+from warploom.generator.epilogue import STEPS
 from warploom.generator.families import FAMILIES
 from warploom.generator.families.family import Family
 from warploom.generator.specification import Operation
+from warploom.suggestions import suggestion
 
 T = TypeVar("T")
 
@@ -115,21 +117,37 @@ _TAG_PLACES: dict[str, Place] = {  # discriminators, as pydantic names them
     "'step'": ("step",),
     f"{family_of.__name__}()": ("operations", 0, "family"),
 }
+_ALSO = {  # what others call it
+    **{element.torch: (element.name,) for element in ELEMENTS.values()},
+    "half": ("fp16",),
+    "float": ("fp32",),
+    "fp8": ("e4m3", "e5m2"),
+    "swish": ("silu",),
+}
 _HELP = "`warploom schema` has every field and what it takes"
 
 
 def _report(read: Document, error: ValidationError) -> None:
     """Note every problem that pydantic found; those of a union, at one place, are one problem."""
-    found: dict[Place, tuple[str, list[str], str]] = {}
+    found: dict[Place, tuple[str, list[str], list[str]]] = {}
+    elsewhere = dict(_of_another_family(read.value))
+    for place, (value, rule, fix) in elsewhere.items():
+        found[place] = value, [rule], [fix]
     for detail in error.errors(include_url=False):
-        place, value, rule, fix = _problem(_place(read, detail["loc"]), detail)
-        found.setdefault(place, (value, [], fix))[1].append(rule)
-    for place, (value, rules, fix) in found.items():
+        place = _place(read, detail["loc"])
+        if not any(place[: len(other)] == other for other in elsewhere):
+            place, value, rule, fix = _problem(read, place, detail)
+            _, rules, fixes = found.setdefault(place, (value, [], []))
+            rules.append(rule)
+            fixes.append(fix)
+    for place, (value, rules, fixes) in found.items():
         rule = " or ".join(dict.fromkeys(rules)).replace(" or should be ", " or ")
-        read.report(place, value, rule, fix)
+        read.report(place, value, rule, next((fix for fix in fixes if fix != _HELP), _HELP))
 
 
-def _problem(place: Place, detail: Mapping[str, Any]) -> tuple[Place, str, str, str]:
+def _problem(
+    read: Document, place: Place, detail: Mapping[str, Any]
+) -> tuple[Place, str, str, str]:
     """Return place, value, rule and fix of one of pydantic's errors, found at `place`."""
     kind, location, context = detail["type"], detail["loc"], detail.get("ctx", {})
     message = detail["msg"].replace(" after validation", "")
@@ -140,26 +158,69 @@ def _problem(place: Place, detail: Mapping[str, Any]) -> tuple[Place, str, str, 
     if kind == "missing":
         return (*place, location[-1]), "missing", rule, "add it"
     if kind == "extra_forbidden":
-        close = _suggestion(location[-1], _field_names())
+        close = suggestion(str(location[-1]), _fields_at(read, place[:-1]))
         return place, value, rule, close or f"remove it; {_HELP}"
     if kind == "union_tag_not_found":
         return (*place, *_TAG_PLACES[context["discriminator"]]), "missing", rule, "add it"
     if kind == "union_tag_invalid":
         place = (*place, *_TAG_PLACES[context["discriminator"]])
         value, rule = json.dumps(context["tag"]), f"should be one of {context['expected_tags']}"
-    return place, value, rule, _suggestion(value, re.findall(r"'(\w+)'", rule)) or _HELP
+    words = re.findall(r"'(\w+)'", rule)
+    written = value.strip('"')
+    if place == ("arch",) and not any(word.startswith(written) for word in words):
+        return place, value, rule, f"kernels exist for {', '.join(words)} (Hopper) only"
+    return place, value, rule, suggestion(written, words, _ALSO) or _HELP
 
 
-def _suggestion(written: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(written.strip('"'), known, n=1)
-    return f"did you mean {close[0]}?" if close else ""
+def _of_another_family(value: Any) -> Iterator[tuple[Place, tuple[str, str, str]]]:  # noqa: ANN401
+    """Operations, and schedules by their fields, that are of another family than their entry."""
+    for index, entry in enumerate(_items(value, "kernels")):
+        known = family_of(entry)
+        if known not in FAMILIES:
+            continue
+        for number, operation in enumerate(_items(entry, "operations")):
+            named = operation.get("family") if isinstance(operation, dict) else None
+            if named != known and named in list(FAMILIES):
+                rule = f"must be of {known}, as the entry's first one is"
+                place = ("kernels", index, "operations", number)
+                yield place, (f"an operation of {named}", rule, _own_entry(named))
+        own = _names(FAMILIES[known].schedule)
+        for number, schedule in enumerate(_items(entry, "schedules")):
+            fields = set(schedule) if isinstance(schedule, dict) else set()
+            others = (name for name, one in FAMILIES.items() if fields <= _names(one.schedule))
+            if not fields <= own and (named := next(others, "")):
+                rule = f"must be of {known}, as the entry's operations are"
+                place = ("kernels", index, "schedules", number)
+                yield place, (f"a schedule of {named}", rule, _own_entry(named))
 
 
-@cache
-def _field_names() -> list[str]:
-    described = file_model().model_json_schema()
-    models = [described, *described["$defs"].values()]
-    return sorted({name for model in models for name in model["properties"]})
+def _own_entry(named: str) -> str:
+    return f"an entry has one family: give {named} an entry of its own"
+
+
+def _items(mapping: Any, name: str) -> list[Any]:  # noqa: ANN401 (what a file holds)
+    found = mapping.get(name) if isinstance(mapping, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _names(source: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(source)}
+
+
+def _fields_at(read: Document, place: Place) -> set[str]:
+    """The fields of the mapping at `place`."""
+    if not place:
+        return set(file_model().model_fields)
+    entry = _items(read.value, "kernels")[int(place[1])]
+    if len(place) == 2:
+        return {"operations", "schedules"}
+    family = FAMILIES[family_of(entry)]
+    if place[2] == "schedules":
+        return _names(family.schedule)
+    if len(place) == 4:
+        return _names(family.operation)
+    step = entry["operations"][place[3]]["epilogue"][place[5]].get("step")
+    return {name for one in STEPS if one.step == step for name in _names(type(one))}
 
 
 def _place(read: Document, location: tuple[str | int, ...]) -> Place:

@@ -59,6 +59,7 @@ class Document:
     def where(self, place: Place, line: int | None = None) -> str:
         """Return `file:line: field` of a place."""
         name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+        name = name.replace("\n", "\\n")  # a line has one problem
         return f"{self.file}:{line or self._line(place)}: {name.removeprefix('.') or 'file'}"
 
     def report(

@@ -8,12 +8,11 @@ out.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from warploom.errors import ConfigurationError, RecordsError, ToolchainError
+from warploom.errors import RecordsError, ToolchainError
 from warploom.generator import records_file
 from warploom.generator.families import family
 from warploom.generator.gpus import file_name
@@ -22,6 +21,7 @@ from warploom.generator.model import Constants
 from warploom.generator.model.constants import load
 from warploom.generator.records import Environment, Records
 from warploom.generator.toolchain import find
+from warploom.variables import choice
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Known:
 @cache
 def known(gpu: str) -> Known:
     """Return what is known of a GPU kind; of one without a name, and where told so, nothing."""
-    if not gpu or _ignored():
+    if choice("WARPLOOM_RECORDS") == "ignore" or not gpu:
         return Known(Records(gpu), None)
     records, unread = Records(gpu), []
     came = records_file.shipped(gpu)
@@ -71,15 +71,6 @@ def environment(device: DeviceLimits, family_name: str) -> Environment:
     """What a measurement on `device` depends on, beside the problem."""
     revision = family(family_name).revision
     return Environment(device.gpu, device.multiprocessors, device.nvrtc, revision)
-
-
-def _ignored() -> bool:
-    given = os.environ.get("WARPLOOM_RECORDS") or "use"
-    if given not in ("use", "ignore"):
-        raise ConfigurationError(
-            f"WARPLOOM_RECORDS={given}", rule="is use or ignore", fix="set it to one of them"
-        )
-    return given == "ignore"
 
 
 @cache

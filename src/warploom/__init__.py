@@ -25,6 +25,7 @@ from warploom.errors import (
     UnknownNameError,
     WarploomError,
 )
+from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
     from warploom.runtime.api import (
@@ -85,7 +86,10 @@ if os.environ.get("WARPLOOM_LOG"):
 def __getattr__(name: str) -> object:
     """Import a name of the runtime on first use, and keep it (PEP 562)."""
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        near = "" if name.startswith("_") else suggestion(name, __all__)
+        told = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(f"{told}: {near}" if near else told)
+    import_module("warploom.variables").warn()
     module, attribute = _LAZY[name]
     value: object = getattr(import_module(module), attribute)
     globals()[name] = value

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copyreg
 import re
 
+from warploom.printable import printable
+
 
 class WarploomError(Exception):
     """Base of every error Warploom raises on purpose.
@@ -21,7 +23,7 @@ class WarploomError(Exception):
         self.value = value
         self.rule = rule
         self.fix = fix
-        super().__init__(": ".join(part for part in (value, rule, fix) if part))
+        super().__init__(printable(": ".join(part for part in (value, rule, fix) if part)))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle and copy by message and attributes: what a subclass is made of is its own."""

@@ -6,12 +6,14 @@ guide say of variables comes from this list.
 
 from __future__ import annotations
 
-import difflib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from warploom.errors import ConfigurationError
+from warploom.suggestions import suggestion
 
 PREFIX = "WARPLOOM_"
 
@@ -68,14 +70,22 @@ def mistakes() -> dict[str, str]:
     found = {}
     for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
         if name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, 1)
-            found[name] = f"is not read: did you mean {near[0]}?" if near else "is not read"
+            near = suggestion(name, VARIABLES)
+            found[name] = f"is not read: {near}" if near else "is not read"
         elif VARIABLES[name].choices:
             try:
                 choice(name)
             except ConfigurationError as error:
                 found[name] = error.rule
     return found
+
+
+@cache
+def warn() -> None:
+    """Log a warning for each variable that is set and not read, once in a process."""
+    for name, told in mistakes().items():
+        if name not in VARIABLES:  # a value that is not taken is an error where it is read
+            logging.getLogger("warploom").warning("%s %s", name, told)
 
 
 def _listed(words: tuple[str, ...]) -> str:

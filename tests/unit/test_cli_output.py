@@ -222,3 +222,18 @@ def test_the_help_has_whole_sentences_all_variables_and_all_codes() -> None:
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["cache", "--no-such-option"]])
 def test_wrong_usage_is_the_users_input_and_not_a_compilation_failure(arguments: list[str]) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 1
+
+
+def test_what_others_wrote_reaches_no_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b]0;owned\x07"
+    said = Output(as_json=False)
+    said.line(hostile)
+    said.value("name", hostile)
+    said.value("names", {hostile: hostile})
+    said.table("table", ["name"], [[hostile]])
+    said.warning(hostile)
+    said.error(WarploomError(hostile, rule=hostile, fix=hostile))
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).isascii() and "\x1b" not in captured.out + captured.err
+    assert captured.out.count("\\x1b]0;owned\\x07") == 5
+    assert "\x1b" not in str(WarploomError(hostile))

@@ -16,6 +16,9 @@ from typing import Any, NoReturn, cast
 
 import click
 
+from warploom import variables
+from warploom.suggestions import suggestion
+
 COMMANDS = (
     "emit",
     "compile",
@@ -41,12 +44,28 @@ EXIT_CODES = {
 _HELP = ["-h", "--help"]
 
 
-class CommandGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """Commands, the nearest of which is suggested for a name that is none of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = suggestion(args[0], self.list_commands(ctx))
+            if not near:
+                raise
+            raise click.UsageError(f"no such command {args[0]!r}: {near}", ctx) from error
+
+
+class CommandGroup(SuggestingGroup):
     """Commands by module name, imported on first use; wrong usage exits with 1, not click's 2."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name the commands in the order of a kernel's life."""
-        return list(COMMANDS)
+        return [*COMMANDS]  # `list` is one of them, once it was imported
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command; None for a name that is none of them."""
@@ -112,3 +131,4 @@ def _failed(error: OSError) -> int:
 @click.version_option(package_name="warploom")
 def main() -> None:
     """Weave GPU kernels from YAML: generate, compile, store and inspect them."""
+    variables.warn()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from warploom.cli import SuggestingGroup
 from warploom.cli.output import Output, reporting
 from warploom.cli.units import Bytes, parse_bytes
 from warploom.errors import StoreError
@@ -14,7 +15,7 @@ from warploom.generator.store import Store
 _SECONDS_PER_DAY = 86_400.0
 
 
-@click.group("cache")
+@click.group("cache", cls=SuggestingGroup)
 def command() -> None:
     """Look into the kernel store, move kernels, collect garbage."""
 

@@ -39,6 +39,7 @@ from warploom import log
 from warploom.cli.progress import Watch, watched
 from warploom.cli.table import aligned, separated
 from warploom.errors import CompilationError, WarploomError
+from warploom.printable import printable
 
 Parameters = ParamSpec("Parameters")
 
@@ -83,7 +84,7 @@ class Output:
     def line(self, text: str) -> None:
         """Say one line to a person; JSON does not have it."""
         if not self.as_json:
-            click.echo(text)
+            _say(text)
 
     def text(self, name: str, text: str) -> None:
         """Give a whole text verbatim, such as a source: JSON key `name`."""
@@ -103,7 +104,7 @@ class Output:
         if self.as_json or (self.quiet and aside):
             return
         for line in _lines(name, value):
-            click.echo(line, err=aside)
+            _say(line, err=aside)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Give rows under named columns: in JSON a list, at key `name`, of an object per row.
@@ -123,7 +124,7 @@ class Output:
             cells = [[_text(value) for value in row] for row in rows]
             lines = aligned(columns, cells, numeric, width())
         for line in lines:
-            click.echo(line)
+            _say(line)
 
     @contextmanager
     def progress(self, text: str, total: int) -> Iterator[Callable[[str], None]]:
@@ -157,7 +158,7 @@ class Output:
 
     def warning(self, text: str) -> None:
         """Say something on standard error that nobody should miss."""
-        click.echo(text, err=True)
+        _say(text, err=True)
 
     def error(self, error: WarploomError) -> None:
         """Put `error` on standard error and take its exit code."""
@@ -167,25 +168,25 @@ class Output:
             fields |= _kept(error)
             self._document[f"log of {error.name}"] = error.log
         if self.as_json:
-            click.echo(json.dumps({"type": type(error).__name__, **fields}), err=True)
+            _say(json.dumps({"type": type(error).__name__, **fields}), err=True)
             return
-        click.echo("Error: " + ": ".join(filter(None, list(fields.values())[:3])), err=True)
+        _say("Error: " + ": ".join(filter(None, list(fields.values())[:3])), err=True)
         for name, path in list(fields.items())[3:]:
-            click.echo(f"  {name:<6}  {path}", err=True)
+            _say(f"  {name:<6}  {path}", err=True)
         if self.verbose and isinstance(error, CompilationError):
-            click.echo(error.log, err=True)
+            _say(error.log, err=True)
 
     def stopped(self, signalled: KeyboardInterrupt, text: str = "") -> None:
         """Say that a signal ended the command, and what became of its work."""
         self.exit_code = 128 + (
             signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT
         )
-        click.echo(f"Stopped: {text}" if text else "Stopped.", err=True)
+        _say(f"Stopped: {text}" if text else "Stopped.", err=True)
 
     def close(self) -> None:
         """Print the JSON object, once everything has been reported."""
         if self.as_json:
-            click.echo(json.dumps(self._document, indent=2, default=_json))
+            _say(json.dumps(self._document, indent=2, default=_json))
 
 
 def reporting(
@@ -251,6 +252,11 @@ def _kept(error: CompilationError) -> dict[str, str]:
     return kept
 
 
+def _say(text: str, *, err: bool = False) -> None:
+    """Print what a person reads, and what of it a terminal would act on as escapes."""
+    click.echo(printable(text), err=err)
+
+
 def _lines(name: str, value: object) -> list[str]:
     if not isinstance(value, Mapping):
         return [f"{name}: {_text(value)}"]
@@ -263,7 +269,7 @@ def _text(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def _bare(value: object) -> str:

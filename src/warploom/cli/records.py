@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from warploom.cli import SuggestingGroup
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError, RecordsError
 
@@ -22,7 +23,7 @@ COLUMNS = ("problem", "us", "default / best", "schedule", "nvrtc", "revision", "
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.group("records")
+@click.group("records", cls=SuggestingGroup)
 def command() -> None:
     """Show, merge and learn from what was tuned."""
 

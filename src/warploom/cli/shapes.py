@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from warploom.errors import ConfigurationError
+from warploom.suggestions import suggestion
 
 SPACES = {  # of the package, by what FILE may name
     "gemm": ("gemm",),
@@ -63,8 +64,14 @@ def check_one(what: str, shapes: Sequence[str], model: str | None, *, cells: boo
 
 
 def shipped(path: Path) -> list[Path]:
-    """The spaces of the package that `path` names, or `path`."""
-    if str(path) not in SPACES or path.exists():
+    """The spaces of the package that `path` names, or `path`; ConfigurationError for neither."""
+    if path.exists():
         return [path]
+    if str(path) not in SPACES:
+        raise ConfigurationError(
+            f"{path}: no such file",
+            rule=f"must be a configuration, or one of the package's spaces: {', '.join(SPACES)}",
+            fix=suggestion(str(path), SPACES),
+        )
     folder = resources.files("warploom.configs")
     return [Path(str(folder.joinpath(f"{name}_space.yaml"))) for name in SPACES[str(path)]]

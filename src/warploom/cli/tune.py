@@ -8,6 +8,7 @@ without a record.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -73,9 +74,11 @@ def command(
 
     output.for_people = True
     check_one("tune", shapes, model, cells=cells)
-    if not budget > 0:
+    if not 0 < budget < math.inf:
         raise ConfigurationError(
-            f"--budget {budget:g}", rule="is more than 0 seconds", fix="a minute is a good start"
+            f"--budget {budget:g}",
+            rule="must be a number of seconds, more than 0",
+            fix="a minute is a good start",
         )
     if replay and not records:
         raise ConfigurationError(
