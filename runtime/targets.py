@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import torch
 
+from warploom import variables
 from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.targets import names, target
@@ -22,8 +22,8 @@ def at_hand(device: int) -> DeviceLimits:
     """
     if device < 0:
         return NO_GPU
-    forbidden = os.environ.get("WARPLOOM_COMPILE") == "forbid"
-    return replace(driver.limits(device), nvrtc=None if forbidden else records.nvrtc())
+    compiles = variables.choice("WARPLOOM_COMPILE") == "allow"
+    return replace(driver.limits(device), nvrtc=records.nvrtc() if compiles else None)
 
 
 def ahead_of_time(gpu: str | None) -> DeviceLimits:
