@@ -74,22 +74,24 @@ def of_section(stem: str, title: str, document: DocumentJson) -> list[Picture]:
 
 def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
     """Every cell of these documents, sorted, and the lost ones by name; None of too few."""
-    groups = by_kind(cell for document in documents for cell in document["cells"] if cell["ratio"])
-    ordered = {KINDS.get(kind, kind): groups[kind] for kind in sorted(groups, key=_order)}
+    groups = by_kind(cell for document in documents for cell in document["cells"])
+    kinds = {KINDS.get(kind, kind): groups[kind] for kind in sorted(groups, key=_order)}
     panels = {
-        kind: [(cell["ratio"], cell["verdict"]) for cell in cells]
-        for kind, cells in ordered.items()
+        kind: [(cell["ratio"], cell["verdict"]) for cell in cells if cell["ratio"]]
+        for kind, cells in kinds.items()
     }
+    panels = {kind: ratios for kind, ratios in panels.items() if ratios}
     count = sum(map(len, panels.values()))
     if count < _FEWEST:
         return None
-    lost = {kind: losses(cells) for kind, cells in ordered.items()}
     title = f"Warploom and the fastest peer of each cell: {count} cells, {_where(documents)}"
-    told = [f"{kind}: {verdicts(cells)}" for kind, cells in ordered.items()]
-    alt = f"{title}. {RATIO}, sorted, in {len(told)} panels. {'; '.join(told)}."
-    peers = {kind: beside(cells) for kind, cells in ordered.items()}
-    paint = partial(plots.ranked, panels, lost, peers, title)
-    return Picture(stem, alt, [title, panels, lost, peers], paint)
+    counts = {kind: verdicts(kinds[kind]) for kind in panels}
+    lost = {kind: losses(kinds[kind]) for kind in panels}
+    peers = {kind: beside(kinds[kind]) for kind in panels}
+    told = "; ".join(f"{kind}: {words}" for kind, words in counts.items())
+    alt = f"{title}. {RATIO}, sorted, in {len(panels)} panels. {told}."
+    paint = partial(plots.ranked, panels, counts, lost, peers, title)
+    return Picture(stem, alt, [title, panels, counts, lost, peers], paint)
 
 
 def draw(name: str, document: DocumentJson, folder: Path) -> list[Path]:
@@ -127,8 +129,8 @@ def _heat(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Pictur
     reason = f"no ratio, absent: {absences(cells)}" if len(found) < len(rows) * len(every) else ""
     worst, best = min(found.values()), max(found.values())
     alt = (
-        f"Heat map. {title}. {RATIO} for {len(rows)} layers and {len(every)} values of M: "
-        f"{worst:.2f} to {best:.2f}, {verdicts(cells)}."
+        f"Heat map. {title}. {RATIO} for {len(rows)} layers and {len(every)} values of M, "
+        f"{worst:.2f} to {best:.2f}: {verdicts(cells)}."
     )
     data = [title, reason, groups, [[*key, ratio] for key, ratio in found.items()]]
     paint = partial(plots.heat, found, groups, title, "M, rows of the input", reason)

@@ -105,11 +105,12 @@ def _map(axes: Any, grid: Sequence[Sequence[float | None]], limit: float) -> Any
 
 def ranked(
     panels: Mapping[str, Sequence[tuple[float, str]]],
+    counts: Mapping[str, str],
     losses: Mapping[str, Sequence[str]],
     peers: Mapping[str, str],
     title: str,
 ) -> Any:  # noqa: ANN401
-    """Every (ratio, verdict) of each panel, sorted, with its `losses` and `peers` in words.
+    """Every (ratio, verdict) of each panel, sorted, with `counts`, `losses` and `peers` in words.
 
     Panels of one row have one scale.
     """
@@ -121,9 +122,7 @@ def ranked(
         axes.set_visible(False)
     for axes, (name, cells) in zip(grid.flat, panels.items(), strict=False):
         handles = _curve(axes, sorted(cells))
-        count = {verdict: sum(v == verdict for _, v in cells) for verdict in _VERDICTS}
-        told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
-        axes.set_title(f"{name}: {len(cells)} cells, {told}", fontsize=9)
+        axes.set_title(f"{name}: {counts[name]}", fontsize=9)
         lines = [line for each in losses[name] for line in textwrap.wrap(each, 82)]
         text = "\n".join(["lost:", *lines] if lines else [])
         axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", fontsize=7)
@@ -173,6 +172,7 @@ def rates(
     picture = figure(0.8 + 3.3 * len(columns), 1.2 + 2.5 * len(rows))
     grid = picture.subplots(len(rows), len(columns), sharex=True, sharey=True, squeeze=False)
     handles: dict[str, Any] = {}
+    every = sorted({n for lines in panels.values() for points in lines.values() for n, _ in points})
     for (y, row), (x, column) in product(enumerate(rows), enumerate(columns)):
         axes, lines = grid[y][x], panels.get((row, column), {})
         for name, points in lines.items():
@@ -187,10 +187,13 @@ def rates(
                 linewidth=2.2 if heavy else 1.3,
                 zorder=3 if heavy else 2,
             )
-        numbers = sorted({number for points in lines.values() for number, _ in points})
+        measured = {number for points in lines.values() for number, _ in points}
+        if absent := ", ".join(str(number) for number in every if number not in measured):
+            text = f"{absent}: not measured"
+            axes.text(0.97, 0.04, text, transform=axes.transAxes, ha="right", fontsize=7)
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
-        axes.set_xticks(numbers, [str(number) for number in numbers], fontsize=8)
+        axes.set_xticks(every, [str(number) for number in every], fontsize=8)
         axes.set_title(f"{column}, {row}", fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(color="0.9")

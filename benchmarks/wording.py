@@ -146,7 +146,10 @@ def size(cell: CellJson) -> tuple[int, ...]:
 def verdicts(cells: Sequence[CellJson]) -> str:
     """How many cells were won, tied and lost, in words."""
     count = Counter(cell["verdict"] for cell in cells)
-    return ", ".join(f"{count[verdict]} {verdict}" for verdict in ("won", "tied", "lost"))
+    told = [f"{count[verdict]} {verdict}" for verdict in ("won", "tied", "lost")]
+    if count["absent"]:
+        told.append(f"{count['absent']} without a peer")
+    return ", ".join([f"{len(cells)} cells", *told])
 
 
 def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:

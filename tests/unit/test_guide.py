@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import warploom
 from benchmarks.peers import KINDS
@@ -158,6 +160,31 @@ def test_the_kernels_that_the_guide_lets_compete_compute_what_the_cells_do(folde
     file, kind = (re.findall(rf"--{name} (\S+)", arguments)[0] for name in ("specs", "types"))
     specs = expand_file(folder / file).specs
     assert {spec.operation for spec in specs} == {KINDS[kind].operation()}
+
+
+def test_what_other_libraries_call_it_computes_the_same() -> None:
+    """The tables of `Coming from other libraries`, as far as torch on a CPU has the other side."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(5, 64), torch.randn(48, 64), torch.randn(48)
+    a, w = x.bfloat16(), weight.bfloat16()
+    c = torch.randn(5, 48).bfloat16()
+    close = partial(torch.testing.assert_close, rtol=0.02, atol=0.02, check_dtype=False)
+    close(warploom.gemm(a, w.t()), torch.mm(a, w.t()))
+    linear = torch.nn.functional.linear(a.float(), w.float(), bias)
+    close(warploom.gemm(a, w.t(), bias=bias, out_dtype=torch.float32), linear)
+    added = torch.addmm(c.float(), a.float(), w.t().float(), beta=0.5, alpha=2.0)
+    gemm = warploom.gemm(a, w.t(), residual=c, beta=0.5, scale_a=2.0, out_dtype=torch.float32)
+    close(gemm, added)
+    rows, columns = torch.rand(5, 1), torch.rand(1, 48)
+    scaled = (a.float() @ w.t().float()) * rows * columns
+    close(warploom.gemm(a, w.t(), scale_a=rows, scale_b=columns, out_dtype=torch.float32), scaled)
+
+    q, k, v = (torch.randn(2, heads, 20, 32).bfloat16() for heads in (4, 2, 2))
+    sdpa = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+    close(warploom.attention(q, k, v, scale=0.3), sdpa(q, k, v, scale=0.3))
+    close(warploom.attention(q, k, v, causal=True), sdpa(q, k, v, is_causal=True))
+    short = q[:, :, :7]
+    close(warploom.attention(short, k, v, causal="top_left"), sdpa(short, k, v, is_causal=True))
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -6,13 +6,13 @@ import itertools
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import pictures, readme, report, tables, wording
+from benchmarks import attention, pictures, readme, report, tables, wording
 from benchmarks.protocol import Cell, Entry, Floor, Record
 from warploom.errors import ConfigurationError
 from warploom.generator.markdown import insert
@@ -212,6 +212,18 @@ def test_cells_without_a_ratio_are_hatched_and_explained(tmp_path: Path) -> None
     alone = document([*cells, cell(None, m=1)])
     (heat, _) = (path.read_text() for path in pictures.draw("bench_gemm", alone, tmp_path))
     assert "hatched: no ratio, absent: torch.mm (cuBLAS) in 1 of 7 cells (not installed" in heat
+
+
+def test_a_length_that_was_not_measured_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cells = [
+        replace(cell(), problem={**asdict(one), "type": "bf16", "flops": one.flops})
+        for one in attention.cells("square")
+        if (one.dim, one.seq) != (64, 2048)
+    ]
+    alone = document(cells, "attention_autograd")
+    path, _ = pictures.draw("attention_autograd", alone, tmp_path)
+    assert path.read_text().count("2048: not measured") == 2
 
 
 def test_pictures_without_matplotlib_name_the_extra(
