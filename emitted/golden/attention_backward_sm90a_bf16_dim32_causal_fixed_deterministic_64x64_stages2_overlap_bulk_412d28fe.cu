@@ -637,11 +637,10 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   release(c.shared.sums_full[step.parity]);
 }
 
-// Waits until so many kv tiles have added, or more: packed sequences whose offsets decrease share q tiles' turns.
 __device__ __forceinline__ void await_turn(const int* turns, int turn) {
   int passed;
   do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  while (passed < turn);
+  while (passed < turn);  // more, where packed offsets decrease and sequences share storage
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
 }
 __device__ __forceinline__ void pass_turn(int* turns) {

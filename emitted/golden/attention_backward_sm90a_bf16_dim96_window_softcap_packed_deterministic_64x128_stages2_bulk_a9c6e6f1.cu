@@ -189,13 +189,12 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 
 struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
 
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
-// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
-// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
-// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its sequence
+// would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch, and row has an
+// extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest are zeros; `first`
+// moves it to its place, up to kRows to the left: coordinates are not negative, but addresses wrap at 2^64, so that
+// kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no larger than needed, and a box without
+// rows is at the tensor's start: TMA may touch what a box names out of bounds, though it delivers zeros.
 constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
@@ -234,65 +233,47 @@ struct Sequence {
   }
 };
 
-struct Place {
-  Sequence sequence;
-  int head, row;
-};
+struct Place { Sequence sequence; int head, row; };
 
-// Nobody has looked at what cu_seqlens hold: an offset counts as the nearest of [0, total], and a sequence that would
-// end before it begins as empty. So whatever they hold, no place is outside of the tensors.
-__device__ __forceinline__ int offset(const int* offsets, int index, int total) {
-  return max(0, min(offsets[index], total));
-}
-__device__ __forceinline__ Sequence between(int first_row, int end_row, int first_column, int end_column) {
-  return {first_row, max(0, end_row - first_row), first_column, max(0, end_column - first_column)};
-}
+// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of nothing.
+__device__ __forceinline__ int offset(const int* offsets, int b, int total) { return max(0, min(offsets[b], total)); }
 
-// Which of `count` sequences a tile is of, and all of `tiles` that are of the same: [begin, end). Sequence b has those
-// from offsets[b] / kTile + b on: as many as it needs, or one more, whose row is not in the sequence. So nobody has to
-// count the tiles before. Where offsets decrease it may have fewer, but still in a row.
+// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b has those
+// from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts the tiles before.
 struct Owner { int sequence, begin, end; };
 template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
   Owner owner{0, 0, tiles};
-  for (int end = count; end - owner.sequence > 1;) {
-    const int middle = (owner.sequence + end) / 2, first = offsets[middle] / kTile + middle;
-    if (first <= tile) {
-      owner.sequence = middle;
-      owner.begin = max(owner.begin, first);
-    } else {
-      end = middle;
-      owner.end = min(owner.end, first);
-    }
+  for (int last = count; last - owner.sequence > 1;) {
+    const int middle = (owner.sequence + last) / 2, first = offsets[middle] / kTile + middle;
+    if (first <= tile) owner = {middle, max(owner.begin, first), owner.end};
+    else last = middle, owner.end = min(owner.end, first);
   }
   return owner;
 }
 
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
-// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
-//
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
-// head's first q tile, in the storage of statistics and sums.
-struct KvPlace {
-  Sequence sequence;
-  int head, column, first_tile;
-};
+// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of columns
+// without rows. So its gradients come out as 0, and nothing of it is computed with.
+
+// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query head's first q
+// tile, in the storage of statistics and sums.
+struct KvPlace { Sequence sequence; int head, column, first_tile; };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
   const auto [b, begin, end] = owner_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile, p.kv_tiles);
   const bool after = b == p.batch;
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
-  Sequence sequence = between(first_row, after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q), first_column,
-                              after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k));
-  sequence.column_count = min(sequence.column_count, (end - begin) * kKvTile);  // the sequence's tiles have all of it
-  const int first_tile = b == 0 ? 0 : first_row / kQTile + b;
-  return {sequence, kv_head, (tile - begin) * kKvTile, kv_head * p.sharing * p.q_tiles + first_tile};
+  const int rows = after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
+  const int columns = (after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k)) - first_column;
+  return { {first_row, rows, first_column, min(columns, (end - begin) * kKvTile)}, kv_head, (tile - begin) * kKvTile,
+           kv_head * p.sharing * p.q_tiles + (b == 0 ? 0 : first_row / kQTile + b)};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
   const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
-  const int end_row = b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q);
-  return {between(offset(p.cu_seqlens_q, b, p.total_q), end_row, 0, 0), head, (tile - begin) * kQTile};
+  const int first_row = offset(p.cu_seqlens_q, b, p.total_q);
+  const int rows = (b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q)) - first_row;
+  return { {first_row, rows, 0, 0}, head, (tile - begin) * kQTile};
 }
 
 // Starts the store of a box; rows past the end of the sequence, which are the next one's, are left out.
@@ -709,11 +690,10 @@ __device__ __forceinline__ void accumulate(const Consumer& c, const float (&dq)[
   release(c.shared.sums_full[step.parity]);
 }
 
-// Waits until so many kv tiles have added, or more: packed sequences whose offsets decrease share q tiles' turns.
 __device__ __forceinline__ void await_turn(const int* turns, int turn) {
   int passed;
   do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(passed) : "l"(turns) : "memory");
-  while (passed < turn);
+  while (passed < turn);  // more, where packed offsets decrease and sequences share storage
   asm volatile("fence.proxy.async.global;" ::: "memory");  // what is added now comes after what was waited for
 }
 __device__ __forceinline__ void pass_turn(int* turns) {

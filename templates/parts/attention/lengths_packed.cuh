@@ -1,12 +1,11 @@
 struct Corner { int row, first; };  // of a box: two of the coordinates of a tensor map
 
-// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its
-// sequence would read the next: so the maps are of [dim, row, head, first, back], row and first of one
-// pitch, and row has an extent of kRows, the box's. A box from row kRows - count on has `count` rows
-// inside, the rest are zeros; `first` moves it to its place. That may be up to kRows to the left:
-// coordinates are not negative, but addresses wrap at 2^64, so that kBack steps of 2^34 - pitch are kBack
-// steps of the pitch back. Extents are no larger than this needs, and a box without rows is at the
-// tensor's start: TMA may touch what a box names outside of its bounds, though it delivers zeros.
+// Sequences lie one after the other, from cu_seqlens[b] to cu_seqlens[b + 1]. A box that reaches past its sequence
+// would read the next: so the maps are of [dim, row, head, first, back], row and first of one pitch, and row has an
+// extent of kRows, the box's. A box from row kRows - count on has `count` rows inside, the rest are zeros; `first`
+// moves it to its place, up to kRows to the left: coordinates are not negative, but addresses wrap at 2^64, so that
+// kBack steps of 2^34 - pitch are kBack steps of the pitch back. Extents are no larger than needed, and a box without
+// rows is at the tensor's start: TMA may touch what a box names out of bounds, though it delivers zeros.
 constexpr int kBack = 1 << 30;
 
 __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
@@ -45,35 +44,20 @@ struct Sequence {
   }
 };
 
-struct Place {
-  Sequence sequence;
-  int head, row;
-};
+struct Place { Sequence sequence; int head, row; };
 
-// Nobody has looked at what cu_seqlens hold: an offset counts as the nearest of [0, total], and a sequence that would
-// end before it begins as empty. So whatever they hold, no place is outside of the tensors.
-__device__ __forceinline__ int offset(const int* offsets, int index, int total) {
-  return max(0, min(offsets[index], total));
-}
-__device__ __forceinline__ Sequence between(int first_row, int end_row, int first_column, int end_column) {
-  return {first_row, max(0, end_row - first_row), first_column, max(0, end_column - first_column)};
-}
+// Nobody has looked at what offsets hold: each counts as the nearest of [0, total]. A count below 0 is of nothing.
+__device__ __forceinline__ int offset(const int* offsets, int b, int total) { return max(0, min(offsets[b], total)); }
 
-// Which of `count` sequences a tile is of, and all of `tiles` that are of the same: [begin, end). Sequence b has those
-// from offsets[b] / kTile + b on: as many as it needs, or one more, whose row is not in the sequence. So nobody has to
-// count the tiles before. Where offsets decrease it may have fewer, but still in a row.
+// Which of `count` sequences a tile is of, and which of `tiles` are: [begin, end). Unless offsets decrease, b has those
+// from offsets[b] / kTile + b on: as many as it needs, or one more without a row. So nobody counts the tiles before.
 struct Owner { int sequence, begin, end; };
 template <int kTile> __device__ __forceinline__ Owner owner_of(const int* offsets, int count, int tile, int tiles) {
   Owner owner{0, 0, tiles};
-  for (int end = count; end - owner.sequence > 1;) {
-    const int middle = (owner.sequence + end) / 2, first = offsets[middle] / kTile + middle;
-    if (first <= tile) {
-      owner.sequence = middle;
-      owner.begin = max(owner.begin, first);
-    } else {
-      end = middle;
-      owner.end = min(owner.end, first);
-    }
+  for (int last = count; last - owner.sequence > 1;) {
+    const int middle = (owner.sequence + last) / 2, first = offsets[middle] / kTile + middle;
+    if (first <= tile) owner = {middle, max(owner.begin, first), owner.end};
+    else last = middle, owner.end = min(owner.end, first);
   }
   return owner;
 }

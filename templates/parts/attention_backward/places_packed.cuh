@@ -1,27 +1,24 @@
-// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of
-// columns without rows. So its gradients come out as 0, and nothing of it is computed with.
-//
-// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query
-// head's first q tile, in the storage of statistics and sums.
-struct KvPlace {
-  Sequence sequence;
-  int head, column, first_tile;
-};
+// What follows the last sequence counts as one more: of rows without columns where q is concerned, else of columns
+// without rows. So its gradients come out as 0, and nothing of it is computed with.
+
+// Where a kv tile is: its sequence and kv head, its first column, and the number of its first query head's first q
+// tile, in the storage of statistics and sums.
+struct KvPlace { Sequence sequence; int head, column, first_tile; };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int kv_head) {
   const auto [b, begin, end] = owner_of<kKvTile>(p.cu_seqlens_k, p.batch + 1, tile, p.kv_tiles);
   const bool after = b == p.batch;
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
-  Sequence sequence = between(first_row, after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q), first_column,
-                              after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k));
-  sequence.column_count = min(sequence.column_count, (end - begin) * kKvTile);  // the sequence's tiles have all of it
-  const int first_tile = b == 0 ? 0 : first_row / kQTile + b;
-  return {sequence, kv_head, (tile - begin) * kKvTile, kv_head * p.sharing * p.q_tiles + first_tile};
+  const int rows = after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
+  const int columns = (after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k)) - first_column;
+  return { {first_row, rows, first_column, min(columns, (end - begin) * kKvTile)}, kv_head, (tile - begin) * kKvTile,
+           kv_head * p.sharing * p.q_tiles + (b == 0 ? 0 : first_row / kQTile + b)};
 }
 
 // Where the q tile with that number is.
 __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int head = number / p.q_tiles, tile = number - head * p.q_tiles;
   const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
-  const int end_row = b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q);
-  return {between(offset(p.cu_seqlens_q, b, p.total_q), end_row, 0, 0), head, (tile - begin) * kQTile};
+  const int first_row = offset(p.cu_seqlens_q, b, p.total_q);
+  const int rows = (b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q)) - first_row;
+  return { {first_row, rows, 0, 0}, head, (tile - begin) * kQTile};
 }
