@@ -283,15 +283,15 @@ def test_deterministic_kv_tiles_take_their_turns_in_the_order_that_keeps_fewest_
     assert order(spec(changed(mask="causal")), 16, 16_384) == (1, None)
 
 
-def test_workspaces_are_of_whole_tiles_and_nobody_zeroes_them_before() -> None:
+def test_workspaces_are_of_whole_tiles_and_nothing_is_kept_in_them() -> None:
     tiles = 5 * 8 * 3
     plain = FAMILY.workspaces(spec(), problem())
-    assert [(w.tensor, w.bytes, w.zeroed) for w in plain] == [
+    assert [(w.tensor, w.bytes, w.kept) for w in plain] == [
         ("statistics", tiles * 64 * 2 * 4, False),
         ("dq_sum", tiles * 64 * 128 * 4, False),
     ]
     ordered = FAMILY.workspaces(spec(changed(deterministic=True)), problem())
-    assert [(w.tensor, w.bytes, w.zeroed) for w in ordered[2:]] == [
+    assert [(w.tensor, w.bytes, w.kept) for w in ordered[2:]] == [
         ("turns", tiles * 4, False),
         ("counter", 4, False),
     ]
