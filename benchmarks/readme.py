@@ -37,8 +37,8 @@ def renewed(text: str) -> str:
         shown = image(picture, "docs/pictures")
         line = re.compile(rf"^!\[.*\]\(.*/{OVERVIEW}\.svg\)$", re.MULTILINE)
         text = line.sub(lambda _: shown, text)
-    lost = _losses(grids(listed))
-    text = insert(text, "measured", f"{_measured(listed)}\n\n{lost}")
+    text = insert(text, "measured", _measured(listed))
+    text = insert(text, "losses", _losses(grids(listed)))
     return _in_block(_in_block(text, "cpp", excerpt()), "text", printed(text))
 
 
@@ -70,7 +70,7 @@ def _measured(listed: Mapping[str, DocumentJson]) -> str:
 
 def _losses(documents: Sequence[DocumentJson]) -> str:
     """What Warploom loses, the worst of each kind."""
-    lines = ["**When to use a peer**, the worst of what Warploom loses (M: rows of the input):\n"]
+    lines = []
     kinds = by_kind(cell for document in documents for cell in document["cells"])
     for kind, cells in kinds.items():
         if told := losses(cells, _WORST):
