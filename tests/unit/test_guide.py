@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+FUNCTIONS = ("produce", "consume")  # of every kernel, called by its entry
 ROOMS = ("src/warploom", "generator", "runtime", "tuning")
 
 
@@ -185,6 +186,15 @@ def test_what_other_libraries_call_it_computes_the_same() -> None:
     close(warploom.attention(q, k, v, causal=True), sdpa(q, k, v, is_causal=True))
     short = q[:, :, :7]
     close(warploom.attention(short, k, v, causal="top_left"), sdpa(short, k, v, is_causal=True))
+
+
+def test_every_golden_kernel_is_laid_out_as_the_guide_says() -> None:
+    golden = list((ROOT / "emitted" / "golden").glob("*.cu"))
+    assert golden
+    for path in golden:
+        text = path.read_text()
+        produce, consume = (text.index(f"void {name}(const Parameters& p") for name in FUNCTIONS)
+        assert produce < consume < text.index(f"{path.stem}(const __grid_constant__"), path.name
 
 
 def test_links_between_documents_lead_somewhere() -> None:
