@@ -106,6 +106,12 @@ def test_emit_writes_each_kernel_once_and_leaves_what_is_current(
     assert file.stat().st_mtime_ns == written
 
 
+def test_emit_tells_of_files_that_it_did_not_write(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.cu").write_text("")
+    assert ".cu files of other kernels, 1 of them" in run("emit", small, "--out", tmp_path).stderr
+    assert run("emit", small, "--out", tmp_path, "-q").stderr == ""
+
+
 def test_emit_check_names_what_is_stale_missing_and_extra(small: Path, tmp_path: Path) -> None:
     small.write_text(SMALL.replace("[96, 64, 64]", "[64, 96, 64]"))
     out = tmp_path / "emitted"
@@ -251,6 +257,7 @@ def test_schema_is_the_tracked_file_and_check_sees_when_it_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert run("schema").stdout == (ROOT / "configs" / "schema.json").read_text()
+    assert report("schema")["schema"] == json.loads(run("schema").stdout)
     assert report("schema", "--check") == {"up to date": True}
     (tmp_path / "schema.json").write_text("{}")
     monkeypatch.setattr("warploom.cli.schema.files", lambda package: tmp_path)

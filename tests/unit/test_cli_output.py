@@ -219,6 +219,14 @@ def test_the_help_has_whole_sentences_all_variables_and_all_codes() -> None:
     assert re.findall(r"^  (\d+)  ", told, re.MULTILINE) == list(map(str, EXIT_CODES))
 
 
+def test_wrong_usage_is_an_object_for_a_program() -> None:
+    done = CliRunner().invoke(main, ["list", "--no-such-option", "--json"])
+    told = json.loads(done.stderr)
+    assert (done.exit_code, told["type"]) == (1, "NoSuchOption")
+    assert "--no-such-option" in told["value"]
+    assert CliRunner().invoke(main, ["bench", "x", "--json", "f"]).stderr.startswith("Usage: ")
+
+
 @pytest.mark.parametrize("arguments", [["no-such-command"], ["cache", "--no-such-option"]])
 def test_wrong_usage_is_the_users_input_and_not_a_compilation_failure(arguments: list[str]) -> None:
     assert CliRunner().invoke(main, arguments).exit_code == 1

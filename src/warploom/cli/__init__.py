@@ -6,10 +6,11 @@ code, is decided in `output.py`.
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn, cast
@@ -89,7 +90,7 @@ class CommandGroup(SuggestingGroup):
             with _terminable():
                 code = super().main(*arguments, **options)
         except click.ClickException as error:
-            error.show()
+            _refused(error, options.get("args") or [*arguments, sys.argv[1:]][0])
             code = 1
         except click.Abort:  # a signal outside of a command's own work
             click.echo("Stopped.", err=True)
@@ -112,6 +113,17 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _refused(error: click.ClickException, written: Sequence[object]) -> None:
+    """Say what is wrong with the arguments; to a program as all other errors."""
+    context = getattr(error, "ctx", None)
+    flags = [option.name for option in context.command.params] if context else []
+    if "--json" not in written or "as_json" not in flags:  # `bench --json` is a file
+        error.show()
+        return
+    fields = {"value": error.format_message(), "rule": "", "fix": ""}
+    click.echo(json.dumps({"type": type(error).__name__, **fields}), err=True)
 
 
 def _failed(error: OSError) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from warploom.cli.arguments import FILE
+from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import SPACES, check_one, shape_options, shipped
 from warploom.errors import CompilationError, ConfigurationError, StoreError
@@ -37,7 +37,7 @@ NAMED = 10  # of the kernels that could not be stored
 
 
 @click.command("compile")
-@click.argument("path", metavar="FILE", type=FILE)
+@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(SPACES)))
 @click.option("--arch", help="Compile for this architecture instead of the configuration's.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
@@ -77,18 +77,18 @@ def command(
     else:
         specs = _listed(path, arch, gpu, rows)
     store, before = Store.default(), replace(build.counters)
-    done = 0
+    done: list[object] = []
 
-    def advance(spec: KernelSpec, _result: object) -> None:
-        nonlocal done
-        done += 1
-        watch(done, spec.name)
+    def advance(spec: KernelSpec, result: object) -> None:
+        done.append(result)
+        watch(len(done), spec.name)
 
     try:
         with output.watching("compiling", len(specs)) as watch:
             results = build.build_many(specs, store, jobs, on_done=advance)
     except KeyboardInterrupt as signalled:
-        told = f"{done} of {len(specs)} kernels are done and stored; the same command goes on"
+        stored = sum(isinstance(one, Artifact) for one in done) - len(store.kept_in_memory)
+        told = f"{stored} of {len(specs)} kernels are stored; the same command goes on"
         output.stopped(signalled, told)
         return
     built = zip(specs, results, strict=True)

@@ -45,6 +45,10 @@ def command(output: Output, path: Path, out: Path, check: bool) -> None:
         raise ConfigurationError(
             f"{out}: cannot be written", rule=str(error.strerror), fix="give another --out"
         ) from error
+    if others := present.keys() - sources.keys():
+        output.note(
+            f"{out} has .cu files of other kernels, {len(others)} of them: --check names them"
+        )
     rows = [[name, len(text.splitlines())] for name, text in sources.items()]
     output.table("files", ["file", "lines"], rows)
     output.value("folder", out)

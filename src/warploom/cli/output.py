@@ -160,6 +160,11 @@ class Output:
         """Say something on standard error that nobody should miss."""
         _say(text, err=True)
 
+    def note(self, text: str) -> None:
+        """Say something on standard error, unless the user asked for quiet, or for JSON."""
+        if not (self.quiet or self.as_json):
+            click.echo(text, err=True)
+
     def error(self, error: WarploomError) -> None:
         """Put `error` on standard error and take its exit code."""
         self.exit_code = error.exit_code

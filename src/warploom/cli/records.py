@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from warploom.generator.records import Records
     from warploom.generator.specification import Operation, Schedule
 
-COLUMNS = ("problem", "us", "default / best", "schedule", "nvrtc", "revision", "measured", "noisy")
+COLUMNS = ("us", "default / best", "nvrtc", "revision", "measured", "noisy", "problem", "schedule")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -44,14 +44,14 @@ def show(output: Output, paths: Sequence[Path]) -> None:
     for path, records in found:
         rows = [
             [
-                problem_text(record.operation, record.shape),
                 record.best.seconds * 1e6,
                 record.speedup,
-                "_".join(record.best.schedule.tokens),
                 record.environment.nvrtc,
                 record.environment.revision,
                 record.measured[:10],
                 record.noisy,
+                problem_text(record.operation, record.shape),
+                "_".join(record.best.schedule.tokens),
             ]
             for record in records
         ]

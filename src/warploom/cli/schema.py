@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,7 +38,10 @@ def command(output: Output, check: bool, markdown: bool, path: Path | None) -> N
         output.text("reference", reference())
         return
     if not check:
-        output.text("schema", schema())
+        if output.as_json:
+            output.value("schema", json.loads(schema()))
+        else:
+            output.text("schema", schema())
         return
     file = files("warploom.configs") / "schema.json"
     current = file.is_file() and file.read_text() == schema()
