@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -210,6 +211,26 @@ main(["stop"])
         command = [sys.executable, "-c", program, "stop", str(int(number))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (code, "Stopped.\n")
+
+
+def test_completion_names_commands_options_spaces_and_files() -> None:
+    def completed(*words: str) -> list[str]:
+        variables = {
+            "_WARPLOOM_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["warploom", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        program = "from warploom.cli import main; main(prog_name='warploom')"
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, env=os.environ | variables, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    assert completed("do") == ["plain,doctor"]
+    assert completed("compile", "--js") == ["plain,--json"]
+    assert "file,conf" in completed("emit", "conf")
+    assert {"plain,gemm", "plain,gemm_8bit"} <= {*completed("tune", "gem")}
 
 
 def test_the_help_has_whole_sentences_all_variables_and_all_codes() -> None:

@@ -92,9 +92,9 @@ class CommandGroup(SuggestingGroup):
         except click.ClickException as error:
             _refused(error, options.get("args") or [*arguments, sys.argv[1:]][0])
             code = 1
-        except click.Abort:  # a signal outside of a command's own work
+        except click.Abort as error:  # a signal outside of a command's own work
             click.echo("Stopped.", err=True)
-            code = 128 + signal.SIGINT
+            code = _stopped(error.__cause__)
         except OSError as error:
             code = _failed(error)
         sys.exit(code)
@@ -113,6 +113,12 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _stopped(cause: BaseException | None) -> int:
+    from warploom.cli.output import Terminated
+
+    return 128 + (signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
 
 
 def _refused(error: click.ClickException, written: Sequence[object]) -> None:
