@@ -79,16 +79,23 @@ def test_every_kernel_and_every_gemm_is_shown() -> None:
     assert all(name.startswith("attention_backward_sm90a_bf16_dim128_") for name in kernels)
 
 
-def test_the_kernels_on_an_h200_are_those_that_its_records_give() -> None:
+def test_the_kernels_on_an_h200_are_those_that_its_records_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The column was the choice of the table, which an H200 with its records does not make."""
+    monkeypatch.setattr(demo, "LAYER", {"q": (2112, 7168)})
+    explain, asked = warploom.explain, list[object]()
+
+    def asking(*operands: torch.Tensor, gpu: str, **keywords: bool) -> object:
+        asked.append(gpu)
+        return explain(*operands, gpu=gpu, **keywords)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(warploom, "explain", asking)
     shown = json.loads(run("--json").stdout)
-    a, b = torch.empty(7, 80).bfloat16(), torch.empty(96, 80).bfloat16().t()
-    told = warploom.explain(a, b, gpu="NVIDIA H200")
-    assert shown["layer"][0]["kernel on an H200"] == told.kernel
-    q, k, v = (torch.empty(1, 56, heads, 128).bfloat16().transpose(1, 2) for heads in (4, 2, 2))
-    told = warploom.explain(q, k, v, causal=True, gpu="NVIDIA H200")
-    assert shown["attention"][1]["kernel on an H200"] == told.kernel
-    assert shown["gradients"][1]["kernel on an H200"] == told.backward
+    assert asked == ["NVIDIA H200"] * 5  # a product, two attentions and their gradients
+    a, b = torch.empty(7, 7168).bfloat16(), torch.empty(2112, 7168).bfloat16().t()
+    there = explain(a, b, gpu="NVIDIA H200").kernel
+    assert shown["layer"][0]["kernel on an H200"] == there != explain(a, b).kernel
 
 
 def test_plain_text_without_a_terminal_says_that_there_is_no_gpu() -> None:
