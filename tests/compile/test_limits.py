@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_attention_backward_ranges as attention_backward_ranges
 import test_attention_ranges as attention_ranges
 
 from warploom.errors import ProblemError
 from warploom.generator.families import family
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardProblem,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.families.attention_forward import (
     UNBOUNDED,
     AttentionOperation,
@@ -32,6 +38,7 @@ from warploom.generator.specification import KernelSpec
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
 GEMM = Path(__file__).with_name("gemm_limits.cpp")
 ATTENTION = Path(__file__).with_name("attention_limits.cpp")
+BACKWARD = Path(__file__).with_name("attention_backward_limits.cpp")
 Problem = GemmProblem | AttentionProblem
 CHECKED = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 H200 = DeviceLimits(132)
@@ -176,4 +183,42 @@ def test_lengths_that_are_launched_are_reckoned_with(
             line = (problem.total_q, problem.total_k, *told, left, right)
             assert counts(program, " ".join(map(str, line))), line
     beyond = f"8 {LARGEST} 2 1 2" if packed or mask == "none" else f"{LARGEST} 8 2 {2**24} 2"
+    assert not counts(program, f"{beyond} {left} {right}")  # else nothing is seen here
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", BOUNDS)
+def test_lengths_whose_gradients_are_launched_are_reckoned_with(
+    mask: str, lengths: str, deterministic: bool, tmp_path: Path
+) -> None:
+    operation = AttentionBackwardOperation(
+        "bf16",
+        192,
+        mask,  # type: ignore[arg-type]
+        lengths=lengths,  # type: ignore[arg-type]
+        deterministic=deterministic,
+    )
+    schedule = AttentionBackwardSchedule(64, 128, 1, overlap=False)
+    spec = KernelSpec("sm_90a", operation, schedule)
+    text = attention_backward_ranges.host_text(spec)
+    text = text.replace(attention_backward_ranges.HARNESS.read_text(), BACKWARD.read_text())
+    program = build(text.replace(attention_backward_ranges.HARNESS.name, BACKWARD.name), tmp_path)
+    packed = lengths == "packed"
+    for left, right in BOUNDS[mask]:
+        few = AttentionBackwardProblem(
+            1, 2, 2, 8, 8, 192, 8, 8, LINE, LINE, LINE, LINE, left, right,
+            strides_do=LINE, strides_dq=LINE, strides_dk=LINE, strides_dv=LINE,
+        )  # fmt: skip
+        for fields in (("q",), ("k",), ("q", "k")):
+            names = [f"total_{side}" for side in fields]
+            names += [] if packed else [f"seq_{side}" for side in fields]
+            edge = largest(spec, few, *names)
+            problem = replace(few, **dict.fromkeys(names, edge))
+            _, launch, _ = family("attention_backward").launches(spec, problem, H200)
+            counted = ("all_kv_heads", "sharing", "q_tiles", "kv_tiles")
+            told = [launch.parameters[name] for name in counted]
+            line = (problem.total_q, problem.total_k, *told, left, right)
+            assert counts(program, " ".join(map(str, line))), line
+    beyond = f"8 {LARGEST} 1 1 {2 if packed else 1} {2**24}"
     assert not counts(program, f"{beyond} {left} {right}")  # else nothing is seen here
