@@ -84,8 +84,8 @@ def check_results(call: BackwardCall, sizes: Extents) -> None:
         if tensor.shape != operand.shape or tensor.dtype != q.dtype or not in_place(tensor):
             raise ProblemError(
                 f"{name} {list(tensor.shape)} {tensor.dtype} with strides {list(tensor.stride())}",
-                rule=f"is {list(operand.shape)} of {q.dtype}, its last dimension contiguous, its "
-                "address and other strides multiples of 16 bytes",
+                rule=f"must be {list(operand.shape)} of {q.dtype}, its last dimension contiguous, "
+                "its address and other strides multiples of 16 bytes",
                 fix="leave it out to have it made",
             )
         refuse_repeated(name, tensor)
@@ -93,7 +93,7 @@ def check_results(call: BackwardCall, sizes: Extents) -> None:
         if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
             raise ProblemError(
                 f"{name} {list(tensor.shape)} {tensor.dtype} on {tensor.device}",
-                rule=f"is {list(q.shape)} of {q.dtype} on the device of q",
+                rule=f"must be {list(q.shape)} of {q.dtype} on the device of q",
                 fix="pass what warploom.attention returned, and its gradient",
             )
     for name, rows in (("lse", call.lse), ("dlse", call.dlse)):
@@ -102,6 +102,6 @@ def check_results(call: BackwardCall, sizes: Extents) -> None:
         ):
             raise ProblemError(
                 f"{name} {list(rows.shape)} {rows.dtype} on {rows.device}",
-                rule=f"is {list(sizes.lse_shape)} of torch.float32 on the device of q",
+                rule=f"must be {list(sizes.lse_shape)} of torch.float32 on the device of q",
                 fix="pass what warploom.attention returned with return_lse=True, or its gradient",
             )

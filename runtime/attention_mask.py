@@ -55,13 +55,13 @@ def band(call: Call, sizes: Extents) -> Band:
     if call.causal not in (False, True, "top_left", "bottom_right"):
         raise ProblemError(
             f"causal {call.causal!r}",
-            rule="is False, True, 'top_left' or 'bottom_right'",
+            rule="must be False, True, 'top_left' or 'bottom_right'",
             fix="'bottom_right' is FlashAttention's alignment, 'top_left' that of torch",
         )
     if call.causal is True and not _equal_lengths(call, sizes):
         raise ProblemError(
             f"causal=True with seq_q {sizes.seq_q} and seq_k {sizes.seq_k}",
-            rule="takes equal lengths (packed: one cu_seqlens for both), else it is ambiguous",
+            rule="needs equal lengths (packed: one cu_seqlens for both), else it is ambiguous",
             fix="name the alignment: 'bottom_right' (FlashAttention) or 'top_left' (torch)",
         )
     left, right = _bounds(call.window)
@@ -89,7 +89,7 @@ def _bounds(window: Window | None) -> tuple[int, int]:
     ):
         raise ProblemError(
             f"window {window!r}",
-            rule="is (left, right): how many columns beside the diagonal, ints of at least 0",
+            rule="must be (left, right): how many columns beside the diagonal, ints of at least 0",
             fix="None is no bound, where FlashAttention has -1",
         )
     left, right = (UNBOUNDED if bound is None else min(bound, UNBOUNDED) for bound in window)

@@ -49,7 +49,7 @@ def check_out(call: Call) -> None:
     if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
         raise ProblemError(
             f"out {list(out.shape)} {out.dtype} on {out.device}",
-            rule=f"is {list(q.shape)} of {q.dtype} on the device of q",
+            rule=f"must be {list(q.shape)} of {q.dtype} on the device of q",
             fix="leave out=None to have it made",
         )
     if out.numel() and not in_place(out):

@@ -183,7 +183,7 @@ def extents(call: Call) -> Extents:
     if any(t.dim() != rank for t in (q, k, v)):
         raise ProblemError(
             f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-            rule=f"each is {layout}",
+            rule=f"each must be {layout}",
             fix="packed tensors come with cu_seqlens and max_seqlen, others without",
         )
     _check_elements(call)
@@ -192,19 +192,19 @@ def extents(call: Call) -> Extents:
     if k.shape != v.shape or k.shape[-1] != dim or (not packed and k.shape[0] != q.shape[0]):
         raise ProblemError(
             f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-            rule="k and v have one shape, and the batch and dim of q",
+            rule="k and v must have one shape, and the batch and dim of q",
             fix=f"give {layout} tensors; to swap heads and seq, use .transpose(1, 2)",
         )
     if heads and (kv_heads == 0 or heads % kv_heads):
         raise ProblemError(
             f"{heads} heads of q over {kv_heads} of k and v",
-            rule="the heads of q are a multiple of those of k and v",
+            rule="the heads of q must be a multiple of those of k and v",
             fix="consecutive heads of q share one of k and v",
         )
     if dim % 8 or not 8 <= dim <= DIMS[-1]:
         raise ProblemError(
             f"dim {dim}",
-            rule=f"a head dimension is a multiple of 8 up to {DIMS[-1]}",
+            rule=f"a head dimension must be a multiple of 8 up to {DIMS[-1]}",
             fix="pad q, k and v with zeros, and pass the scale of the true dimension",
         )
     total_q, total_k = q.shape[seq_at], k.shape[seq_at]
@@ -241,14 +241,14 @@ def _is_packed(call: Call) -> bool:
         ):
             raise ProblemError(
                 f"{name} {list(offsets.shape)} {offsets.dtype} on {offsets.device}",
-                rule="is int32 [batch + 1], contiguous, on the device of q, as long as the other",
+                rule="must be int32 [batch + 1], contiguous, on the device of q, of one length",
                 fix="a cumulative sum of lengths that begins with 0",
             )
     for name in names[2:]:
         if getattr(call, name) < 0:
             raise ProblemError(
                 f"{name} {getattr(call, name)}",
-                rule="the longest length is at least 0",
+                rule="the longest length must be at least 0",
                 fix="pass the largest length of a sequence",
             )
     return True
@@ -259,7 +259,7 @@ def _check_elements(call: Call) -> None:
     if not q.dtype == k.dtype == v.dtype or name_of(q.dtype, "q") not in ("fp16", "bf16"):
         raise ProblemError(
             f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
-            rule="have one type, fp16 or bf16",
+            rule="must have one type, fp16 or bf16",
             fix="convert with .to(torch.bfloat16)",
         )
     require_one_device((("q", q), ("k", k), ("v", v)))

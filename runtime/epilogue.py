@@ -192,7 +192,9 @@ def check_finite(listed: Sequence[Item]) -> None:
     for item in listed:
         if item[0] == "residual" and not (isinstance(item[2], Real) and math.isfinite(item[2])):
             raise ProblemError(
-                f"beta {shown(item[2])}", rule="is a finite number", fix="scale the residual itself"
+                f"beta {shown(item[2])}",
+                rule="must be a finite number",
+                fix="scale the residual itself",
             )
 
 
@@ -221,7 +223,7 @@ def _step(
         if value not in get_args(Function):
             raise ProblemError(
                 f"activation {shown(value)}",
-                rule=f"is one of {', '.join(get_args(Function))}",
+                rule=f"must be one of {', '.join(get_args(Function))}",
                 fix="use one of them, or apply it to the result",
             )
         return Activation(value), value
@@ -242,7 +244,9 @@ def _element(kind: str, value: torch.Tensor) -> Literal["fp16", "bf16", "fp32"]:
     name = name_of(value.dtype, kind)
     if name in ("fp16", "bf16", "fp32"):
         return cast("Literal['fp16', 'bf16', 'fp32']", name)
-    raise ProblemError(f"{kind} of {value.dtype}", rule="is fp16, bf16 or fp32", fix="convert it")
+    raise ProblemError(
+        f"{kind} of {value.dtype}", rule="must be fp16, bf16 or fp32", fix="convert it"
+    )
 
 
 def _operand(
@@ -250,17 +254,19 @@ def _operand(
 ) -> torch.Tensor:
     """Check the tensor of an item that is called `said`, and return its natural view."""
     if not isinstance(value, torch.Tensor):
-        rule = "is a tensor, or a number" if kind == "scale" else "is a tensor"
+        rule = "must be a tensor, or a number" if kind == "scale" else "must be a tensor"
         raise ProblemError(f"{said} {shown(value)}", rule=rule, fix="pass a torch tensor")
     if value.get_device() != device:
         raise ProblemError(
-            f"{said} on {value.device}", rule="is on the device of a and b", fix="move it there"
+            f"{said} on {value.device}",
+            rule="must be on the device of a and b",
+            fix="move it there",
         )
     if kind in ("scale", "amax"):
         if value.numel() != 1:
             fix = "reshape it, or give one number for all of D"
             raise ProblemError(
-                f"{said} of shape {list(value.shape)}", rule="has one element", fix=fix
+                f"{said} of shape {list(value.shape)}", rule="must have one element", fix=fix
             )
         seen: torch.Tensor | None = value
     else:
@@ -274,11 +280,11 @@ def _operand(
             fix=f"reshape it, or give one number for each {each} of D",
         )
     if kind.startswith(("scale", "amax")) and value.dtype != torch.float32:
-        raise ProblemError(f"{said} of {value.dtype}", rule="is fp32", fix="use .float()")
+        raise ProblemError(f"{said} of {value.dtype}", rule="must be fp32", fix="use .float()")
     if seen.numel() > 1 and seen.stride(-1) != 1:
         raise ProblemError(
             f"{said} with strides {list(value.stride())}",
-            rule="is contiguous along its last dimension",
+            rule="must be contiguous along its last dimension",
             fix="use .contiguous()",
         )
     return seen

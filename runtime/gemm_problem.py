@@ -136,7 +136,7 @@ def _extents(
     if mixed and not all(element(name_of(t.dtype, "an operand")).is_fp8 for t in (a, b)):
         raise ProblemError(
             f"a {a.dtype} by b {b.dtype}",
-            rule="have one type, or are both fp8",
+            rule="must have one type, or are both fp8",
             fix="convert one",
         )
     require_one_device((("a", a), ("b", b)))
@@ -149,7 +149,7 @@ def _accumulation(options: Options) -> Accumulation:
     if options.accumulation not in get_args(Accumulation):
         raise ProblemError(
             f"accumulation {options.accumulation!r}",
-            rule=f"is one of {', '.join(get_args(Accumulation))}",
+            rule=f"must be one of {', '.join(get_args(Accumulation))}",
             fix="leave it out for the fast one",
         )
     if options.spec is not None and options.accumulation == "fast":

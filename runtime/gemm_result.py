@@ -46,7 +46,7 @@ def check_out(
     if tuple(out.shape) != shape or out.dtype != dtype or out.get_device() != device:
         raise ProblemError(
             f"out {list(out.shape)} {out.dtype} on {out.device}",
-            rule=f"is {list(shape)} of {dtype} on the device of a",
+            rule=f"must be {list(shape)} of {dtype} on the device of a",
             fix="leave out=None to have it made",
         )
     if out.numel() == 0:

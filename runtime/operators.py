@@ -189,7 +189,7 @@ def call(
     if len(amaxes) > 1:
         raise ProblemError(
             f"an epilogue with {len(amaxes)} amax under torch.compile",
-            rule="is one at most",
+            rule="must be one at most",
             fix="call warploom.gemm outside of the compiled function",
         )
     name = spec.name if isinstance(spec, KernelSpec) else spec

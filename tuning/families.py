@@ -159,7 +159,7 @@ def _attention_parse(operation: AttentionOperation, text: str) -> AttentionShape
         )
     if found["heads"] % found["kv_heads"]:
         raise ProblemError(
-            f"shape {text!r}", rule="heads is a multiple of kv_heads", fix="change one of them"
+            f"shape {text!r}", rule="heads must be a multiple of kv_heads", fix="change one of them"
         )
     if packed:
         total = int(given["total"])

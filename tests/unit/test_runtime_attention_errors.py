@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
     "cu_seqlens of two lengths": (
         packed(cu_seqlens_k=torch.tensor([0, 4, 9], dtype=torch.int32)),
         "cu_seqlens_k [3]",
-        "as long as the other",
+        "of one length",
         "cumulative",
     ),
     "negative longest": (packed(max_seqlen_q=-1), "max_seqlen_q -1", "at least 0", "largest"),

@@ -106,8 +106,8 @@ def test_messages_have_the_words_of_the_call() -> None:
             r"scale_a of shape \[7\]: must have shape \[8\] here, or of that in",
         ),
         ({"scale_b": rand(8)}, r"scale_b of shape \[8\]: must have shape \[24\].*each column"),
-        ({"scale_d": rand(8)}, r"scale_d of shape \[8\]: has one element"),
-        ({"scale_a": rand(8).double()}, "scale_a of torch.float64: is fp32"),
+        ({"scale_d": rand(8)}, r"scale_d of shape \[8\]: must have one element"),
+        ({"scale_a": rand(8).double()}, "scale_a of torch.float64: must be fp32"),
     ):
         with pytest.raises(ProblemError, match=said):
             warploom.gemm(A, B, **keywords)  # type: ignore[arg-type]

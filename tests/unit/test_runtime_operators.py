@@ -101,7 +101,9 @@ def test_torch_compile_raises_amax_in_place(backend: str) -> None:
 
 def test_more_than_one_amax_is_refused_under_torch_compile() -> None:
     amax = torch.zeros(1)
-    with pytest.raises(ProblemError, match=r"2 amax under torch.compile: is one at most: call"):
+    with pytest.raises(
+        ProblemError, match=r"2 amax under torch.compile: must be one at most: call"
+    ):
         operators.call(A, B, [("amax", amax), ("amax", amax)], None, None, "fast", None)
     assert amax.item() == 0
 

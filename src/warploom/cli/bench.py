@@ -148,6 +148,6 @@ def _of(written: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
 def _number(word: str) -> int:
     if not word.strip().isdecimal():
         raise ConfigurationError(
-            f"--m {word}", rule="is numbers, separated by commas", fix="such as 1,16,64"
+            f"--m {word}", rule="must be numbers, separated by commas", fix="such as 1,16,64"
         )
     return int(word)
