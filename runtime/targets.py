@@ -30,13 +30,13 @@ def ahead_of_time(gpu: str | None) -> DeviceLimits:
     """The GPU of that name, by default the one of this machine, for kernels that go into a store.
 
     Raises UnknownNameError for a name that nothing is known of, and DeviceError where there is no
-    GPU to take.
+    GPU here that kernels are for.
     """
     if gpu is not None:
         return target(gpu)
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         raise DeviceError(
-            "no GPU here",
+            "no Hopper GPU here",
             rule=f"the GPU that calls will run on must be named: {', '.join(names())}",
             fix="for instance --gpu 'NVIDIA H200'",
         )

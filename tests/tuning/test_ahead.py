@@ -222,6 +222,19 @@ def test_another_compiler_at_the_calls_changes_nothing_where_compiling_is_forbid
     assert planned.choice.spec.name == named and planned.choice.reason.startswith("recorded")
 
 
+def test_without_a_name_it_is_the_gpu_of_this_machine_if_kernels_are_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    here = run("gemm", "--shapes", "512x6144x4096", "--json")
+    named = run("gemm", "--shapes", "512x6144x4096", "--gpu", "NVIDIA H200", "--json")
+    assert json.loads(here.stdout)["problems"] == json.loads(named.stdout)["problems"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert "no Hopper GPU here" in run("gemm", "--shapes", "512x6144x4096").stderr
+
+
 def test_a_model_is_compiled_at_its_tuned_rows_or_those_that_are_asked_for() -> None:
     told = json.loads(run("gemm", "--model", "llama3-8b", "--gpu", "h200", "--json").stdout)
     assert told["GPU"] == "NVIDIA H200" and len(told["problems"]) == 4 * 9
@@ -238,7 +251,7 @@ def test_a_model_is_compiled_at_its_tuned_rows_or_those_that_are_asked_for() -> 
         (["gemm"], "gemm without shapes: must be a file"),
         (["{file}", "--gpu", "h200"], "--gpu without shapes"),
         (["{file}", "--m", "16"], "--m without shapes"),
-        (["gemm", "--shapes", "64x64x64"], "no GPU here: .*must be named: NVIDIA H200"),
+        (["gemm", "--shapes", "64x64x64"], "no Hopper GPU here: .*must be named: NVIDIA H200"),
         (["gemm", "--shapes", "64x64x64", "--gpu", "h300"], "GPU 'h300': must be one"),
         (["gemm", "--shapes", "64x64", "--gpu", "h200"], "shape '64x64'"),
         (["gemm", "--shapes", "1x1x1", "--cells", "--gpu", "h200"], "must be given by one of"),
