@@ -103,22 +103,22 @@ class Toolchain:
 @cache
 def find() -> Toolchain:
     """Return this process's toolchain, or raise ToolchainError; it does not change afterwards."""
-    return Toolchain.of(tuple(part() for part in _parts()))
+    return Toolchain.of(tuple(part() for part in _parts().values()))
 
 
-def survey() -> list[Component | ToolchainError]:
-    """Return each component as it is found here, or why it is not."""
-    found: list[Component | ToolchainError] = []
-    for part in _parts():
+def survey() -> dict[str, Component | ToolchainError]:
+    """Return each component, by name, as it is found here, or why it is not."""
+    found: dict[str, Component | ToolchainError] = {}
+    for name, part in _parts().items():
         try:
-            found.append(part())
+            found[name] = part()
         except ToolchainError as error:
-            found.append(error)
+            found[name] = error
     return found
 
 
-def _parts() -> tuple[Callable[[], Component], ...]:
-    return (_cutlass, _cuda_headers, _cccl, _nvrtc)
+def _parts() -> dict[str, Callable[[], Component]]:
+    return {"CUTLASS": _cutlass, "CUDA headers": _cuda_headers, "CCCL": _cccl, "NVRTC": _nvrtc}
 
 
 def _cutlass() -> Component:

@@ -195,6 +195,19 @@ def test_doctor_fails_with_the_fix_when_the_toolchain_is_missing(
     assert "pip install 'warploom[nvrtc]'" in result.output
 
 
+def test_doctor_says_which_nvrtc_is_too_old_and_shows_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda.bindings.nvrtc, "nvrtcVersion", lambda: (0, 12, 8))
+    result = CliRunner().invoke(doctor.command, ["--json"])
+    report = json.loads(result.stdout)
+    found = {row["check"]: (row["good"], row["found"]) for row in report["checks"]}
+    assert found["CCCL"][0] and found["CUTLASS"][0]
+    assert found["NVRTC"][0] is False and found["NVRTC"][1].startswith("NVRTC 12.8: ")
+    assert "pip install 'warploom[nvrtc]'" in report["advice"]["NVRTC"]
+    assert (result.exit_code, list(report["advice"])) == (1, ["NVRTC"])
+
+
 def test_doctor_names_a_header_that_is_not_as_installed(
     install: Callable[..., Component], monkeypatch: pytest.MonkeyPatch
 ) -> None:

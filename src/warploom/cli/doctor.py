@@ -68,7 +68,7 @@ def _python() -> list[Check]:
 
 def _toolchain() -> list[Check]:
     """Each component, whether it is as it was installed, whether it compiles, and the driver."""
-    checks = [_component(part) for part in toolchain.survey()]
+    checks = [_component(name, part) for name, part in toolchain.survey().items()]
     try:
         found = find()
     except ToolchainError as error:
@@ -85,11 +85,10 @@ def _toolchain() -> list[Check]:
     return [*checks, _compiling(found), device.driver(found.versions["NVRTC"])]
 
 
-def _component(part: Component | ToolchainError) -> Check:
+def _component(name: str, part: Component | ToolchainError) -> Check:
     if isinstance(part, ToolchainError):
-        name = part.value.split(":")[0].removesuffix(" headers")
         return Check(name, f"{part.value}: {part.rule}", part.fix)
-    return Check(part.name, part.version, where=str(part.folder))
+    return Check(name, part.version, where=str(part.folder))
 
 
 def _compiling(found: Toolchain) -> Check:
@@ -101,6 +100,8 @@ def _compiling(found: Toolchain) -> Check:
         probe = nvrtc.compile(source, name="probe", arch=arch, toolchain=found)
     except CompilationError as error:
         return Check("compiling", error.value, _cause(found))
+    except ToolchainError as error:  # such as one that changes under this process
+        return Check("compiling", f"{error.value}: {error.rule}", error.fix)
     return Check("compiling", f"the headers of kernels, {arch}, in {probe.compile_seconds:.2f} s")
 
 

@@ -143,8 +143,8 @@ class Output:
             yield advance
 
     @contextmanager
-    def watching(self, text: str, total: int) -> Iterator[Watch]:
-        """Show on standard error how a long run stands.
+    def watching(self, text: str, total: int, *, estimate: bool = True) -> Iterator[Watch]:
+        """Show on standard error how a long run stands; `estimate`: and how much time is left.
 
         Yields the function to call with how many of `total` are done, and what is to be said. The
         log has a line for each kernel, and takes the place of this where it is shown.
@@ -153,7 +153,7 @@ class Output:
         if self.as_json or self.quiet or logged:
             yield lambda _done, _text: None
             return
-        with watched(text, total) as watch:
+        with watched(text, total, estimate=estimate) as watch:
             yield watch
 
     def warning(self, text: str) -> None:

@@ -21,12 +21,15 @@ Watch = Callable[[int, str], None]  # called with how many units are done, and w
 
 
 @contextmanager
-def watched(text: str, total: int) -> Iterator[Watch]:
-    """Show how many of `total` units are done; 0 is a number that is not known."""
+def watched(text: str, total: int, *, estimate: bool = True) -> Iterator[Watch]:
+    """Show how many of `total` units are done; 0 is a number that is not known.
+
+    Without `estimate`, what is said tells the time that is left.
+    """
     if sys.stderr is None:
         yield lambda _done, _said: None
     elif sys.stderr.isatty():
-        with _bar(text, total) as watch:
+        with _bar(text, total, estimate=estimate) as watch:
             yield watch
     else:
         yield _lines(text, total)
@@ -56,7 +59,7 @@ def _lines(text: str, total: int) -> Watch:
 
 
 @contextmanager
-def _bar(text: str, total: int) -> Iterator[Watch]:
+def _bar(text: str, total: int, *, estimate: bool) -> Iterator[Watch]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -78,8 +81,7 @@ def _bar(text: str, total: int) -> Iterator[Watch]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=max(8, min(40, console.width // 6))),
         MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
+        *((TimeRemainingColumn(compact=True), TextColumn("left")) if estimate else ()),
         Said(),
     )
     with Progress(*columns, console=console, transient=True) as bar:

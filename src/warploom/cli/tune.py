@@ -168,7 +168,7 @@ class _Run:
             ranked = f"those of {constants.stand_in}" if constants else "none"
             self.output.line(f"no constants of {gpu}: schedules are ranked with {ranked}")
         journal = Journal(self.journal_path)
-        with self.output.watching("tuning", len(self.problems)) as watch:
+        with self.output.watching("tuning", len(self.problems), estimate=False) as watch:
 
             def told(progress: Progress) -> None:
                 watch(progress.done, f"{progress.left:.0f} s left, {progress.text}")
