@@ -9,10 +9,10 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch.autograd import forward_ad
 
-from warploom.errors import WarploomError
+from warploom.errors import DeviceError, ProblemError, WarploomError
 from warploom.generator.build import build_many
 from warploom.generator.families.gemm import Accumulation
-from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
 from warploom.runtime import attention as attentions
 from warploom.runtime import attention_operators, operators
@@ -27,7 +27,7 @@ from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.explanation import Explanation, attention_on, gemm_on
 from warploom.runtime.gemm import GemmPlan
 from warploom.runtime.gemm_problem import Options, PlanKeywords
-from warploom.runtime.tensors import WithoutMemoryError, refuse_dual
+from warploom.runtime.tensors import WithoutMemoryError, explained, refuse_dual, shown
 
 __all__ = [
     "Explanation",
@@ -82,8 +82,17 @@ def gemm(
     Raises ProblemError before anything is launched.
     """
     listed: Sequence[Item] = ()
-    steps = (scale_a, scale_b, bias, activation, residual, amax, scale_d, epilogue)
-    if any(x is not None for x in steps):
+    if (
+        scale_a is not None
+        or scale_b is not None
+        or bias is not None
+        or activation is not None
+        or residual is not None
+        or amax is not None
+        or scale_d is not None
+        or epilogue is not None
+        or beta != 1
+    ):
         listed = epilogues.items(
             scale_a=scale_a,
             scale_b=scale_b,
@@ -102,11 +111,14 @@ def gemm(
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
-    options = Options(out_dtype, accumulation, parse_name(spec) if isinstance(spec, str) else spec)
+    found = None if spec is None else attention_problems.named(spec)
+    options = Options(out_dtype, accumulation, found)
     try:
         return gemms.gemm(a, b, listed, out, options)
     except WithoutMemoryError:  # torch knows which code is to see these tensors
         return operators.call(a, b, listed, out, *options)
+    except Exception as error:
+        raise explained(error, gemms.require_kinds, a, b, out, listed) from error.__cause__
 
 
 def plan(
@@ -124,9 +136,10 @@ def plan(
     Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
     strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
     """
-    found = parse_name(spec) if isinstance(spec, str) else spec
-    options = Options(out_dtype, accumulation, found)
-    return gemms.plan(a, b, epilogues.items(**keywords), out, options)
+    options = Options(out_dtype, accumulation, attention_problems.named(spec))
+    listed = epilogues.items(**keywords)
+    gemms.require_kinds(a, b, out, listed)
+    return gemms.plan(a, b, listed, out, options)
 
 
 @overload
@@ -200,6 +213,10 @@ def attention(
     those of its own attention. Runs on the current stream without waiting. On CPU tensors the
     reference computes the same. Raises ProblemError before anything is launched.
     """
+    if return_lse is not True and return_lse is not False:
+        raise ProblemError(
+            f"return_lse {shown(return_lse)}", rule="must be True or False", fix="use bool(...)"
+        )
     if torch._C._is_any_autocast_enabled():
         q, k, v = (_lowered(tensor) for tensor in (q, k, v))
     call = attention_problems.Call(
@@ -228,6 +245,8 @@ def attention(
             result = attentions.attention(call)
         except WithoutMemoryError:
             result = attention_operators.attention(call)
+        except Exception as error:
+            raise explained(error, attention_problems.require_kinds, call) from error.__cause__
     return result if return_lse else result[0]
 
 
@@ -251,12 +270,25 @@ def plan_attention(
     Arguments are those of `attention`. `plan(q, k, v, ...)` then runs tensors of the same shapes,
     strides, types and alignment with the same keywords, and returns out and lse.
     """
-    return attentions.plan(attention_problems.Call(q, k, v, **keywords))
+    call = attention_problems.Call(q, k, v, **keywords)
+    attention_problems.require_kinds(call)
+    return attentions.plan(call)
 
 
 def load(spec: KernelSpec | str) -> kernels.Kernel:
-    """Return the loaded kernel of a spec or name, building it when the store lacks it."""
-    found = parse_name(spec) if isinstance(spec, str) else spec
+    """Return the loaded kernel of a spec or name, building it when the store lacks it.
+
+    Raises DeviceError where there is no GPU to load it on.
+    """
+    found = attention_problems.named(spec)
+    if found is None:
+        raise ProblemError("spec None", rule="must be a KernelSpec or a kernel's name", fix="")
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "no CUDA device here",
+            rule="kernels are loaded on a GPU",
+            fix="build them with `warploom compile`, or load them where there is a GPU",
+        )
     loaded = kernels.kernel(found, torch.cuda.current_device())
     for entry in loaded.artifact.resources:
         loaded.load(entry, torch.cuda.current_device())
@@ -268,6 +300,12 @@ def warmup(path: str | Path, *, jobs: int | None = None) -> int:
 
     Returns their number. Raises the first CompilationError, after all have been tried.
     """
+    if not isinstance(path, str | Path):
+        raise ProblemError(
+            f"path {shown(path)} of type {type(path).__name__}",
+            rule="must be the path of a configuration",
+            fix='for example "linear.yaml"',
+        )
     from warploom.generator.space import expand_file  # brings pydantic, which no call needs
 
     specs = expand_file(Path(path)).specs
@@ -324,7 +362,11 @@ def explain(
     if isinstance(a, GemmPlan | AttentionPlan):
         return Explanation.of(a)
     if b is None:
-        raise TypeError("explain takes a plan, the operands a and b of a gemm, or q, k and v")
+        raise ProblemError(
+            f"explain of {shown(a)} alone",
+            rule="must be of a plan, of a and b, or of q, k and v",
+            fix="pass the operands of the call",
+        )
     if v is not None:
         call = attention_problems.Call(a, b, v, **keywords)
         return attention_on(target(gpu), call) if gpu else Explanation.of(attentions.plan(call))

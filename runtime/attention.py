@@ -33,12 +33,20 @@ from warploom.runtime.attention_operands import (
     ordered_strides,
     strides,
 )
-from warploom.runtime.attention_problem import Call, Extents, Keywords, check_numbers, extents
+from warploom.runtime.attention_problem import (
+    Call,
+    Extents,
+    Keywords,
+    check_numbers,
+    check_offsets,
+    extents,
+    require_kinds,
+)
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.plan import LaunchPlan, described, plan_launches, remember
-from warploom.runtime.tensors import refuse_dual, require_memory
+from warploom.runtime.tensors import explained, refuse_dual, require_memory
 
 GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
 
@@ -87,7 +95,11 @@ class AttentionPlan:
             from warploom.runtime import attention_operators  # which imports this module
 
             return attention_operators.attention(call)
-        if call.signature() != self.key:
+        try:
+            same = call.signature() == self.key
+        except Exception as error:
+            raise explained(error, require_kinds, call) from error.__cause__
+        if not same:
             raise ProblemError(
                 f"q {list(q.shape)} {q.dtype}, k {list(k.shape)}, v {list(v.shape)}",
                 rule="a plan runs only what it was made for: shapes, strides, types, keywords",
@@ -123,6 +135,8 @@ class AttentionPlan:
 
         if self.launch is None:
             check()
+            if q.is_cpu:
+                check_offsets(call)
             self._compute(call, out, lse)
             return out, lse
         if self.copies:

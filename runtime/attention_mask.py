@@ -8,6 +8,7 @@ from typing import Any, Literal
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import UNBOUNDED
 from warploom.runtime.attention_problem import Call, Extents, Window
+from warploom.runtime.tensors import shown
 
 _SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")
 
@@ -88,7 +89,7 @@ def _bounds(window: Window | None) -> tuple[int, int]:
         bound is not None and (type(bound) is not int or bound < 0) for bound in window
     ):
         raise ProblemError(
-            f"window {window!r}",
+            f"window {shown(window)}",
             rule="must be (left, right): how many columns beside the diagonal, ints of at least 0",
             fix="None is no bound, where FlashAttention has -1",
         )

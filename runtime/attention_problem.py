@@ -6,8 +6,10 @@ sequences. Nothing here reads a tensor's contents.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, TypedDict, get_args, get_type_hints
 
 import torch
@@ -16,7 +18,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.elements import name_of
-from warploom.runtime.tensors import require_one_device
+from warploom.runtime.tensors import require_one_device, require_tensors, shown
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -60,6 +62,17 @@ class Call:
     spec: KernelSpec | str | None = None
     deterministic: bool | None = None
     backward_spec: KernelSpec | str | None = None
+
+    def __post_init__(self) -> None:
+        """A softcap of 0 is none, as FlashAttention has it."""
+        if isinstance(self.softcap, Real) and self.softcap == 0:
+            self.softcap = None
+        if self.deterministic is not None and type(self.deterministic) is not bool:
+            raise ProblemError(
+                f"deterministic {shown(self.deterministic)}",
+                rule="must be True, False or None",
+                fix="None follows torch.are_deterministic_algorithms_enabled()",
+            )
 
     def named(self) -> list[tuple[str, object]]:
         """The tensors of the call, by the names that messages have for them."""
@@ -131,7 +144,63 @@ class Call:
 
 def named(spec: KernelSpec | str | None) -> KernelSpec | None:
     """The spec that was asked for, by itself or by name."""
-    return parse_name(spec) if isinstance(spec, str) else spec
+    if isinstance(spec, str):
+        return parse_name(spec)
+    if spec is None or isinstance(spec, KernelSpec):
+        return spec
+    raise ProblemError(
+        f"spec {shown(spec)} of type {type(spec).__name__}",
+        rule="must be a KernelSpec or a kernel's name",
+        fix="leave it out, or take the name that warploom.explain tells",
+    )
+
+
+def require_kinds(call: Call) -> None:
+    """Raise ProblemError for arguments that are of no type that they may have."""
+    require_tensors("warploom.attention", call.named())
+    named(call.spec)
+    named(call.backward_spec)
+    if call.window is not None and not isinstance(call.window, tuple | list):
+        raise ProblemError(
+            f"window {shown(call.window)}",
+            rule="must be (left, right): how many columns beside the diagonal",
+            fix="(128, 0) with causal, (128, 128) without: None is no bound",
+        )
+    if not isinstance(call.causal, bool | str):
+        raise ProblemError(
+            f"causal {shown(call.causal)}",
+            rule="must be False, True, 'top_left' or 'bottom_right'",
+            fix="write one of them",
+        )
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        longest = getattr(call, name)
+        if longest is not None and type(longest) is not int:
+            raise ProblemError(
+                f"{name} {shown(longest)}",
+                rule="must be an int, so that no call waits for the GPU to learn it",
+                fix="use int(...)",
+            )
+
+
+def check_offsets(call: Call) -> None:
+    """Raise ProblemError for cu_seqlens of CPU tensors that are none, or too long a sequence."""
+    longest = (call.max_seqlen_q, call.max_seqlen_k)
+    named_offsets = zip(("q", "k"), call.offsets, (call.q, call.k), longest, strict=False)
+    for name, offsets, tensor, most in named_offsets:
+        starts, rows = offsets.tolist(), tensor.shape[0]
+        lengths = [after - before for before, after in itertools.pairwise(starts)]
+        if starts[0] != 0 or min(lengths, default=0) < 0 or starts[-1] > rows:
+            raise ProblemError(
+                f"cu_seqlens_{name} {shown(starts)} over {rows} rows",
+                rule="must begin with 0, never decrease, and end at no more than the rows",
+                fix="a cumulative sum of lengths that begins with 0",
+            )
+        if most is not None and max(lengths, default=0) > most:
+            raise ProblemError(
+                f"max_seqlen_{name} {most}",
+                rule=f"must be at least the longest sequence, {max(lengths)}",
+                fix="pass the largest length of a sequence, or any larger number",
+            )
 
 
 # ---- Extents -------------------------------------------------------------------------------------
@@ -176,6 +245,7 @@ class Extents:
 
 def extents(call: Call) -> Extents:
     """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
+    require_kinds(call)
     q, k, v = call.q, call.k, call.v
     packed = _is_packed(call)
     rank = 3 if packed else 4
@@ -267,10 +337,11 @@ def _check_elements(call: Call) -> None:
 
 def check_numbers(call: Call) -> None:
     """Raise ProblemError for a scale or softcap that the softmax cannot be taken with."""
-    for name, value in (("scale", call.scaling), ("softcap", call.softcap)):
-        if value is not None and not (math.isfinite(value) and value > 0):
+    for name, value in (("scale", call.scale), ("softcap", call.softcap)):
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not (number and math.isfinite(value) and value > 0):
             raise ProblemError(
-                f"{name} {value}",
+                f"{name} {shown(value)}",
                 rule=f"{name} is finite and greater than 0",
                 fix="to change the sign of the products, negate q",
             )

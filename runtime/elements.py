@@ -15,7 +15,7 @@ def name_of(dtype: torch.dtype, what: str) -> str:
     """Return the element name of `dtype`, or raise ProblemError saying what has it."""
     if dtype in NAMES:
         return NAMES[dtype]
-    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
+    known = ", ".join(NAMES.values())
     raise ProblemError(
         f"{what} of {dtype}", rule=f"element types are {known}", fix=f"convert with {what}.to(...)"
     )

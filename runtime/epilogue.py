@@ -77,6 +77,18 @@ def items(
         listed.append(("amax", amax))
     if scale_d is not None:
         listed.append(("scale_d", scale_d))
+    if beta != 1 and residual is None:
+        raise ProblemError(
+            f"beta {shown(beta)} without residual",
+            rule="must come with the residual that it scales",
+            fix='leave it out; in an epilogue list, write ("residual", c, beta)',
+        )
+    if epilogue is not None and not isinstance(epilogue, list | tuple):
+        raise ProblemError(
+            f"epilogue {shown(epilogue)} of type {type(epilogue).__name__}",
+            rule="must be a list of items",
+            fix='for example [("bias", bias), ("activation", "relu")]',
+        )
     if listed and epilogue:
         raise ProblemError(
             "epilogue= beside scale, bias, activation, residual or amax",
@@ -95,7 +107,7 @@ def _decisive(value: object) -> object:
     if isinstance(value, torch.Tensor):
         aligned = value.data_ptr() & 15
         return value.dtype, value.shape, value.stride(), aligned, value.get_device()
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) else type(value)
 
 
 def addresses(listed: Sequence[Item]) -> tuple[int, ...]:
@@ -188,14 +200,24 @@ def _batch_pitch(item: Item, value: torch.Tensor, batches: tuple[int, ...]) -> i
 
 
 def check_finite(listed: Sequence[Item]) -> None:
-    """Raise ProblemError for a beta that is not a finite number."""
+    """Raise ProblemError for a scale or a beta that is not a finite number."""
     for item in listed:
-        if item[0] == "residual" and not (isinstance(item[2], Real) and math.isfinite(item[2])):
+        if item[0] == "residual" and not _finite(item[2]):
             raise ProblemError(
                 f"beta {shown(item[2])}",
                 rule="must be a finite number",
                 fix="scale the residual itself",
             )
+        if item[0] in SCALARS and not isinstance(item[1], torch.Tensor) and not _finite(item[1]):
+            raise ProblemError(
+                f"{item[0]} {shown(item[1])}",
+                rule="must be a finite number, or a tensor",
+                fix="a tensor's contents are not looked at: infinities may stand there",
+            )
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_items(listed: Sequence[Item]) -> None:
@@ -227,7 +249,7 @@ def _step(
                 fix="use one of them, or apply it to the result",
             )
         return Activation(value), value
-    if kind == "scale" and isinstance(value, Real):
+    if kind == "scale" and isinstance(value, Real) and not isinstance(value, bool):
         return Scale("host"), value
     value = _operand(item[0], kind, value, batches, m, n, device)
     if kind == "amax":

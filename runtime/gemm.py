@@ -26,7 +26,13 @@ from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.gemm_operands import Copy, check_apart, named, refuse_grad
 from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, described, plan_launches, remember
-from warploom.runtime.tensors import WithoutMemoryError, refuse_dual, require_memory
+from warploom.runtime.tensors import (
+    WithoutMemoryError,
+    explained,
+    refuse_dual,
+    require_memory,
+    require_tensors,
+)
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
 
@@ -114,7 +120,11 @@ class GemmPlan:
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
     ) -> None:
         options = cast("Options", self.key[-1])
-        if signature(a, b, out, listed, options) != self.key:
+        try:
+            key = signature(a, b, out, listed, options)
+        except Exception as error:
+            raise explained(error, require_kinds, a, b, out, listed) from error.__cause__
+        if key != self.key:
             raise ProblemError(
                 f"a {list(a.shape)} {a.dtype}, b {list(b.shape)} {b.dtype}",
                 rule="a plan runs only what it was made for: shapes, strides, types, alignment",
@@ -203,7 +213,16 @@ def refuse_tangents(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
 ) -> None:
     """Raise ProblemError for tensors that carry a forward-mode derivative."""
+    epilogue.check_items(listed)
     refuse_dual("warploom.gemm", (a, b, out, *(item[1] for item in listed)))
+
+
+def require_kinds(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError for arguments that are of no type that they may have."""
+    epilogue.check_items(listed)
+    require_tensors("warploom.gemm", named(a, b, out, listed))
 
 
 def plan(
@@ -250,7 +269,7 @@ def _make(
 ) -> GemmPlan:
     device = a.get_device()
     target = targets.at_hand(device)
-    epilogue.check_items(listed)
+    require_kinds(a, b, out, listed)
     try:
         require_memory(named(a, b, out, listed))
     except WithoutMemoryError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple, cast, get_args, get_type_hints
 
 import torch
 
@@ -24,6 +24,8 @@ from warploom.runtime.epilogue_operands import asks_for_batches
 from warploom.runtime.gemm_operands import Copy, layouts, place_operand
 from warploom.runtime.gemm_result import check_out, result_type, storing
 from warploom.runtime.tensors import require_one_device
+
+INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])
 
 
 class Options(NamedTuple):
@@ -132,6 +134,13 @@ def _extents(
             rule="a is [.., M, K] and b is [.., K, N], with one K, and batches that broadcast",
             fix="a torch weight [N, K] is b after .t()",
         ) from None
+    for name, operand in (("a", a), ("b", b)):
+        if NAMES.get(operand.dtype) not in INPUTS:
+            raise ProblemError(
+                f"{name} of {operand.dtype}",
+                rule=f"element types of operands are {', '.join(INPUTS)}",
+                fix=f"convert with {name}.to(torch.bfloat16)",
+            )
     mixed = a.dtype != b.dtype
     if mixed and not all(element(name_of(t.dtype, "an operand")).is_fp8 for t in (a, b)):
         raise ProblemError(
@@ -140,6 +149,12 @@ def _extents(
             fix="convert one",
         )
     require_one_device((("a", a), ("b", b)))
+    if spec is not None and not isinstance(spec.operation, GemmOperation):
+        raise ProblemError(
+            f"spec {spec.name}",
+            rule=f"must be a kernel of gemm, not of {spec.operation.family}",
+            fix="leave spec out, or pass one of this operation",
+        )
     asked = spec is not None and cast("GemmOperation", spec.operation).batched
     batched = b.dim() > 2 or (asked and a.dim() == 2)
     return (*shared, a.shape[-2], b.shape[-1]), shared if batched else None

@@ -12,6 +12,7 @@ from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.batches import batches, step_pitch
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.tensors import shown
 
 
 def result_type(
@@ -19,7 +20,13 @@ def result_type(
 ) -> torch.dtype:
     """The type of D: as asked, else out's, else the default for the operands."""
     if asked is not None:
-        return asked
+        if isinstance(asked, torch.dtype) and asked in NAMES:
+            return asked
+        raise ProblemError(
+            f"out_dtype {shown(asked)}",
+            rule=f"must be a torch.dtype; element types are {', '.join(NAMES.values())}",
+            fix="for example torch.bfloat16",
+        )
     if out is not None:
         return out.dtype
     if name_of(a.dtype, "a") == "int8" and not has_epilogue:

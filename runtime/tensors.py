@@ -7,7 +7,7 @@ addresses that are new to a plan, and exceptions of calls do.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,6 +17,7 @@ from warploom.errors import ProblemError
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
+_REQUIRED = ("a", "b", "q", "k", "v")
 Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
 
 
@@ -36,16 +37,25 @@ class _Short(reprlib.Repr):
 shown = _Short().repr  # any argument, shortly
 
 
+def explained(error: Exception, require: Callable[..., None], *given: object) -> Exception:
+    """Return what `require` says of a call's arguments, which raised `error`; else `error`."""
+    try:
+        require(*given)
+    except ProblemError as found:
+        return found
+    return error
+
+
 def require_tensors(function: str, given: Named) -> None:
     """Raise ProblemError for the first that is no tensor which `function` could read."""
     found = _fault(function, given)
     if found is not None:
-        raise found from None  # and not of what made a call ask
+        raise found
 
 
 def _fault(function: str, given: Named) -> ProblemError | None:
     for name, value in given:
-        if value is None:
+        if value is None and name not in _REQUIRED:
             continue
         if not isinstance(value, torch.Tensor):
             return ProblemError(
@@ -60,6 +70,12 @@ def _fault(function: str, given: Named) -> ProblemError | None:
                 fix="use .to_dense(), for nested tensors .to_padded_tensor(0.0)"
                 ", or the packed sequences of warploom.attention",
             )
+    if torch._C._get_tracing_state() is not None:
+        return ProblemError(
+            f"{function} under torch.jit.trace",
+            rule="must be traced by torch.compile, torch.export or make_fx",
+            fix="use one of them: torch.jit would keep the result's memory and not the launch",
+        )
     transform = torch._C._functorch.peek_interpreter_stack()
     if transform is None:
         return None

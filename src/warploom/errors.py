@@ -42,8 +42,8 @@ class UnknownNameError(WarploomError):
     """A kernel, family, element or architecture name that Warploom does not know."""
 
 
-class ProblemError(WarploomError):
-    """Tensors or scalars of a call that the operation does not accept."""
+class ProblemError(WarploomError, ValueError):
+    """Arguments of a call that the operation does not accept: their values or their types."""
 
 
 class DeviceError(WarploomError):

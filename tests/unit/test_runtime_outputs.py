@@ -135,7 +135,8 @@ def test_nan_wins_over_every_number_and_stays() -> None:
 
 def test_infinity_is_the_largest_number() -> None:
     amax = torch.zeros(1)
-    warploom.gemm(A, B, scale_a=float("inf"), scale_b=2.0, amax=amax, out_dtype=FP32)
+    infinity = torch.tensor(float("inf"))
+    warploom.gemm(A, B, scale_a=infinity, scale_b=2.0, amax=amax, out_dtype=FP32)
     assert amax.item() == float("inf")
 
 
