@@ -16,11 +16,13 @@ from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+from warploom.generator.restore import LARGEST
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.generator.tensor_maps import PITCH_BYTES
 from warploom.runtime import attention_dispatch, dispatch
 from warploom.runtime.attention_dispatch import Operation as AttentionOperation
 from warploom.runtime.attention_problem import Extents
+from warploom.suggestions import suggestion
 from warploom.tuning.attention_backward_trial import AttentionBackwardTrial
 from warploom.tuning.attention_trial import AttentionTrial
 from warploom.tuning.gemm_trial import GemmTrial
@@ -68,12 +70,47 @@ def _extents(text: str, names: Sequence[Sequence[str]], what: str) -> dict[str, 
     """The numbers of `4096x6144x4096`, named by whichever of `names` has as many."""
     numbers = text.split("x")
     fitting = [listed for listed in names if len(listed) == len(numbers)]
-    if not fitting or not all(re.fullmatch(r"[1-9]\d{0,8}", number) for number in numbers):
+    if not fitting:
         forms = " or ".join("x".join(listed) for listed in names)
+        rule = f"a shape of {what} must be {forms}"
+        raise ProblemError(f"shape {text!r}", rule=rule, fix="count its extents")
+    found = zip(fitting[0], numbers, strict=True)
+    return {name: _number(text, name, number) for name, number in found}
+
+
+def _number(text: str, name: str, number: str) -> int:
+    """A number of a shape; ProblemError for one that no extent has."""
+    if not re.fullmatch(r"0*[1-9][0-9]*", number):
         raise ProblemError(
-            f"shape {text!r}", rule=f"a shape of {what} is {forms}", fix="write positive numbers"
+            f"shape {text!r}: {name} {number!r}",
+            rule="must be an integer greater than 0",
+            fix="write positive numbers",
         )
-    return dict(zip(fitting[0], map(int, numbers), strict=True))
+    if len(number) > 10 or int(number) > LARGEST:
+        raise ProblemError(
+            f"shape {text!r}: {name} {number}",
+            rule=f"must be at most {LARGEST}",
+            fix="give a smaller one",
+        )
+    return int(number)
+
+
+def _named(text: str, given: Sequence[str], wanted: Sequence[str], tokens: str) -> dict[str, int]:
+    """The numbers of `window=128` and its like, which are those `wanted` for an operation."""
+    found = {}
+    for name, _, number in (entry.partition("=") for entry in given):
+        if name not in wanted:
+            rule = f"must be {' and '.join(wanted)}" if wanted else "must be left out"
+            fix = suggestion(name, wanted) or "it is of masks that are windows, or packed lengths"
+            raise ProblemError(f"shape {text!r}: {name!r}", rule=f"{rule} for {tokens}", fix=fix)
+        found[name] = _number(text, name, number)
+    if missing := "".join(f":{name}=NUMBER" for name in wanted if name not in found):
+        raise ProblemError(
+            f"shape {text!r}",
+            rule=f"must end with {missing} for {tokens}",
+            fix=f"for instance {text}{missing.replace('NUMBER', '1024')}",
+        )
+    return found
 
 
 # ---- GEMM ----------------------------------------------------------------------------------------
@@ -149,28 +186,21 @@ def _attention_parse(operation: AttentionOperation, text: str) -> AttentionShape
     found = {"seq_q": seq, "seq_k": seq, **found, "dim": operation.dim}
     packed = operation.lengths == "packed"
     wanted = (["window"] if operation.mask == "window" else []) + (["total"] if packed else [])
-    given = dict(entry.partition("=")[::2] for entry in more)
-    if sorted(given) != sorted(wanted) or not all(v.isdecimal() and int(v) for v in given.values()):
-        form = "".join(f":{name}=NUMBER" for name in wanted) or "nothing"
-        raise ProblemError(
-            f"shape {text!r}",
-            rule=f"after the extents comes {form}, for {'_'.join(operation.tokens)}",
-            fix=f"for instance 1x32x8x4096{form.replace('NUMBER', '1024') if wanted else ''}",
-        )
+    given = _named(text, more, wanted, "_".join(operation.tokens))
     if found["heads"] % found["kv_heads"]:
         raise ProblemError(
             f"shape {text!r}", rule="heads must be a multiple of kv_heads", fix="change one of them"
         )
     if packed:
-        total = int(given["total"])
+        total = given["total"]
         if not max(seq, found["batch"]) <= total <= found["batch"] * seq:
             raise ProblemError(
                 f"shape {text!r}",
-                rule="the total lies between the longest sequence and all as long as it",
+                rule="the total must lie between the longest sequence and all as long as it",
                 fix="change total, batch or length",
             )
         found |= {"total_q": total, "total_k": total}
-    return AttentionShape(**found, window=int(given.get("window", 0)))
+    return AttentionShape(**found, window=given.get("window", 0))
 
 
 def _attention_cells(

@@ -305,6 +305,32 @@ def test_show_and_merge(tmp_path: Path) -> None:
     assert len(as_json[str(target)]["records"]) == 3
 
 
+def test_show_takes_records_of_a_family_a_type_a_shape_and_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "records.json"
+    fused = replace(record(16), operation=FUSED)
+    slow = replace(record(2048), best=Timed(WIDE, 7.646e-2, 0.001))
+    records_file.update(path, GPU, [record(512), slow, fused, ATTENTION, BACKWARD])
+
+    def shown(*options: str) -> list[str]:
+        done = CliRunner().invoke(main, ["records", "show", str(path), *options])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout.splitlines()[1:]
+
+    assert len(shown()) == 5
+    assert len(shown("--family", "attention_backward")) == 1
+    assert len(shown("--type", "e5m2")) == 1
+    assert len(shown("--type", "bf16", "--shape", "*x6144x4096")) == 3
+    (line,) = shown("--shape", "2048x6144x4096")
+    assert line.startswith("76460\t")  # microseconds, without an exponent
+    assert len(shown("--gpu", "h200")) == 5
+    assert CliRunner().invoke(main, ["records", "show", str(path), "--gpu", "h100"]).stdout == (
+        "no records of these\n"
+    )
+    for option in ("--family", "--type"):
+        done = CliRunner().invoke(main, ["records", "show", str(path), option, "none"])
+        assert done.exit_code == 1 and "known" in done.stderr
+
+
 def test_merge_reads_all_before_it_writes(tmp_path: Path) -> None:
     good, bad, target = (tmp_path / f"{name}.json" for name in ("good", "bad", "target"))
     records_file.update(good, GPU, [record(16)])

@@ -178,9 +178,12 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
     [
         ([], "--shapes, --model and --cells"),
         (["--cells", "--shapes", "1x8x8"], "--shapes, --model and --cells"),
-        (["--shapes", "512x6144"], "a shape of this product is mxnxk"),
+        (["--shapes", "512x6144"], "a shape of this product must be mxnxk"),
         (["--shapes", "512x6144x-1"], "positive numbers"),
         (["--shapes", "0x6144x64"], "positive numbers"),
+        (["--shapes", "999999999999x64x64"], "m 999999999999: must be at most 2147483647"),
+        (["--shapes", f"{'9' * 5000}x64x64"], "must be at most 2147483647"),
+        (["--shapes", "16x1e3x64"], "n '1e3': must be an integer greater than 0"),
         (["--model", "llama9"], "llama3-8b"),
         (["--shapes", "16x64x64", "--budget", "0"], "more than 0"),
         (["--shapes", "16x64x64", "--budget", "-3"], "more than 0"),
@@ -289,12 +292,18 @@ def test_shapes_of_attention(tmp_path: Path) -> None:
     for bad, told in (
         ("4x8x8x512", "total=NUMBER"),
         ("4x8x8x512:total=99999", "longest"),
-        ("4x8x8x512:window=12", "total=NUMBER"),
+        ("4x8x8x512:window=12", "'window': must be total for bf16_dim64_causal_packed"),
+        ("4x8x8x512:totl=1024", "did you mean total?"),
+        ("4x8x8x512:total=many", "total 'many': must be an integer greater than 0"),
+        ("4x8x8x512:total=1024:total=x", "total 'x': must be"),
         ("4x8x3x512:total=1024", "multiple of kv_heads"),
         ("4x8x8", "batchxheads"),
     ):
         done = run(path, "--shapes", bad)
         assert done.exit_code == 1 and told in done.stderr, done.stderr
+    path.write_text(path.read_text().replace(", mask: causal, lengths: packed", ""))
+    done = run(path, "--shapes", "1x8x8x512:windw=5")
+    assert "'windw': must be left out for bf16_dim64_none_fixed" in done.stderr
 
 
 def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:

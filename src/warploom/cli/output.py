@@ -274,7 +274,9 @@ def _text(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+    if isinstance(value, float):
+        return f"{value:.4g}" if not 1e4 <= abs(value) < 1e15 else f"{value:.0f}"
+    return printable(str(value))
 
 
 def _bare(value: object) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from warploom.errors import ConfigurationError, RecordsError
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
     from warploom.generator.model.shapes import Shape
-    from warploom.generator.records import Records
+    from warploom.generator.records import Record, Records
     from warploom.generator.specification import Operation, Schedule
 
 COLUMNS = ("us", "default / best", "nvrtc", "revision", "measured", "noisy", "problem", "schedule")
@@ -30,35 +32,77 @@ def command() -> None:
 
 @command.command()
 @click.argument("paths", nargs=-1, type=_FILE)
+@click.option("--family", "name", help="Only of this family: gemm, attention_forward, ...")
+@click.option("--type", "element", help="Only with operands or results of this type, such as bf16.")
+@click.option("--shape", help="Only of this shape, as the table has it; * stands for anything.")
+@click.option("--gpu", default="", help="Only of GPU kinds with this in their name.")
 @reporting
-def show(output: Output, paths: Sequence[Path]) -> None:
-    """List the records of files: those given, or all that came with the package and the user's."""
-    from warploom.generator import records_file
-    from warploom.generator.records import problem_text, to_plain
+def show(
+    output: Output,
+    paths: Sequence[Path],
+    name: str | None,
+    element: str | None,
+    shape: str | None,
+    gpu: str,
+) -> None:
+    """List the records of files: those given, or all that came with the package and the user's.
 
-    found = [(path, records_file.read(path)) for path in paths or records_file.every()]
+    `us` is the time of the best schedule in microseconds, `default / best` how many times as
+    long the untuned default takes; what is `noisy` was measured under unsteady clocks.
+    """
+    from warploom.generator import records_file
+    from warploom.generator.records import to_plain
+
+    wanted = _filter(name, element, shape)
+    every = [(path, records_file.read(path)) for path in paths or records_file.every()]
+    found = [
+        (path, records.gpu, [one for one in records if wanted(one)])
+        for path, records in every
+        if gpu.lower() in records.gpu.lower()
+    ]
     if output.as_json:
-        for path, records in found:
-            output.value(str(path), {"gpu": records.gpu, "records": list(map(to_plain, records))})
+        for path, kind, listed in found:
+            output.value(str(path), {"gpu": kind, "records": list(map(to_plain, listed))})
         return
-    for path, records in found:
-        rows = [
-            [
-                record.best.seconds * 1e6,
-                record.speedup,
-                record.environment.nvrtc,
-                record.environment.revision,
-                record.measured[:10],
-                record.noisy,
-                problem_text(record.operation, record.shape),
-                "_".join(record.best.schedule.tokens),
-            ]
-            for record in records
-        ]
-        output.line(f"{path}: {records.gpu}, {len(records)} records")
-        output.table(str(path), COLUMNS, rows)
-    if not found:
-        output.line("no records: `warploom tune` makes them")
+    for path, kind, listed in found:
+        output.line(f"{path}: {kind}, {len(listed)} records")
+        output.table(str(path), COLUMNS, [_row(one) for one in listed])
+    if not any(listed for _, _, listed in found):
+        output.line("no records of these" if every else "no records: `warploom tune` makes them")
+
+
+def _filter(name: str | None, type_name: str | None, shape: str | None) -> Callable[[Record], bool]:
+    """Which records are wanted; UnknownNameError for a family or type that there is not."""
+    from warploom.generator.elements import element
+    from warploom.generator.families import family
+    from warploom.generator.model.shapes import text
+
+    of_family = family(name).name if name else None
+    of_type = element(type_name).name if type_name else None
+
+    def wanted(record: Record) -> bool:
+        return (
+            of_family in (None, record.operation.family)
+            and (of_type is None or of_type in record.operation.tokens)
+            and (shape is None or fnmatchcase(text(record.shape), shape))
+        )
+
+    return wanted
+
+
+def _row(record: Record) -> list[object]:
+    from warploom.generator.records import problem_text
+
+    return [
+        record.best.seconds * 1e6,
+        record.speedup,
+        record.environment.nvrtc,
+        record.environment.revision,
+        record.measured[:10],
+        record.noisy,
+        problem_text(record.operation, record.shape),
+        "_".join(record.best.schedule.tokens),
+    ]
 
 
 @command.command()
@@ -184,10 +228,11 @@ def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]
 
 
 def _records(path: Path) -> Records | None:
-    """The file of records; None where it is a document of another kind."""
-    from warploom.generator import records_file
+    """The file of records; None where it is a result of a benchmark."""
+    from warploom.generator import json_file, records_file
 
-    try:
-        return records_file.read(path)
-    except RecordsError:
-        return None
+    with suppress(OSError, ValueError):  # which are told as those of a file of records
+        document = json_file.parse(json_file.content(path))
+        if isinstance(document, dict) and "machine" in document:
+            return None
+    return records_file.read(path)
