@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
@@ -27,9 +28,12 @@ from warploom.generator.locks import ForkLock
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store, key, source_digest
+from warploom.generator.store_directory import warn_once
 from warploom.generator.toolchain import Toolchain, find
 from warploom.generator.workers import Worker, WorkerPool
 from warploom.variables import choice
+
+_ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(")
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +155,7 @@ class _Kernel:
         return key(self.source, options, self.spec.arch, self.toolchain.identity)
 
     def stored(self, store: Store) -> Artifact | None:
-        artifact = store.get(self.key)
-        if artifact is not None:
-            _found(artifact)
-        return artifact
+        return _found(store.get(self.key), self.spec, self.source)
 
     def compiled(self, store: Store, compile: Callable[..., Artifact]) -> Artifact:
         with store.lock(self.key):
@@ -179,7 +180,9 @@ class _Barred:
     identity: str | None  # of the toolchain that must not be used
 
     def recorded(self, spec: KernelSpec, store: Store) -> Artifact:
-        artifact = store.find(source_digest(render(spec)), spec.arch, self.identity)
+        source = render(spec)
+        found = store.find(source_digest(source), spec.arch, self.identity)
+        artifact = _found(found, spec, source)
         if artifact is None:
             raise KernelMissingError(
                 f"kernel {spec.name}",
@@ -187,7 +190,6 @@ class _Barred:
                 fix=f"{self.fix}; or compile it elsewhere and bring it here with "
                 "`warploom cache export` and `warploom cache import`",
             )
-        _found(artifact)
         return artifact
 
 
@@ -209,9 +211,21 @@ def _attempt(kernel: _Kernel, store: Store, worker: Worker) -> Result:
         return error
 
 
-def _found(artifact: Artifact) -> None:
+def entries(source: str) -> set[str]:
+    """Return the names of the kernels in a source."""
+    return set(_ENTRY.findall(source))
+
+
+def _found(artifact: Artifact | None, spec: KernelSpec, source: str) -> Artifact | None:
+    """Return what the store has under the key of `spec`, unless its record speaks of another."""
+    if artifact is None:
+        return None
+    if artifact.name != spec.name or artifact.resources.keys() != entries(source):
+        warn_once(f"what is stored of {spec.name} is of another kernel: it counts as missing")
+        return None
     _count("store_hits")
     logger.info("found %s in the store", artifact.name)
+    return artifact
 
 
 def _count(what: Literal["compiles", "store_hits"]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.errors import ToolchainError
+from warploom.generator import build
 from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
@@ -17,9 +18,10 @@ def build_many(
     """Store something for each kernel, as a toolchain that is not here would have compiled it."""
     built = []
     for spec in specs:
-        source, one = render(spec), {spec.name: Resources(168, 0, 0)}
+        source = render(spec)
+        every = dict.fromkeys(build.entries(source), Resources(168, 0, 0))
         artifact = Artifact(
-            spec.name, spec.arch, b"cubin", source_digest(source), "theirs", (), one, (), 1.0
+            spec.name, spec.arch, b"cubin", source_digest(source), "theirs", (), every, (), 1.0
         )
         store.put(key(source, (), spec.arch, "theirs"), artifact)
         built.append(artifact)

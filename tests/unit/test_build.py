@@ -24,7 +24,7 @@ from warploom.errors import (
     ToolchainError,
 )
 from warploom.generator import build, workers
-from warploom.generator.artifact import Artifact
+from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store, key
@@ -156,6 +156,28 @@ def test_a_stored_kernel_of_another_toolchain_serves_where_compiling_is_ruled_ou
     monkeypatch.setattr(build, "find", no_compiler)
     assert build_all([Spec("kept")], elsewhere) == [old]
     assert counts() == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "another"},
+        {"resources": {"another": Resources(1, 0, 0)}},
+        {"resources": {"kept": Resources(1, 0, 0), "another": Resources(1, 0, 0)}},
+    ],
+)
+def test_a_stored_kernel_whose_record_speaks_of_another_counts_as_missing(
+    other: dict[str, Any], store: Store
+) -> None:
+    good = build_one(Spec("kept"), store)
+    source = 'extern "C" __global__ void kept() {}\n'
+    store.put(key(source, good.options, good.arch, good.toolchain), replace(good, **other))
+    with pytest.raises(KernelMissingError, match="kept"):
+        build_one(Spec("kept"), store, policy="forbid")
+    again = build_one(Spec("kept"), store)
+    assert (again.name, again.resources) == (good.name, good.resources)
+    assert build_one(Spec("kept"), store, policy="forbid") == again
+    assert counts() == (2, 1)
 
 
 def test_with_compiling_allowed_a_kernel_of_another_toolchain_does_not_serve(
