@@ -6,6 +6,7 @@ in pictures/. Needs matplotlib, unless the page is only printed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,9 +58,17 @@ def draw(folder: Path = RESULTS) -> str:
     listed = documents(folder)
     every = overview(OVERVIEW, grids(listed)) if grids(listed) else None
     parts = [f"## Every cell\n\n{image(every)}"] if every else []
+    titles = [title for document in listed.values() for title in sections(document)]
+    if len(titles) > 1:
+        parts.append("\n".join(f"- [{title}](#{anchor(title)})" for title in titles))
     for stem, document in listed.items():
         parts += [_section(stem, title, document) for title in sections(document)]
     return "\n\n".join(parts) or NOTHING
+
+
+def anchor(heading: str) -> str:
+    """What links to a heading name."""
+    return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
 
 
 def image(picture: Picture, folder: str = "pictures") -> str:

@@ -16,6 +16,7 @@ import torch
 
 import warploom
 from benchmarks.peers import KINDS
+from benchmarks.report import anchor
 from warploom.cli import COMMANDS, EXIT_CODES
 from warploom.generator.config_reference import MARKERS, reference
 from warploom.generator.families.gemm import GemmSchedule
@@ -66,9 +67,9 @@ def test_every_command_of_the_guide_that_needs_no_gpu_works(folder: Path) -> Non
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("text", [GUIDE, README], ids=["guide", "README"])
-def test_every_program_that_needs_no_gpu_works(text: str, folder: Path) -> None:
-    (folder / "program.py").write_text("\n".join(blocks(text, "python")))
+def test_every_program_that_needs_no_gpu_works(folder: Path) -> None:
+    """Of the guide: test_pages.py runs the README's, for what it prints."""
+    (folder / "program.py").write_text("\n".join(blocks(GUIDE, "python")))
     done = run("python program.py", folder)
     assert done.returncode == 0, done.stderr
 
@@ -122,16 +123,14 @@ def test_commands_that_need_a_gpu_have_the_options_that_they_are_given(text: str
         assert missing == set(), (module, done.stderr)
 
 
-def anchor(heading: str) -> str:
-    """What links to a heading name."""
-    return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
-
-
-@pytest.mark.parametrize("text", [GUIDE, README], ids=["guide", "README"])
-def test_links_into_the_guide_lead_to_a_heading(text: str) -> None:
-    headings = re.findall(r"^#+ (.*)$", GUIDE, re.MULTILINE)
-    anchors = {anchor(heading) for heading in headings}
-    targets = re.findall(r"\]\((?:docs/guide\.md)?#(.*?)\)", text)
+@pytest.mark.parametrize(
+    ("text", "page", "file"),
+    [(GUIDE, GUIDE, ""), (README, GUIDE, "docs/guide.md"), (PAGE, PAGE, "")],
+    ids=["guide", "README", "benchmarks"],
+)
+def test_links_to_a_heading_lead_to_one(text: str, page: str, file: str) -> None:
+    anchors = {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
+    targets = re.findall(rf"\]\({re.escape(file)}#(.*?)\)", text)
     assert targets
     assert [target for target in targets if target not in anchors] == []
 
