@@ -127,7 +127,7 @@ def untuned(wanted: Operation, sizes: Extents) -> Choice:
             refusal = error
             continue
         low, high = row["seq"]
-        return Choice(found, f"first of its class in the table, sequences of {low} to {high}")
+        return Choice(found, f"first of its class in the table, sequences {_lengths(low, high)}")
     raise cast("SpecificationError", refusal)
 
 
@@ -170,6 +170,13 @@ def _class(wanted: Operation, sizes: Extents) -> dict[str, Any]:
         and _within(length, row["seq"])
         and _within(sharing, row.get("sharing", (sharing, sharing)))
     )
+
+
+def _lengths(low: int, high: int) -> str:
+    """A class's range of lengths, in words; the largest there can be is no bound."""
+    if high >= UNBOUNDED:
+        return f"of {low} or more" if low else "of any length"
+    return f"of {low} to {high}" if low else f"of up to {high}"
 
 
 def _within(number: int, inclusive: Sequence[int]) -> bool:

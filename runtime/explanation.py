@@ -32,6 +32,7 @@ class Explanation:
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
     kernels that came next. `gradients` is the same of an attention's backward pass. `gpu` is the
     GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
+    `reference` is True of a call on CPU tensors, which runs no kernel.
     """
 
     kernel: str
@@ -44,6 +45,7 @@ class Explanation:
     runners_up: tuple[Alternative, ...] = ()
     gradients: Choice | None = None
     gpu: str = ""
+    reference: bool = False
 
     @classmethod
     def of(cls, plan: GemmPlan | AttentionPlan) -> Explanation:
@@ -60,6 +62,7 @@ class Explanation:
             gradients=plan.backward_choice(*plan.gradient_options)
             if isinstance(plan, AttentionPlan)
             else None,
+            reference=plan.key[4] == -1,  # the device of the first operand
         )
 
     @classmethod
@@ -97,16 +100,14 @@ class Explanation:
         copies = ", ".join(self.copies) or "none"
         stored = "compiled" if self.stored else "not compiled yet"
         lines = [f"GPU      {self.gpu}"] if self.gpu else []
-        lines += [
-            f"kernel   {self.kernel}",
-            f"because  {self.reason}",
-            f"store    {stored}",
-            f"grid     {self.grid} blocks",
-            f"copies   {copies}",
-        ]
-        lines += _times(self.seconds, self.runners_up)
+        if self.reference:
+            lines += ["runs     the reference, on the CPU; an untuned GPU would (gpu= names one):"]
+        lines += [f"kernel   {self.kernel}", *_because(self.reason)]
+        if not self.reference:
+            lines += [f"store    {stored}", f"grid     {self.grid} blocks"]
+        lines += [f"copies   {copies}", *_times(self.seconds, self.runners_up)]
         if self.gradients:
-            lines += [f"backward {self.backward}", f"because  {self.gradients.reason}"]
+            lines += [f"backward {self.backward}", *_because(self.gradients.reason)]
             lines += _times(self.gradients.seconds, self.gradients.runners_up)
         return "\n".join(lines)
 
@@ -136,6 +137,14 @@ def attention_on(target: DeviceLimits, call: Call) -> Explanation:
     gradients = attention.gradients_choice(found, asked, target)
     problem = None if found.sizes.empty else attention.problem(call, found)
     return Explanation.on(target, found.choice, problem, found.copies, gradients)
+
+
+def _because(reason: str) -> list[str]:
+    """The lines about why a kernel was chosen."""
+    lines = [f"because  {reason}"]
+    if reason.startswith("least waves"):  # its words are for those who know them
+        lines += ["         waves: tiles of the busiest multiprocessor; cost: measured time of one"]
+    return lines
 
 
 def _times(seconds: float | None, runners_up: Sequence[Alternative]) -> list[str]:

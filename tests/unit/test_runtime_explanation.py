@@ -1,0 +1,43 @@
+"""What explain prints is read by people: of CPU tensors too, and without the words of the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import warploom
+from warploom.runtime.attention_dispatch import _lengths
+
+A, B = torch.zeros(4, 16).bfloat16(), torch.zeros(16, 8).bfloat16()
+Q = torch.zeros(1, 2, 64, 64).bfloat16()
+
+
+def test_a_call_on_cpu_tensors_is_told_to_run_the_reference() -> None:
+    for told in (warploom.explain(A, B), warploom.explain(Q, Q, Q, causal=True)):
+        assert told.reference
+        assert str(told).startswith("runs     the reference, on the CPU")
+        assert "grid" not in str(told)
+        assert "store" not in str(told)
+    named = warploom.explain(A, B, gpu="NVIDIA H200")
+    assert not named.reference
+    assert "grid     1 blocks" in str(named)
+
+
+def test_every_label_has_its_column_and_the_tables_words_are_explained() -> None:
+    lines = f"{warploom.explain(A, B)}\n{warploom.explain(Q, Q, Q)}".splitlines()
+    assert all(line[8] == " " and line[9] != " " for line in lines)
+    reason = next(at for at, line in enumerate(lines) if "waves * cost" in line)
+    assert "waves: tiles of the busiest multiprocessor" in lines[reason + 1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0, 2147483647, "of any length"),
+        (0, 512, "of up to 512"),
+        (513, 4096, "of 513 to 4096"),
+        (4097, 2147483647, "of 4097 or more"),
+    ],
+)
+def test_lengths_read_as_a_person_says_them(low: int, high: int, said: str) -> None:
+    assert _lengths(low, high) == said
