@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from warploom.cli import main
+from warploom.errors import CompilationError
 from warploom.generator import toolchain
+from warploom.generator.artifact import Artifact
 from warploom.generator.build import build
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import FAMILIES
@@ -217,6 +220,27 @@ def test_show_gives_fields_resources_commands_and_source(private_store: Path) ->
     ]
     assert Path(nvcc[6].removeprefix("-I"), "cutlass", "version.h").is_file()
     assert nvcc[7:] == ["-o", f"{spec.name}.cubin", f"{spec.name}.cu"]
+
+
+def test_a_compilation_that_is_stopped_says_what_is_stored(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = Artifact("some", "sm_90a", b"", "", "", (), {}, (), 1.0)
+
+    def stopped(
+        specs: list[object],
+        _store: object,
+        _jobs: object,
+        on_done: Callable[[object, object], None],
+    ) -> None:
+        for result in (artifact, CompilationError("bad", log="", source="")):
+            on_done(specs[0], result)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("warploom.generator.build.build_many", stopped)
+    result = run("compile", small)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "Stopped: 1 of 1 kernels are stored; the same command goes on" in result.stderr
 
 
 def test_show_takes_a_digest_and_a_file_of_the_name(small: Path, private_store: Path) -> None:
