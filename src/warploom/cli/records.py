@@ -65,7 +65,7 @@ def show(
             output.value(str(path), {"gpu": kind, "records": list(map(to_plain, listed))})
         return
     for path, kind, listed in found:
-        output.line(f"{path}: {kind}, {len(listed)} records")
+        output.total(str(path), f"{kind}, {len(listed)} records")
         output.table(str(path), COLUMNS, [_row(one) for one in listed])
     if not any(listed for _, _, listed in found):
         output.line("no records of these" if every else "no records: `warploom tune` makes them")
