@@ -26,7 +26,9 @@ from benchmarks.wording import (
     absences,
     beside,
     by_kind,
+    fair,
     is_product,
+    kind_name,
     kind_of,
     losses,
     peer,
@@ -75,7 +77,7 @@ def of_section(stem: str, title: str, document: DocumentJson) -> list[Picture]:
 def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
     """Every cell of these documents, sorted, and the lost ones by name; None of too few."""
     groups = by_kind(cell for document in documents for cell in document["cells"])
-    kinds = {KINDS.get(kind, kind): groups[kind] for kind in sorted(groups, key=_order)}
+    kinds = {kind_name(kind): groups[kind] for kind in sorted(groups, key=_order)}
     panels = {
         kind: [(cell["ratio"], cell["verdict"]) for cell in cells if cell["ratio"]]
         for kind, cells in kinds.items()
@@ -97,6 +99,7 @@ def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
 def draw(name: str, document: DocumentJson, folder: Path) -> list[Path]:
     """Draw every picture of a document into `folder`; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
+    document = fair(document)
     sorted_ratios = overview(f"{name}_sorted", [document])
     found = [p for title in sections(document) for p in of_section(name, title, document)]
     found += [sorted_ratios] if sorted_ratios else []

@@ -20,7 +20,7 @@ import click
 from benchmarks.pictures import overview
 from benchmarks.report import OVERVIEW, documents, grids, image
 from benchmarks.tables import summaries
-from benchmarks.wording import KINDS, CellJson, DocumentJson, beside, by_kind, kind_of, losses
+from benchmarks.wording import CellJson, DocumentJson, beside, by_kind, kind_name, kind_of, losses
 from warploom.generator.markdown import insert
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def rows(listed: Mapping[str, DocumentJson]) -> dict[str, list[CellJson]]:
 
 
 def _row(cell: CellJson) -> str:
-    kind, problem = KINDS[kind_of(cell)], cell["problem"]
+    kind, problem = kind_name(kind_of(cell)), cell["problem"]
     return f"{kind}, head dimension {problem['dim']}" if "dim" in problem else kind
 
 
@@ -74,7 +74,7 @@ def _losses(documents: Sequence[DocumentJson]) -> str:
     kinds = by_kind(cell for document in documents for cell in document["cells"])
     for kind, cells in kinds.items():
         if told := losses(cells, _WORST):
-            lines.append(f"- {KINDS[kind]}: {'; '.join(told)}")
+            lines.append(f"- {kind_name(kind)}: {'; '.join(told)}")
     return "\n".join(lines)
 
 

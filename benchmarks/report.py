@@ -15,7 +15,7 @@ import click
 from benchmarks import tables
 from benchmarks.pictures import Picture, of_section, overview
 from benchmarks.protocol import read
-from benchmarks.wording import TITLES, DocumentJson, absences, beside, losses, place, sections
+from benchmarks.wording import TITLES, DocumentJson, absences, beside, fair, losses, place, sections
 from warploom.generator.markdown import insert
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,7 +27,7 @@ _GRIDS = ("bench_gemm", "bench_attention")  # measured by `warploom bench`, each
 
 def documents(folder: Path = RESULTS) -> dict[str, DocumentJson]:
     """Every result by the stem of its file, in the order of the page."""
-    found = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    found = {path.stem: fair(read(path)) for path in sorted(folder.glob("*.json"))}
 
     def place(item: tuple[str, DocumentJson]) -> int:
         benchmark = item[1]["benchmark"]

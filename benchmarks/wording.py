@@ -58,6 +58,11 @@ _ABSENT = (  # what a peer's own words mean
 )
 
 
+def kind_name(kind: str) -> str:
+    """What pages call a kind."""
+    return KINDS.get(kind, kind)
+
+
 def kind_of(cell: CellJson) -> str:
     """What cells are grouped by: the type, and of attention the pass where a document has both."""
     problem = cell["problem"]
@@ -81,7 +86,7 @@ def sections(document: DocumentJson) -> dict[str, list[CellJson]]:
     if "{kind}" not in title:
         return {title: list(document["cells"])}
     return {
-        title.format(kind=KINDS.get(kind, kind), products=_products(cells)): cells
+        title.format(kind=kind_name(kind), products=_products(cells)): cells
         for kind, cells in by_kind(document["cells"]).items()
     }
 
@@ -90,6 +95,17 @@ def _products(cells: Sequence[CellJson]) -> str:
     weights = [(cell["problem"].get("n"), cell["problem"].get("k")) for cell in cells]
     known = all(weight in layers() for weight in weights)
     return "layers of language models" if known else "large products"
+
+
+def fair(document: DocumentJson) -> dict[str, Any]:
+    """The document without ratios to a peer that answers wrongly."""
+    cells = [
+        {**cell, "ratio": None, "verdict": "absent"}
+        if cell["verdict"] != "wrong" and not all(map(right, cell["entries"][1:2]))
+        else cell
+        for cell in document["cells"]
+    ]
+    return {**document, "cells": cells}
 
 
 def place(document: DocumentJson) -> str:

@@ -169,6 +169,14 @@ def test_a_peer_that_answers_wrongly_is_named_so() -> None:
     assert "| wrong |" in text and "| 20.0 |" in text
 
 
+def test_a_peer_that_answers_wrongly_has_no_ratio(tmp_path: Path) -> None:
+    one = cell()
+    wrong = Entry("torch.mm", 1e-6, 0.0, error_share=7.0)
+    write(tmp_path, "bench_gemm", [replace(one, entries=(one.entries[0], wrong)), one])
+    text = report.draw(tmp_path)
+    assert "| bf16 | 1.100 | 1.100 | 1.100 | 2 | 1 | 0 | 0 | 1 | 0 |" in text
+
+
 def test_losses_are_named_by_layer_those_first_that_lose_most() -> None:
     cells = [cell(0.97, m=8), cell(0.9, m=64), cell(0.95, n=6144), cell(1.2, m=2), cell(0.99)]
     found = wording.losses(one.as_json() for one in cells)
