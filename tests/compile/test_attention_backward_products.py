@@ -7,12 +7,11 @@ as the PTX ISA describes them.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from host import needs_compiler, run
 
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -25,9 +24,6 @@ MEMORY = Path(__file__).with_name("attention_backward_memory.cpp")
 PAIR = Path(__file__).with_name("attention_backward_pair.cpp")
 HELD = Path(__file__).with_name("attention_backward_held.cpp")
 STUBS = """
-#include <algorithm>
-#include <cstdint>
-#include <vector>
 using std::max; using std::min;
 #define __device__
 #define __forceinline__ inline
@@ -203,20 +199,7 @@ def held_text(spec: KernelSpec) -> str:
     )
 
 
-def run(text: str, folder: Path) -> None:
-    """Compile and run a harness."""
-    source, program = folder / "products.cpp", folder / "products"
-    source.write_text(text)
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O0", "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize(
     ("dim", "q_tile", "stages"),
     [(192, 64, 2), (192, 128, 1), (256, 32, 3), (256, 48, 2), (256, 64, 1), (256, 96, 1)],
@@ -229,7 +212,7 @@ def test_products_of_a_pair_read_what_was_written(
     run(pair_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize(
     ("dim", "q_tile", "kv_tile", "held"),
     [

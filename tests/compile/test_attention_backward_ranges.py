@@ -6,12 +6,11 @@ The ranges, masks and turns of the emitted text run on the CPU, and what takes s
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from host import needs_compiler, run
 
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -24,12 +23,7 @@ HARNESS = Path(__file__).with_name("attention_backward_ranges.cpp")
 SUMS = Path(__file__).with_name("attention_backward_sums.cpp")
 FRAGMENTS = Path(__file__).with_name("attention_backward_fragments.cpp")
 PROBLEMS = 25
-# A sum beyond 32 bits ends the program.
-CHECKED = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 STUBS = """
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
 using std::max; using std::min;
 #define __device__
 #define __forceinline__ inline
@@ -97,18 +91,10 @@ def host_text(spec: KernelSpec) -> str:
 
 def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
     """Build what the kernel's text says of ranges, and run it over random problems."""
-    source, program = folder / "ranges.cpp", folder / "ranges"
-    source.write_text(host_text(kernel))
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O0", *CHECKED, "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run(host_text(kernel), folder)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize(
     ("deterministic", "cluster"),
     [(False, 1), (True, 1), (False, 2), (True, 4), (False, 8)],
@@ -143,7 +129,7 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
     verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
@@ -157,7 +143,7 @@ def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
     verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize(
     ("dim", "q_tile", "kv_tile"),
     [
@@ -193,20 +179,11 @@ def test_sums_lie_where_they_are_looked_for(
     )
     (unpack,) = re.findall(r"^(template <class Take>.*?^\}\n)", text, re.MULTILINE | re.DOTALL)
     swapped = "#define SWAPPED" if q_tile % 64 else ""
-    source, program = tmp_path / "sums.cpp", tmp_path / "sums"
-    source.write_text("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())))
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O0", "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run("\n".join((STUBS, swapped, *constants, STRUCT, unpack, SUMS.read_text())), tmp_path)
 
 
 FRAGMENT_STUBS = """
 #include <functional>
-#include <vector>
 static std::vector<std::vector<float4>> blocks;  // what each block of the cluster has laid down
 static std::function<void(const void*)> stored;
 namespace cute { inline uint32_t cast_smem_ptr_to_uint(const void*) { return 0; } }
@@ -219,7 +196,7 @@ inline uint32_t pair(float low, float high) { return uint32_t(low) | uint32_t(hi
 """
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize("cluster", [2, 4, 8])
 @pytest.mark.parametrize(
     ("dim", "kv_tile"),
@@ -250,13 +227,5 @@ def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
     counted = (
         "template <class T> T counted(void* at) { stored(at); return reinterpret_cast<T>(at); }"
     )
-    source, program = tmp_path / "fragments.cpp", tmp_path / "fragments"
     stubs = (STUBS.replace("cutlass::bfloat16_t;", "uint16_t;"), STRUCT, FRAGMENT_STUBS, counted)
-    source.write_text("\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text())))
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O0", "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run("\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text())), tmp_path)

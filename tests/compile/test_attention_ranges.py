@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from host import needs_compiler, run
 
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.render import render
@@ -15,12 +14,7 @@ from warploom.generator.specification import KernelSpec
 
 HARNESS = Path(__file__).with_name("attention_ranges.cpp")
 PROBLEMS = 25
-# A sum beyond 32 bits ends the program.
-CHECKED = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 STUBS = """
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 using std::max; using std::min;
 #define __device__
 #define __forceinline__ inline
@@ -95,7 +89,7 @@ def host_text(spec: KernelSpec) -> str:
     )
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+@needs_compiler
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("mask", ["none", "causal", "window"])
 @pytest.mark.parametrize("tile", [(64, 48), (128, 128), (128, 176), (192, 80)], ids=str)
@@ -104,12 +98,4 @@ def test_every_row_is_stored_once_and_attends_to_its_columns_once(
 ) -> None:
     operation = AttentionOperation("bf16", 32, mask, lengths=lengths)  # type: ignore[arg-type]
     schedule = AttentionSchedule(*tile, pingpong=tile[0] > 64)  # type: ignore[arg-type]
-    source, program = tmp_path / "ranges.cpp", tmp_path / "ranges"
-    source.write_text(host_text(KernelSpec("sm_90a", operation, schedule)))
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O0", *CHECKED, "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run(host_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)

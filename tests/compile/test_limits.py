@@ -6,7 +6,6 @@ It runs on the CPU, at the largest problems that launches let through and at tho
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import test_attention_backward_ranges as attention_backward_ranges
 import test_attention_ranges as attention_ranges
+from host import build, needs_compiler
 
 from warploom.errors import ProblemError
 from warploom.generator.families import family
@@ -35,16 +35,13 @@ from warploom.generator.limits import LARGEST
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+pytestmark = needs_compiler
 GEMM = Path(__file__).with_name("gemm_limits.cpp")
 ATTENTION = Path(__file__).with_name("attention_limits.cpp")
 BACKWARD = Path(__file__).with_name("attention_backward_limits.cpp")
 Problem = GemmProblem | AttentionProblem
-CHECKED = ("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error")
 H200 = DeviceLimits(132)
 STUBS = """
-#include <algorithm>
-#include <cstdint>
 using std::min;
 #define __device__
 #define __forceinline__ inline
@@ -56,17 +53,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "split": {"tile": (64, 96, 64), "consumers": 1, "split": 4},
     "group": {"tile": (64, 8, 64), "consumers": 1, "group": 1024, "store": "direct"},
 }
-
-
-def build(text: str, folder: Path) -> Path:
-    source, program = folder / "limits.cpp", folder / "limits"
-    source.write_text(text)
-    built = subprocess.run(
-        ["g++", "-std=c++17", "-O1", *CHECKED, "-o", str(program), str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    return program
 
 
 def counts(program: Path, line: str) -> bool:

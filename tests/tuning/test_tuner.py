@@ -329,7 +329,7 @@ def test_the_last_gpu_that_is_lost_ends_the_run_with_its_reason(
 
 
 def test_two_gpus_measure_at_once(listed: list[Problem], tmp_path: Path) -> None:
-    together = Barrier(2, timeout=20)
+    together = Barrier(2, timeout=600)
     sweep = [entry for problem in listed[:2] for entry in entries(problem, roughness=0.03)]
 
     class Waiting(Replay):
