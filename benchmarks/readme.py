@@ -88,12 +88,14 @@ def excerpt() -> str:
 
 
 def printed(text: str) -> str:
-    """What the Python block of a README prints, without a GPU and with nothing compiled before."""
+    """What the Python block of a README prints, without a GPU, compiled kernels or own records."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    with tempfile.TemporaryDirectory() as store:
+    inherited = {name: x for name, x in os.environ.items() if not name.startswith("WARPLOOM_")}
+    with tempfile.TemporaryDirectory() as empty:
+        own = {name: f"{empty}/{name}" for name in ("WARPLOOM_CACHE_DIR", "WARPLOOM_RECORDS_DIR")}
         done = subprocess.run(  # noqa: S603 (this repository's own program)
             [sys.executable, "-c", program],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "WARPLOOM_CACHE_DIR": store},
+            env={**inherited, **own, "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
             check=False,

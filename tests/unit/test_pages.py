@@ -63,6 +63,16 @@ def test_the_readme_shows_results_kernel_and_output_as_they_are() -> None:
     assert readme.renewed(README) == README, "python -m benchmarks.readme --write README.md"
 
 
+def test_what_the_readme_prints_does_not_depend_on_who_renews_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WARPLOOM_RECORDS", "ignore")
+    told = (
+        "import os; print(os.environ.get('WARPLOOM_RECORDS'), 'WARPLOOM_RECORDS_DIR' in os.environ)"
+    )
+    assert readme.printed(f"```python\n{told}\n```\n") == "None True"
+
+
 def test_the_readme_is_short_and_its_table_shorter() -> None:
     assert len(README.splitlines()) <= 145
     measured = README.partition("measured: begin -->")[2].partition("<!--")[0]
