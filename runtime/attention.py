@@ -91,7 +91,7 @@ class AttentionPlan:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the plan with the keywords that it was made with, and tensors like those."""
         call = Call(q, k, v, **keywords)
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
             from warploom.runtime import attention_operators  # which imports this module
 
             return attention_operators.attention(call)

@@ -65,7 +65,8 @@ class Call:
 
     def __post_init__(self) -> None:
         """A softcap of 0 is none, as FlashAttention has it."""
-        if isinstance(self.softcap, Real) and self.softcap == 0:
+        softcap = self.softcap  # None in most calls, which ask no more
+        if softcap is not None and isinstance(softcap, Real) and softcap == 0:
             self.softcap = None
         if self.deterministic is not None and type(self.deterministic) is not bool:
             raise ProblemError(

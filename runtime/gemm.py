@@ -83,8 +83,8 @@ class GemmPlan:
                 if fits(a, b, out) and not launch()[0]:
                     next(launch_numbers)
                     return out
-        listed = epilogue.items(**keywords)
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        listed = epilogue.items(**keywords) if keywords else ()
+        if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
             from warploom.runtime import operators  # which imports this module
 
             return operators.call(a, b, listed, out, *cast("Options", self.key[-1]))
