@@ -314,7 +314,7 @@ def test_show_takes_records_of_a_family_a_type_a_shape_and_a_gpu(tmp_path: Path)
     def shown(*options: str) -> list[str]:
         done = CliRunner().invoke(main, ["records", "show", str(path), *options])
         assert done.exit_code == 0, done.stderr
-        return done.stdout.splitlines()[1:]
+        return done.stdout.splitlines()  # the file is told on standard error
 
     assert len(shown()) == 5
     assert len(shown("--family", "attention_backward")) == 1
