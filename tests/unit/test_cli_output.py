@@ -241,6 +241,13 @@ def test_the_help_has_whole_sentences_all_variables_and_all_codes() -> None:
     assert re.findall(r"^  (\d+)  ", told, re.MULTILINE) == list(map(str, EXIT_CODES))
 
 
+def test_several_errors_are_a_list_for_a_program(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("version: 2\narch: sm_1\nkernels: []\n")
+    done = CliRunner().invoke(main, ["list", str(tmp_path / "bad.yaml"), "--json"])
+    errors = json.loads(done.stderr)["errors"]
+    assert len(errors) > 1 and all("bad.yaml:" in error for error in errors)
+
+
 def test_wrong_usage_is_an_object_for_a_program() -> None:
     done = CliRunner().invoke(main, ["list", "--no-such-option", "--json"])
     told = json.loads(done.stderr)

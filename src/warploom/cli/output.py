@@ -173,7 +173,8 @@ class Output:
             fields |= _kept(error)
             self._document[f"log of {error.name}"] = error.log
         if self.as_json:
-            _say(json.dumps({"type": type(error).__name__, **fields}), err=True)
+            each = {"errors": lines} if len(lines := error.value.splitlines()) > 1 else {}
+            _say(json.dumps({"type": type(error).__name__, **fields, **each}), err=True)
             return
         _say("Error: " + ": ".join(filter(None, list(fields.values())[:3])), err=True)
         for name, path in list(fields.items())[3:]:
