@@ -134,11 +134,7 @@ def _refused(error: click.ClickException, written: Sequence[object]) -> None:
 
 def _failed(error: OSError) -> int:
     """Say which file could not be read or written; without a name, it is standard output."""
-    from warploom.cli.output import discard
-
     logging.getLogger(__name__).debug("the error was met here", exc_info=error)
-    if error.filename is None:
-        discard()
     with suppress(OSError):
         place = error.filename or "standard output"
         click.echo(f"Error: {place}: {error.strerror or error}", err=True)

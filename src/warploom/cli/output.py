@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import json
 import logging
-import os
 import shutil
 import signal
 import sys
@@ -53,15 +52,6 @@ def width() -> int | None:
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns
-
-
-def discard() -> None:
-    """Write what standard output still holds to nowhere, since it cannot be written where it was.
-
-    The interpreter would try again when it ends, and say so.
-    """
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Output:
@@ -163,7 +153,7 @@ class Output:
     def note(self, text: str) -> None:
         """Say something on standard error, unless the user asked for quiet, or for JSON."""
         if not (self.quiet or self.as_json):
-            click.echo(text, err=True)
+            _say(text, err=True)
 
     def error(self, error: WarploomError) -> None:
         """Put `error` on standard error and take its exit code."""
@@ -230,7 +220,6 @@ def reporting_text(
                     output.stopped(signalled)
                 output.close()
         except BrokenPipeError:  # as `head` does: it is told by the exit code alone
-            discard()
             output.exit_code = 128 + signal.SIGPIPE
         if output.exit_code:
             raise click.exceptions.Exit(output.exit_code)
