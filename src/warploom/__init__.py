@@ -28,7 +28,9 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
+    from warploom.generator.specification import KernelSpec
     from warploom.runtime.api import (
+        Explanation,
         attention,
         counters,
         explain,
@@ -45,7 +47,9 @@ __all__ = [
     "CompilationError",
     "ConfigurationError",
     "DeviceError",
+    "Explanation",
     "KernelMissingError",
+    "KernelSpec",
     "ProblemError",
     "RecordsError",
     "ResultError",
@@ -65,9 +69,9 @@ __all__ = [
     "warmup",
 ]
 
-_LAZY = {
-    name: ("warploom.runtime.api", name)
-    for name in (
+_LAZY = {"KernelSpec": "warploom.generator.specification"} | dict.fromkeys(
+    (
+        "Explanation",
         "attention",
         "counters",
         "explain",
@@ -76,24 +80,28 @@ _LAZY = {
         "plan",
         "plan_attention",
         "warmup",
-    )
-}
+    ),
+    "warploom.runtime.api",
+)
 
 if os.environ.get("WARPLOOM_LOG"):
     import_module("warploom.log").set_up()
 
 
-def __getattr__(name: str) -> object:
+def _import(name: str) -> object:
     """Import a name of the runtime on first use, and keep it (PEP 562)."""
     if name not in _LAZY:
         near = "" if name.startswith("_") else suggestion(name, __all__)
         told = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(f"{told}: {near}" if near else told)
     import_module("warploom.variables").warn()
-    module, attribute = _LAZY[name]
-    value: object = getattr(import_module(module), attribute)
+    value: object = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # where every name is known, so that one that is misspelt is told
+    __getattr__ = _import
 
 
 def __dir__() -> list[str]:
