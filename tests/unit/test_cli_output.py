@@ -204,6 +204,7 @@ from warploom.cli import main, output
 def stop(output):
     os.kill(os.getpid(), int(sys.argv[2]))
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
 main.add_command(stop)
 main.get_command = lambda context, name: stop
 main(["stop"])
