@@ -18,6 +18,7 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 BUILD = Path(__file__).parents[1] / "build"
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(BUILD / "hypothesis"))
 os.environ.setdefault("MPLCONFIGDIR", str(BUILD / "matplotlib"))
+os.environ["WARPLOOM_CACHE_DIR"] = str(BUILD / "store")  # while tests are collected
 with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
     from hypothesis import HealthCheck, settings
 
