@@ -69,20 +69,9 @@ __all__ = [
     "warmup",
 ]
 
-_LAZY = {"KernelSpec": "warploom.generator.specification"} | dict.fromkeys(
-    (
-        "Explanation",
-        "attention",
-        "counters",
-        "explain",
-        "gemm",
-        "load",
-        "plan",
-        "plan_attention",
-        "warmup",
-    ),
-    "warploom.runtime.api",
-)
+# Where names come from that are imported when they are first used: all but those above.
+_LAZY = {name: "warploom.runtime.api" for name in __all__ if name not in globals()}
+_LAZY["KernelSpec"] = "warploom.generator.specification"
 
 if os.environ.get("WARPLOOM_LOG"):
     import_module("warploom.log").set_up()

@@ -8,7 +8,7 @@ the CPU reference with fewer tokens. The exit code is 3 if a result is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -242,9 +242,11 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     sdpa = torch.nn.functional.scaled_dot_product_attention
     timings = interleave(
         {
-            "warploom": graph_sampler([_backward(warploom.attention, leaves, dout, causal=causal)]),
+            "warploom": graph_sampler(
+                [_backward(warploom.attention, (q, k, v), dout, causal=causal)]
+            ),
             "torch": graph_sampler(
-                [_backward(sdpa, leaves, dout, is_causal=causal, enable_gqa=True)]
+                [_backward(sdpa, (q, k, v), dout, is_causal=causal, enable_gqa=True)]
             ),
         }
     )
@@ -254,17 +256,23 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 def _backward(
     attend: Callable[..., torch.Tensor],
-    leaves: list[torch.Tensor],
+    operands: Sequence[torch.Tensor],
     dout: torch.Tensor,
     **keywords: bool,
 ) -> Callable[[], object]:
-    """A backward pass; the forward pass before it runs once, on the stream that times it."""
+    """A backward pass; the forward pass before it runs once, on the stream that times it.
+
+    Its leaves are of that stream as well: autograd brings gradients to the stream on which a leaf
+    was first used, and a capture must not wait for another.
+    """
     import torch
 
+    leaves: list[torch.Tensor] = []
     found: list[torch.Tensor] = []
 
     def call() -> object:
         if not found:
+            leaves.extend(operand.detach().requires_grad_() for operand in operands)
             found.append(attend(*leaves, **keywords))
         return torch.autograd.grad(found[0], leaves, dout, retain_graph=True)
 

@@ -147,6 +147,24 @@ def test_a_wrong_gradient_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -
     assert "gradients with mask none, gradients with mask causal" in result.stderr
 
 
+def test_a_timed_backward_pass_has_leaves_of_its_own() -> None:
+    """Autograd brings gradients to the stream that first used a leaf, which ended a capture."""
+    used: list[torch.Tensor] = []
+
+    def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        used.extend((q, k))
+        return q * k
+
+    operands = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    held = operands[0] * operands[1]  # a forward pass that is still alive, of another stream
+    call = demo._backward(attend, operands, torch.full((2,), 3.0))
+    for _ in range(2):
+        assert [gradient.tolist() for gradient in call()] == [[3.0, 3.0]] * 2  # type: ignore[attr-defined]
+    assert len(used) == 2  # the forward pass ran once
+    assert not {id(leaf) for leaf in used} & {id(operand) for operand in operands}
+    assert held.requires_grad
+
+
 def test_a_kernel_that_does_not_compile_ends_in_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
