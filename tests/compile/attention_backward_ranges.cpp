@@ -1,19 +1,7 @@
 // Runs the parts of an emitted attention backward kernel that decide which rows a block works on, on the
 // host, over random problems. The including file holds those parts, as they were rendered.
-#include <climits>
-#include <cstdio>
-#include <cstdlib>
+#include "ranges.h"
 #include <vector>
-
-static int random_below(int end) { return int(unsigned(rand()) % unsigned(end)); }
-
-#define REQUIRE(condition, ...)                            \
-  if (!(condition)) {                                      \
-    std::printf("line %d: %s: ", __LINE__, #condition);    \
-    std::printf(__VA_ARGS__);                              \
-    std::printf("\n");                                     \
-    return 1;                                              \
-  }
 
 // One sequence of one query head: how often each pair was computed, each row of dq and each column of dk
 // and dv stored. What follows the last packed sequence is a sequence whose pairs do not count.
@@ -83,26 +71,6 @@ static int random_bound() {
 }
 
 #ifdef PACKED
-// What cu_seqlens should not hold, and what they may.
-static int wild_offset(int total) {
-  switch (random_below(8)) {
-    case 0: return -1 - random_below(400);
-    case 1: return total + 1 + random_below(400);
-    case 2: return INT_MIN;
-    case 3: return INT_MAX;
-    default: return random_below(total + 1);
-  }
-}
-
-// The rows of the tensor that a box reaches are the tensor's.
-template <int kRows> static int verify_inside(Corner corner, int total) {
-  for (int j = 0; j < kRows; ++j) {
-    const int at = corner.row + j + (corner.first - kBack);
-    REQUIRE(corner.row >= 0 && (corner.row + j >= kRows || (at >= 0 && at < total)), "row %d of %d is read", at, total);
-  }
-  return 0;
-}
-
 // Whatever offsets hold, what is read and stored lies in the tensors and their storage, and each turn comes.
 static int wild_problem() {
   Parameters p{};

@@ -1,9 +1,7 @@
 // Runs the parts of an emitted attention kernel that decide which columns a row attends to, on the host,
 // over random problems. The including file holds those parts, as they were rendered, and:
 //   visit(work, row)  the consumer's loop over kv tiles: calls Steps::first and Steps::next
-#include <climits>
-#include <cstdio>
-#include <cstdlib>
+#include "ranges.h"
 #include <set>
 #include <vector>
 
@@ -13,16 +11,6 @@ struct Visit {
 };
 static std::vector<Visit> visits;
 static int skips;
-
-static int random_below(int end) { return int(unsigned(rand()) % unsigned(end)); }
-
-#define REQUIRE(condition, ...)                            \
-  if (!(condition)) {                                      \
-    std::printf("line %d: %s: ", __LINE__, #condition);    \
-    std::printf(__VA_ARGS__);                              \
-    std::printf("\n");                                     \
-    return 1;                                              \
-  }
 
 // One sequence of one head: `rows` by `columns`, what is attended to by how often it was computed.
 struct Seen {
@@ -105,26 +93,6 @@ template <int kRows> static int verify_box(Corner corner, int row, int first, in
     REQUIRE(!inside || corner.first >= 0, "coordinate %d", corner.first);
     const int at = corner.row + j + (corner.first - kBack);
     REQUIRE(!inside || at == first + row + j, "row %d is read at %d", row + j, at);
-  }
-  return 0;
-}
-
-// What cu_seqlens should not hold, and what they may.
-static int wild_offset(int total) {
-  switch (random_below(8)) {
-    case 0: return -1 - random_below(400);
-    case 1: return total + 1 + random_below(400);
-    case 2: return INT_MIN;
-    case 3: return INT_MAX;
-    default: return random_below(total + 1);
-  }
-}
-
-// The rows of the tensor that a box reaches are the tensor's.
-template <int kRows> static int verify_inside(Corner corner, int total) {
-  for (int j = 0; j < kRows; ++j) {
-    const int at = corner.row + j + (corner.first - kBack);
-    REQUIRE(corner.row >= 0 && (corner.row + j >= kRows || (at >= 0 && at < total)), "row %d of %d is read", at, total);
   }
   return 0;
 }
