@@ -1,21 +1,43 @@
 """Operation x Schedule -> KernelSpec: what is computed, how, and for which architecture.
 
-A spec that constructs is valid. Its identity is the digest of every field; its name is a readable
-view that ends in 8 digits of the digest and parses back to the spec.
+A spec that constructs is valid. Its identity is the digest of every field, but for those that
+joined later (see `later`) and are at their defaults; its name is a readable view that ends in 8
+digits of the digest and parses back to the spec.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import Field, asdict, dataclass
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator.architectures import Architecture, architecture
 
+_LATER = "joined later"  # in the metadata of a field
 NUMBER = "[0-9]{1,9}"  # in a kernel's name: a pattern that no text of thousands of digits fits
+
+
+def later(default: Any) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """A field that joins an operation, schedule or step whose kernels have names already.
+
+    At its default, which is frozen with this, it is no part of the identity: digests, names, store
+    keys and records stay what they were.
+    """
+    return field(default=default, metadata={_LATER: True})
+
+
+def _counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
+    """What of a dataclass, or of a field's value, its identity is made of."""
+    if is_dataclass(value):
+        return {
+            one.name: _counted(getattr(value, one.name))
+            for one in fields(value)
+            if not (_LATER in one.metadata and getattr(value, one.name) == one.default)
+        }
+    return [_counted(one) for one in value] if isinstance(value, tuple) else value
 
 
 class Operation(Protocol):
@@ -79,8 +101,13 @@ class KernelSpec:
 
     @cached_property
     def canonical_json(self) -> str:
-        """Every field, with sorted keys and no white space: the text that the digest is of."""
-        return json.dumps(self.fields, sort_keys=True, separators=(",", ":"))
+        """Every field that counts, with sorted keys and no white space: what the digest is of."""
+        counted = {
+            "arch": self.arch,
+            "operation": _counted(self.operation),
+            "schedule": _counted(self.schedule),
+        }
+        return json.dumps(counted, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:

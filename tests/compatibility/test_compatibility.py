@@ -1,0 +1,84 @@
+"""Names, YAML, records and calls of version 0.1.0 mean what they meant.
+
+The files beside this one were written by it: names of every kernel that it emitted as a sample or
+recorded as measured, its sample configuration, and every 18th of its records.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+import warploom
+from warploom import variables
+from warploom.generator import records_file
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
+from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec, later, parse_name
+
+HERE = Path(__file__).parent
+NAMES = (HERE / "names.txt").read_text().split()
+KEYWORDS = {
+    "gemm": "a b out bias residual beta activation scale_a scale_b scale_d amax out_dtype "
+    "accumulation epilogue spec",
+    "plan": "a b out out_dtype accumulation spec keywords",
+    "attention": "q k v causal window softcap scale cu_seqlens_q cu_seqlens_k max_seqlen_q "
+    "max_seqlen_k return_lse out spec deterministic backward_spec",
+    "plan_attention": "q k v keywords",
+    "load": "spec",
+    "warmup": "path jobs",
+}
+VARIABLES = (
+    "WARPLOOM_CACHE_DIR WARPLOOM_CACHE_PATH WARPLOOM_COMPILE WARPLOOM_RECORDS WARPLOOM_RECORDS_DIR"
+)
+
+
+def test_every_name_is_still_that_of_its_kernel() -> None:
+    """A name holds the digest of all fields: it would parse to another kernel's, and be refused."""
+    assert len(NAMES) > 900
+    assert [name for name in NAMES if parse_name(name).name != name] == []
+
+
+def test_its_configuration_expands_to_the_same_kernels() -> None:
+    assert {spec.name for spec in expand_file(HERE / "smoke.yaml").specs} < set(NAMES)
+
+
+def test_its_records_are_read_and_name_the_same_kernels() -> None:
+    records = records_file.read(HERE / "nvidia_h200.json").records
+    assert len(records) == 24
+    for record in records:
+        for timed in record.contenders:
+            assert KernelSpec("sm_90a", record.operation, timed.schedule).name in NAMES
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_functions_take_what_they_took(name: str) -> None:
+    parameters = list(inspect.signature(getattr(warploom, name)).parameters)
+    assert set(KEYWORDS[name].split()) <= set(parameters)
+
+
+def test_variables_are_still_read() -> None:
+    assert set(VARIABLES.split()) <= set(variables.VARIABLES)
+
+
+@dataclass(frozen=True)
+class Grown(GemmSchedule):
+    """A schedule with a field that joined after its kernels had been named."""
+
+    warps: int = later(4)
+
+
+def test_a_field_that_joins_later_changes_no_kernel_that_does_without_it() -> None:
+    operation = GemmOperation("bf16", "bf16", "bf16")
+    before = complete("sm_90a", operation, {"tile": (128, 128, 64)})
+    spec = KernelSpec("sm_90a", operation, before)
+    assert (
+        KernelSpec("sm_90a", operation, Grown(**asdict(before))).canonical_json
+        == spec.canonical_json
+    )
+    other = KernelSpec("sm_90a", operation, Grown(**asdict(before), warps=8))
+    assert other.digest != spec.digest
+    assert other.fields["schedule"]["warps"] == 8
