@@ -27,7 +27,7 @@ from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.measure import Call, Sampler, graph_sampler
-from warploom.tuning.trial import buffer_sets
+from warploom.runtime.trial import buffer_sets
 
 ROOT = Path(__file__).parents[1]
 TOKENS, HIDDEN = 16_384, 2048  # of the cells of one dim, mask and length

@@ -27,14 +27,14 @@ from benchmarks.attention_peers import (
 )
 from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_reference
-from warploom.runtime.attention_backward import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_backward_reference import Gradients, Tensors
-from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_problem import Call as Arguments
-from warploom.runtime.attention_problem import extents
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
+from warploom.runtime.families.attention_forward import reference as attention_reference
 from warploom.runtime.measure import Call
 
 Backward = Callable[[], Sequence[torch.Tensor]]  # dq, dk and dv, as q, k and v lie

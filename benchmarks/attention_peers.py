@@ -23,10 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import warploom
 from benchmarks.protocol import Contender, Floor
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_reference as reference
-from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_problem import Call as Arguments
-from warploom.runtime.attention_problem import extents
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.measure import Call
 
 FLOPS_PER_SECOND = 800e12  # what a power-limited H200 sustains in 16-bit products

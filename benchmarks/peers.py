@@ -23,9 +23,9 @@ from warploom.generator.families.gemm import Accumulation, GemmOperation, Layout
 from warploom.generator.families.gemm.schedule import Input, Output
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
-from warploom.runtime.epilogue import Item
+from warploom.runtime.families.gemm.epilogue import Item
 from warploom.runtime.measure import Call, error_share
-from warploom.tuning.trial import buffer_sets
+from warploom.runtime.trial import buffer_sets
 
 _SCALES: dict[str, tuple[EpilogueStep, ...]] = {
     "none": (),

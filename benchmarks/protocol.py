@@ -19,7 +19,7 @@ import torch
 
 from warploom.errors import ResultError, WarploomError
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
-from warploom.tuning.trial import uncollected
+from warploom.runtime.trial import uncollected
 
 SCHEMA = 1
 MISSING = 4  # the exit code where a contender that was asked for could not be measured

@@ -14,19 +14,20 @@ from warploom.generator.build import build_many
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
-from warploom.runtime import attention as attentions
-from warploom.runtime import attention_operators, operators
-from warploom.runtime import attention_problem as attention_problems
-from warploom.runtime import epilogue as epilogues
-from warploom.runtime import gemm as gemms
 from warploom.runtime import kernel as kernels
-from warploom.runtime.attention import AttentionPlan
-from warploom.runtime.attention_problem import Alignment, Window
 from warploom.runtime.counters import counters
-from warploom.runtime.epilogue import Item, Keywords
 from warploom.runtime.explanation import Explanation, attention_on, gemm_on
-from warploom.runtime.gemm import GemmPlan
-from warploom.runtime.gemm_problem import Options, PlanKeywords
+from warploom.runtime.families._attention import problem as attention_problems
+from warploom.runtime.families._attention.problem import Alignment, Window
+from warploom.runtime.families.attention_forward import operators as attention_operators
+from warploom.runtime.families.attention_forward import plan as attentions
+from warploom.runtime.families.attention_forward.plan import AttentionPlan
+from warploom.runtime.families.gemm import epilogue as epilogues
+from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm import plan as gemms
+from warploom.runtime.families.gemm.epilogue import Item, Keywords
+from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.families.gemm.problem import Options, PlanKeywords
 from warploom.runtime.tensors import WithoutMemoryError, explained, refuse_dual, shown
 
 __all__ = [
@@ -74,8 +75,8 @@ def gemm(
     the residual. All of these may have the batches of the result before the dimensions given here.
     activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
     the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
-    any other order, as a list of items (see `runtime/epilogue.py`). `out` may be exactly the
-    residual. `spec` names the kernel.
+    any other order, as a list of items (see `runtime/families/gemm/epilogue.py`). `out` may be
+    exactly the residual. `spec` names the kernel.
 
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.

@@ -14,14 +14,15 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
-from warploom.runtime import attention, gemm
-from warploom.runtime.attention import AttentionPlan
-from warploom.runtime.attention_problem import Call, named
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Alternative, Choice
-from warploom.runtime.epilogue import Keywords, items
-from warploom.runtime.gemm import GemmPlan
-from warploom.runtime.gemm_problem import Options
+from warploom.runtime.families._attention.problem import Call, named
+from warploom.runtime.families.attention_forward import plan as attention
+from warploom.runtime.families.attention_forward.plan import AttentionPlan
+from warploom.runtime.families.gemm import plan as gemm
+from warploom.runtime.families.gemm.epilogue import Keywords, items
+from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.families.gemm.problem import Options
 from warploom.runtime.kernel import store
 
 

@@ -17,8 +17,8 @@ from statistics import median, quantiles
 import torch
 
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime import reference
-from warploom.runtime.epilogue import Item
+from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm.epilogue import Item
 
 Call = Callable[[], object]
 Sampler = Callable[[], float]  # measures once: seconds a call

@@ -9,8 +9,8 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
-from warploom.runtime.batches import step_pitch
 from warploom.runtime.counters import counters
+from warploom.runtime.families.gemm.batches import step_pitch
 
 
 @dataclass(frozen=True, slots=True)

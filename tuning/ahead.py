@@ -20,14 +20,15 @@ from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.records import problem_text
 from warploom.generator.space import operations
 from warploom.generator.specification import Operation
-from warploom.runtime import attention, gemm
-from warploom.runtime.attention_problem import Call
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
-from warploom.runtime.epilogue_operands import kind_of
-from warploom.runtime.gemm_problem import Options
-from warploom.tuning.attention_data import AttentionData
-from warploom.tuning.gemm_data import GemmData
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families._attention.samples import AttentionData
+from warploom.runtime.families.attention_forward import plan as attention
+from warploom.runtime.families.gemm import plan as gemm
+from warploom.runtime.families.gemm.epilogue_operands import kind_of
+from warploom.runtime.families.gemm.problem import Options
+from warploom.runtime.families.gemm.samples import GemmData
 from warploom.tuning.problems import shapes_of
 
 

@@ -19,14 +19,15 @@ from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.restore import LARGEST
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.generator.tensor_maps import PITCH_BYTES
-from warploom.runtime import attention_dispatch, dispatch
-from warploom.runtime.attention_dispatch import Operation as AttentionOperation
-from warploom.runtime.attention_problem import Extents
+from warploom.runtime import dispatch
+from warploom.runtime.families._attention import dispatch as attention_dispatch
+from warploom.runtime.families._attention.dispatch import Operation as AttentionOperation
+from warploom.runtime.families._attention.problem import Extents
+from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial
+from warploom.runtime.families.attention_forward.trial import AttentionTrial
+from warploom.runtime.families.gemm.trial import GemmTrial
+from warploom.runtime.trial import Trial
 from warploom.suggestions import suggestion
-from warploom.tuning.attention_backward_trial import AttentionBackwardTrial
-from warploom.tuning.attention_trial import AttentionTrial
-from warploom.tuning.gemm_trial import GemmTrial
-from warploom.tuning.trial import Trial
 
 TOKENS, HIDDEN = 16_384, 2048  # of attention's cells: batch = tokens / seq, heads = hidden / dim
 

@@ -28,9 +28,9 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import api, driver
 from warploom.runtime import kernel as kernels
 from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler, interleave
+from warploom.runtime.trial import Trial, uncollected
 from warploom.tuning.families import tuned
 from warploom.tuning.journal import Result
-from warploom.tuning.trial import Trial, uncollected
 
 DISCARDED = 1  # rounds that go before those that count
 UNSTEADY = (

@@ -193,8 +193,8 @@ def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
     import torch
 
     import warploom
-    from warploom.runtime import attention_reference as reference
-    from warploom.runtime.attention_mask import Band
+    from warploom.runtime.families._attention.mask import Band
+    from warploom.runtime.families.attention_forward import reference
     from warploom.runtime.measure import graph_sampler, interleave, largest_share
 
     out, lse = warploom.attention(q, k, v, causal=causal, return_lse=True)
@@ -222,9 +222,9 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     import torch
 
     import warploom
-    from warploom.runtime import attention_backward_reference as reference
-    from warploom.runtime.attention_mask import Band
-    from warploom.runtime.attention_reference import Function
+    from warploom.runtime.families._attention.mask import Band
+    from warploom.runtime.families.attention_backward import reference
+    from warploom.runtime.families.attention_forward.reference import Function
     from warploom.runtime.measure import graph_sampler, interleave, largest_share
 
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]

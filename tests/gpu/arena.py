@@ -17,8 +17,8 @@ import warploom
 from warploom.generator.epilogue import Activation, Amax, Bias, EpilogueStep, Residual, Scale
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import reference
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm import reference
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 

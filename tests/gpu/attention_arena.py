@@ -19,11 +19,11 @@ from attention_cases import Shape
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_reference as reference
-from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_problem import Call as Arguments
-from warploom.runtime.attention_problem import extents
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families.attention_forward import reference
 
 _ROOM = 8  # elements on each side of a row: 16 bytes
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -18,14 +18,14 @@ from attention_cases import Shape
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_reference as forward_reference
-from warploom.runtime.attention_backward import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_backward_reference import Gradients
-from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_problem import Call as Arguments
-from warploom.runtime.attention_problem import extents
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_backward.reference import Gradients
+from warploom.runtime.families.attention_forward import reference as forward_reference
 
 NAMES = ("dq", "dk", "dv")
 

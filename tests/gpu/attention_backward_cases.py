@@ -11,8 +11,8 @@ from attention_cases import ARCH, OTHER_DIMS, Shape
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.attention_dispatch import choose
-from warploom.runtime.attention_problem import DIMS, Extents
+from warploom.runtime.families._attention.dispatch import choose
+from warploom.runtime.families._attention.problem import DIMS, Extents
 
 
 def wanted(

@@ -9,8 +9,8 @@ from typing import Any, cast
 from warploom.generator.families import family
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.attention_dispatch import choose
-from warploom.runtime.attention_problem import DIMS, Extents
+from warploom.runtime.families._attention.dispatch import choose
+from warploom.runtime.families._attention.problem import DIMS, Extents
 
 ARCH = "sm_90a"
 

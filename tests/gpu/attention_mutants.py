@@ -26,8 +26,9 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import WorkerPool
-from warploom.runtime import attention, attention_backward
 from warploom.runtime import kernel as kernels
+from warploom.runtime.families.attention_backward import plan as attention_backward
+from warploom.runtime.families.attention_forward import plan as attention
 
 # 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
 PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"

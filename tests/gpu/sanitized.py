@@ -17,12 +17,14 @@ import torch
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward_reference, attention_reference, reference
-from warploom.runtime.attention_backward import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_backward_reference import Tensors
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_backward import reference as attention_backward_reference
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_backward.reference import Tensors
+from warploom.runtime.families.attention_forward import reference as attention_reference
+from warploom.runtime.families.gemm import reference
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]

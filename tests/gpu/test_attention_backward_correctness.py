@@ -20,8 +20,8 @@ from warploom.generator.artifact import Artifact
 from warploom.generator.build import build_many
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward_reference as reference
 from warploom.runtime import kernel as kernels
+from warploom.runtime.families.attention_backward import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("attention_backward_built")]
 MOST = {name: shape for name, shape in SHAPES.items() if shape.heads < 16}  # the rest take long

@@ -14,7 +14,7 @@ from attention_cases import MASKS, SHAPES, Shape
 
 from warploom.generator.families.attention_backward import launch
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward
+from warploom.runtime.families.attention_backward import plan as attention_backward
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("attention_backward_built", "order")]
 FEW = [Shape(2, 4, 2, 257, 193), SHAPES["few rows"], SHAPES["few columns"]]

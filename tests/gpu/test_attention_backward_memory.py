@@ -15,11 +15,11 @@ from attention_cases import MASKS, Shape
 
 import warploom
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_reference as forward_reference
-from warploom.runtime.attention_backward_reference import Tensors
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_reference import Function
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.reference import Tensors
+from warploom.runtime.families.attention_forward import reference as forward_reference
+from warploom.runtime.families.attention_forward.reference import Function
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("attention_backward_built")]
 BF16 = torch.bfloat16

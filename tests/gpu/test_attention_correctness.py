@@ -19,8 +19,8 @@ from warploom.generator.build import build_many
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_reference as reference
 from warploom.runtime import kernel as kernels
+from warploom.runtime.families.attention_forward import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("attention_built")]
 over_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -16,7 +16,7 @@ import warploom
 from warploom.generator.artifact import Artifact
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 over_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import warploom
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 M = 46_337  # prime

@@ -26,9 +26,9 @@ from warploom.errors import ProblemError
 from warploom.generator.families.attention_backward import launch
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_backward import plan as attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16

@@ -15,7 +15,7 @@ from cases import SIMPLE
 import warploom
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 BF16 = torch.bfloat16

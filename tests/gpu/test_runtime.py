@@ -18,7 +18,7 @@ from cases import SIMPLE
 import warploom
 from warploom.errors import DeviceError, ProblemError
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 CYCLES = 50_000_000  # of a kernel that only waits: tens of milliseconds

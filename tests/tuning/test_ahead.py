@@ -21,7 +21,9 @@ from warploom.generator import build
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import parse_name
 from warploom.generator.store import Store
-from warploom.runtime import attention, driver, gemm, records, targets
+from warploom.runtime import driver, records, targets
+from warploom.runtime.families.attention_forward import plan as attention
+from warploom.runtime.families.gemm import plan as gemm
 
 BF16, E4M3, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
 Call = Callable[..., Any]  # of an operation, given its extents: a plan of it

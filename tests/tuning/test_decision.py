@@ -29,9 +29,11 @@ from warploom.generator.model.gemm import START
 from warploom.generator.model.shapes import AttentionShape, GemmShape
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_dispatch, decision, dispatch, gemm, records, targets
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_problem import Extents
+from warploom.runtime import decision, dispatch, records, targets
+from warploom.runtime.families._attention import dispatch as attention_dispatch
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Extents
+from warploom.runtime.families.gemm import plan as gemm
 
 H200 = DeviceLimits(132, GPU, records.nvrtc() or "13.0")
 PLAIN = GemmOperation("bf16", "bf16", "bf16")

@@ -19,7 +19,9 @@ from warploom.cli import main
 from warploom.generator import build
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.store import Store
-from warploom.runtime import attention, gemm, records, targets
+from warploom.runtime import records, targets
+from warploom.runtime.families.attention_forward import plan as attention
+from warploom.runtime.families.gemm import plan as gemm
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

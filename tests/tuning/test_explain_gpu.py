@@ -16,7 +16,9 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import parse_name
 from warploom.generator.store import Store, key, source_digest
-from warploom.runtime import attention, explanation, gemm, targets
+from warploom.runtime import explanation, targets
+from warploom.runtime.families.attention_forward import plan as attention
+from warploom.runtime.families.gemm import plan as gemm
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 

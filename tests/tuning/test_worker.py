@@ -28,9 +28,9 @@ from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import api
-from warploom.runtime import attention_backward_reference as gradients
+from warploom.runtime.families.attention_backward import reference as gradients
+from warploom.runtime.families.attention_backward import trial as attention_backward_trial
 from warploom.runtime.measure import Call, Sampler, Timing
-from warploom.tuning import attention_backward_trial
 from warploom.tuning.families import tuned
 from warploom.tuning.gpu import About, Batch, GpuProcess
 from warploom.tuning.worker import GpuLost, Worker, unsteady

@@ -21,7 +21,7 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.specification import KernelSpec
-from warploom.tuning.gemm_trial import GemmTrial
+from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.tuning.worker import Worker
 
 ATTENTION = AttentionShape(1, 2, 2, 70, 70, 64)

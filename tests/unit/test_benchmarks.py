@@ -32,7 +32,7 @@ from warploom.runtime.measure import (
     interleave,
     laps_for,
 )
-from warploom.tuning.trial import buffer_sets
+from warploom.runtime.trial import buffer_sets
 
 PROBLEM = {"type": "bf16", "m": 1024, "n": 1024, "k": 1024}
 FLOOR = Floor(1e-6, "flops")

@@ -17,8 +17,8 @@ from benchmarks import attention, machine, tables
 from benchmarks.attention_peers import Problem, error_share, operands, ours
 from benchmarks.protocol import Cell, Entry, read
 from warploom.generator.specification import parse_name
-from warploom.runtime import attention_reference as reference
-from warploom.runtime.attention_mask import Band
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families.attention_forward import reference
 
 SMALL = Problem("small", 2, 4, 2, 65, 64, causal=True)
 WINDOW = Problem("window", 1, 4, 2, 65, 64, causal=True, window=15)

@@ -16,7 +16,7 @@ from benchmarks.cells import batched, cells, trained
 from benchmarks.peers import KINDS, operands, ours, peer
 from benchmarks.protocol import Contender, compete
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 from warploom.runtime.measure import error_share
 
 PROBLEM = {"type": "bf16", "m": 48, "n": 80, "k": 96}

@@ -28,8 +28,9 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.limits import LARGEST, refuse_beyond
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import attention_dispatch, dispatch, driver, plan
-from warploom.runtime.attention_problem import Extents
+from warploom.runtime import dispatch, driver, plan
+from warploom.runtime.families._attention import dispatch as attention_dispatch
+from warploom.runtime.families._attention.problem import Extents
 
 H200 = DeviceLimits(132)
 

@@ -11,9 +11,9 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime import attention_backward as backwards
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_backward import plan as backwards
+from warploom.runtime.families.attention_backward.problem import BackwardCall
 
 BF16 = torch.bfloat16
 

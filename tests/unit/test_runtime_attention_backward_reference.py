@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_reference as forward
-from warploom.runtime.attention_backward_reference import Gradients, Tensors
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_reference import Function
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
+from warploom.runtime.families.attention_forward import reference as forward
+from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.measure import largest_share
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -20,8 +20,8 @@ from warploom.generator.families.attention_forward import (
     AttentionOperation,
     AttentionProblem,
 )
-from warploom.runtime import attention as attentions
-from warploom.runtime.attention_dispatch import (
+from warploom.runtime.dispatch import NO_GPU
+from warploom.runtime.families._attention.dispatch import (
     Family,
     Operation,
     _class,
@@ -31,10 +31,10 @@ from warploom.runtime.attention_dispatch import (
     operation,
     table,
 )
-from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_operands import in_place, strides
-from warploom.runtime.attention_problem import DIMS, Call, Extents, extents
-from warploom.runtime.dispatch import NO_GPU
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.operands import in_place, strides
+from warploom.runtime.families._attention.problem import DIMS, Call, Extents, extents
+from warploom.runtime.families.attention_forward import plan as attentions
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
 FAMILIES = ("attention_forward", "attention_backward")

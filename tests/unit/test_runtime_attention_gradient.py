@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.problem import Call
 
 BF16 = torch.bfloat16
 

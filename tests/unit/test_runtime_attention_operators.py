@@ -16,9 +16,9 @@ from torch.utils.checkpoint import (
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime import attention as attentions
-from warploom.runtime import attention_operators
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_forward import operators as attention_operators
+from warploom.runtime.families.attention_forward import plan as attentions
 
 Q = torch.randn(2, 6, 4, 16).bfloat16().transpose(1, 2)
 K, V = torch.randn(2, 2, 9, 16).bfloat16(), torch.randn(2, 2, 9, 16).bfloat16()

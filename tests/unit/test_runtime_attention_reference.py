@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from warploom.runtime import attention_reference as reference
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_reference import Function
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families.attention_forward import reference
+from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.measure import largest_share
 
 BF16, FP16 = torch.bfloat16, torch.float16

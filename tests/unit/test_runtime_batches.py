@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import warploom
 from warploom.generator.families.gemm import Batches
-from warploom.runtime.batches import batches, broadcast, stacked, step_pitch
-from warploom.runtime.gemm_operands import Copy
-from warploom.runtime.gemm_problem import Options, check_call
+from warploom.runtime.families.gemm.batches import batches, broadcast, stacked, step_pitch
+from warploom.runtime.families.gemm.operands import Copy
+from warploom.runtime.families.gemm.problem import Options, check_call
 
 BF16 = torch.bfloat16
 Shape = tuple[int, ...]

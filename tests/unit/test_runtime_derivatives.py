@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime import operators
+from warploom.runtime.families.gemm import operators
 
 A = torch.randn(5, 16).bfloat16()
 W = torch.randn(8, 16).bfloat16()

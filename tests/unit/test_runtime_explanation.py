@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import warploom
-from warploom.runtime.attention_dispatch import _lengths
+from warploom.runtime.families._attention.dispatch import _lengths
 
 A, B = torch.zeros(4, 16).bfloat16(), torch.zeros(16, 8).bfloat16()
 Q = torch.zeros(1, 2, 64, 64).bfloat16()

@@ -9,7 +9,7 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 
 BF16, FP16, FP32, INT32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 

@@ -9,7 +9,7 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime import operators
+from warploom.runtime.families.gemm import operators
 
 A = torch.randn(6, 16).bfloat16()
 B = torch.randn(8, 16).bfloat16().t()

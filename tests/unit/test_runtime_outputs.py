@@ -10,7 +10,7 @@ import torch
 import warploom
 from warploom.generator.families.gemm import Accumulation, GemmOperation
 from warploom.generator.specification import parse_name
-from warploom.runtime import reference
+from warploom.runtime.families.gemm import reference
 
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.runtime import reference
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm import reference
 
 STEP = {"fp16": 16, "bf16": 16, "e4m3": 32, "int8": 32}  # products of one wgmma along k
 PAIRS = [

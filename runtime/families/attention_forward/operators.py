@@ -12,12 +12,12 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention as attentions
-from warploom.runtime import attention_gradient
-from warploom.runtime.attention_backward import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_operands import ordered_strides
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.operands import ordered_strides
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_forward import gradient as attention_gradient
+from warploom.runtime.families.attention_forward import plan as attentions
 from warploom.runtime.operator_schema import arguments
 
 

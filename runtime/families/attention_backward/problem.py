@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from warploom.errors import ProblemError
-from warploom.runtime.attention_operands import in_place
-from warploom.runtime.attention_problem import Call, Extents
+from warploom.runtime.families._attention.operands import in_place
+from warploom.runtime.families._attention.problem import Call, Extents
 from warploom.runtime.operands import refuse_repeated
 
 

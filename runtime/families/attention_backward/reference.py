@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from warploom.runtime import attention_reference as forward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_reference import (
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_forward import reference as forward
+from warploom.runtime.families.attention_forward.reference import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
     TANH_ERROR,
@@ -30,7 +30,7 @@ from warploom.runtime.attention_reference import (
     score_error,
     scores,
 )
-from warploom.runtime.reference import accumulated, unit_roundoff
+from warploom.runtime.families.gemm.reference import accumulated, unit_roundoff
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
-from warploom.runtime import attention_reference as reference
-from warploom.runtime.attention_mask import band
-from warploom.runtime.attention_problem import Call as Arguments
-from warploom.runtime.attention_problem import extents
+from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.samples import AttentionData
+from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.measure import Call
-from warploom.tuning.attention_data import AttentionData
-from warploom.tuning.trial import sets_for
+from warploom.runtime.trial import sets_for
 
 _CHECKED_ROWS = 128  # at the beginning and at the end of a sequence
 

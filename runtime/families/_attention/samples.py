@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from warploom.generator.model.shapes import AttentionShape
-from warploom.runtime.attention_dispatch import Operation
 from warploom.runtime.elements import TORCH
-from warploom.tuning.trial import generator
+from warploom.runtime.families._attention.dispatch import Operation
+from warploom.runtime.trial import generator
 
 SOFTCAP = 30.0
 

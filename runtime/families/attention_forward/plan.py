@@ -17,15 +17,13 @@ from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import (
-    attention_backward,
-    attention_dispatch,
-    attention_gradient,
-    attention_reference,
-    targets,
-)
-from warploom.runtime.attention_mask import Band, band
-from warploom.runtime.attention_operands import (
+from warploom.runtime import targets
+from warploom.runtime.counters import counters
+from warploom.runtime.decision import Choice
+from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention import dispatch as attention_dispatch
+from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.operands import (
     check_apart,
     check_out,
     contiguous_copy,
@@ -33,7 +31,7 @@ from warploom.runtime.attention_operands import (
     ordered_strides,
     strides,
 )
-from warploom.runtime.attention_problem import (
+from warploom.runtime.families._attention.problem import (
     Call,
     Extents,
     Keywords,
@@ -42,9 +40,13 @@ from warploom.runtime.attention_problem import (
     extents,
     require_kinds,
 )
-from warploom.runtime.counters import counters
-from warploom.runtime.decision import Choice
-from warploom.runtime.elements import name_of
+from warploom.runtime.families.attention_backward import plan as attention_backward
+from warploom.runtime.families.attention_forward import (
+    gradient as attention_gradient,
+)
+from warploom.runtime.families.attention_forward import (
+    reference as attention_reference,
+)
 from warploom.runtime.plan import LaunchPlan, described, plan_launches, remember
 from warploom.runtime.tensors import explained, refuse_dual, require_memory
 
@@ -92,9 +94,10 @@ class AttentionPlan:
         """Run the plan with the keywords that it was made with, and tensors like those."""
         call = Call(q, k, v, **keywords)
         if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            from warploom.runtime import attention_operators  # which imports this module
+            # They import this module.
+            from warploom.runtime.families.attention_forward import operators
 
-            return attention_operators.attention(call)
+            return operators.attention(call)
         try:
             same = call.signature() == self.key
         except Exception as error:

@@ -22,10 +22,10 @@ from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOp
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec, Schedule
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_problem import Extents
 from warploom.runtime.decision import Choice, decide
 from warploom.runtime.dispatch import ARCH, NO_GPU
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Extents
 
 Family = Literal["attention_forward", "attention_backward"]
 Operation = AttentionOperation | AttentionBackwardOperation

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.epilogue_operands import Item, kind_of, natural
+from warploom.runtime.families.gemm.epilogue_operands import Item, kind_of, natural
 
 _FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
 _STEEPEST = 1.13  # the largest slope of an activation (gelu's)

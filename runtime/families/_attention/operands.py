@@ -6,8 +6,8 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
-from warploom.runtime.attention_problem import Call
 from warploom.runtime.counters import counters
+from warploom.runtime.families._attention.problem import Call
 from warploom.runtime.operands import refuse_overlap, refuse_repeated
 
 Strides = tuple[int, int, int]

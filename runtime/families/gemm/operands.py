@@ -14,9 +14,9 @@ from warploom.generator.families.gemm import Batches, GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import PITCH_BYTES
 from warploom.runtime import operands
-from warploom.runtime.batches import batches, stacked
 from warploom.runtime.elements import name_of
-from warploom.runtime.epilogue import Item
+from warploom.runtime.families.gemm.batches import batches, stacked
+from warploom.runtime.families.gemm.epilogue import Item
 from warploom.runtime.operands import (
     Placement,
     padded_copy,

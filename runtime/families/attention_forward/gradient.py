@@ -12,13 +12,13 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
-from warploom.runtime import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_problem import Call
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_backward import plan as attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.tensors import refuse_dual
 
 if TYPE_CHECKING:
-    from warploom.runtime.attention import AttentionPlan
+    from warploom.runtime.families.attention_forward.plan import AttentionPlan
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Wanted = tuple[torch.Tensor | None, ...]

@@ -14,21 +14,22 @@ import torch
 from warploom.generator.families.attention_backward import AttentionBackwardProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime import attention_dispatch, targets
-from warploom.runtime.attention_backward_problem import BackwardCall, check_results
-from warploom.runtime.attention_backward_reference import Gradients
-from warploom.runtime.attention_mask import Band, band
-from warploom.runtime.attention_operands import (
+from warploom.runtime import targets
+from warploom.runtime.counters import counters
+from warploom.runtime.decision import Choice
+from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention import dispatch as attention_dispatch
+from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.operands import (
     contiguous_copy,
     in_place,
     ordered_strides,
     strides,
 )
-from warploom.runtime.attention_problem import Extents, check_numbers, extents, named
-from warploom.runtime.counters import counters
-from warploom.runtime.decision import Choice
-from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention.problem import Extents, check_numbers, extents, named
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.problem import BackwardCall, check_results
+from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.plan import LaunchPlan, plan_launches, remember
 from warploom.runtime.tensors import require_memory
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from warploom.runtime.batches import step_pitch
+from warploom.runtime.families.gemm.batches import step_pitch
 
 Item = tuple[Any, ...]
 Shape = tuple[int, ...]

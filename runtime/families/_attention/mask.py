@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import UNBOUNDED
-from warploom.runtime.attention_problem import Call, Extents, Window
+from warploom.runtime.families._attention.problem import Call, Extents, Window
 from warploom.runtime.tensors import shown
 
 _SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")

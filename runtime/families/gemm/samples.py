@@ -12,8 +12,8 @@ from warploom.generator.epilogue import Activation, Amax, Bias, EpilogueStep, Re
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.model.shapes import GemmShape
 from warploom.runtime.elements import TORCH
-from warploom.runtime.epilogue import Item
-from warploom.tuning.trial import generator
+from warploom.runtime.families.gemm.epilogue import Item
+from warploom.runtime.trial import generator
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A GEMM call as the generator sees it: checked, its operands placed where TMA can read them.
 
-This is for calls that are planned; the checks of every call are in gemm_operands.
+This is for calls that are planned; the checks of every call are in operands.py.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import Accumulation, GemmOperation, GemmProblem
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import epilogue
-from warploom.runtime.batches import broadcast
 from warploom.runtime.elements import NAMES, name_of
-from warploom.runtime.epilogue import BoundEpilogue, Item, Keywords
-from warploom.runtime.epilogue_operands import asks_for_batches
-from warploom.runtime.gemm_operands import Copy, layouts, place_operand
-from warploom.runtime.gemm_result import check_out, result_type, storing
+from warploom.runtime.families.gemm import epilogue
+from warploom.runtime.families.gemm.batches import broadcast
+from warploom.runtime.families.gemm.epilogue import BoundEpilogue, Item, Keywords
+from warploom.runtime.families.gemm.epilogue_operands import asks_for_batches
+from warploom.runtime.families.gemm.operands import Copy, layouts, place_operand
+from warploom.runtime.families.gemm.result import check_out, result_type, storing
 from warploom.runtime.tensors import require_one_device
 
 INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])

@@ -17,14 +17,15 @@ from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.launches import DeviceLimits
-from warploom.runtime import dispatch, driver, epilogue, reference, targets
+from warploom.runtime import dispatch, driver, targets
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import counters, launch_numbers
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.epilogue import Item, Keywords
-from warploom.runtime.gemm_operands import Copy, check_apart, named, refuse_grad
-from warploom.runtime.gemm_problem import CheckedCall, Options, check_call
+from warploom.runtime.families.gemm import epilogue, reference
+from warploom.runtime.families.gemm.epilogue import Item, Keywords
+from warploom.runtime.families.gemm.operands import Copy, check_apart, named, refuse_grad
+from warploom.runtime.families.gemm.problem import CheckedCall, Options, check_call
 from warploom.runtime.plan import Launches, LaunchPlan, described, plan_launches, remember
 from warploom.runtime.tensors import (
     WithoutMemoryError,
@@ -85,7 +86,8 @@ class GemmPlan:
                     return out
         listed = epilogue.items(**keywords) if keywords else ()
         if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            from warploom.runtime import operators  # which imports this module
+            # They import this module.
+            from warploom.runtime.families.gemm import operators
 
             return operators.call(a, b, listed, out, *cast("Options", self.key[-1]))
         self._require(a, b, out, listed)

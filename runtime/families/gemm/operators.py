@@ -2,7 +2,7 @@
 
 Eager calls do not pass here: a torch operator costs several microseconds a call. An epilogue
 crosses as its kinds, one tensor or none and one number for each item; an amax, which is written,
-crosses beside `out`. Those of attention are in attention_operators.py.
+crosses beside `out`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
-from warploom.runtime import gemm as gemms
-from warploom.runtime.batches import broadcast
-from warploom.runtime.epilogue import Item
-from warploom.runtime.epilogue_operands import SCALARS
-from warploom.runtime.gemm_operands import differentiated, refuse_grad, requiring_grad
-from warploom.runtime.gemm_problem import Options
-from warploom.runtime.gemm_result import result_type
+from warploom.runtime.families.gemm import plan as gemms
+from warploom.runtime.families.gemm.batches import broadcast
+from warploom.runtime.families.gemm.epilogue import Item
+from warploom.runtime.families.gemm.epilogue_operands import SCALARS
+from warploom.runtime.families.gemm.operands import differentiated, refuse_grad, requiring_grad
+from warploom.runtime.families.gemm.problem import Options
+from warploom.runtime.families.gemm.result import result_type
 from warploom.runtime.operator_schema import arguments
 
 

@@ -18,18 +18,18 @@ from warploom.generator.families.attention_forward import UNBOUNDED
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
-from warploom.runtime import attention_backward_reference as reference
-from warploom.runtime.attention_backward import attention_backward
-from warploom.runtime.attention_backward_problem import BackwardCall
-from warploom.runtime.attention_backward_reference import Gradients, Tensors
-from warploom.runtime.attention_mask import Band, band
-from warploom.runtime.attention_problem import Call as Arguments
-from warploom.runtime.attention_problem import extents
-from warploom.runtime.attention_reference import TANH_ERROR, Function
+from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.samples import AttentionData
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
+from warploom.runtime.families.attention_forward.reference import TANH_ERROR, Function
+from warploom.runtime.families.gemm.reference import unit_roundoff
 from warploom.runtime.measure import Call, largest_share
-from warploom.runtime.reference import unit_roundoff
-from warploom.tuning.attention_data import AttentionData
-from warploom.tuning.trial import sets_for
+from warploom.runtime.trial import sets_for
 
 _CHECKED = 128  # rows of dq, and columns of dk and dv: at the beginning, and at the end
 # Errors are independent, so that their root mean square is near 0.6 roundings of that of the

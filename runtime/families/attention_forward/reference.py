@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from warploom.generator.families.attention_forward import UNBOUNDED
-from warploom.runtime.attention_mask import Band
-from warploom.runtime.attention_problem import Call
-from warploom.runtime.reference import accumulated, unit_roundoff
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.gemm.reference import accumulated, unit_roundoff
 
 _CHUNK = 1 << 25  # scores held at a time
 FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation

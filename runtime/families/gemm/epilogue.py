@@ -26,10 +26,16 @@ from warploom.generator.epilogue import (
     Residual,
     Scale,
 )
-from warploom.runtime.batches import step_pitch
 from warploom.runtime.elements import name_of
-from warploom.runtime.epilogue_operands import SCALARS, extent, kind_of, natural, row_pitch
-from warploom.runtime.epilogue_operands import Item as Item
+from warploom.runtime.families.gemm.batches import step_pitch
+from warploom.runtime.families.gemm.epilogue_operands import (
+    SCALARS,
+    extent,
+    kind_of,
+    natural,
+    row_pitch,
+)
+from warploom.runtime.families.gemm.epilogue_operands import Item as Item
 from warploom.runtime.tensors import shown
 
 _KINDS = (*SCALARS, "scale_row", "scale_column", "bias", "activation", "residual", "amax")

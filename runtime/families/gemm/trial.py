@@ -9,10 +9,11 @@ import torch
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.model.shapes import GemmShape
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import api, reference
+from warploom.runtime import api
+from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm.samples import GemmData, wrong
 from warploom.runtime.measure import Call, largest_share
-from warploom.tuning.gemm_data import GemmData, wrong
-from warploom.tuning.trial import sets_for
+from warploom.runtime.trial import sets_for
 
 
 class GemmTrial(GemmData):

@@ -1,0 +1,1 @@
+"""What both passes of attention share: arguments, masks, layouts, random operands."""

@@ -1,0 +1,1 @@
+"""Attention on torch tensors: the forward pass, and how autograd differentiates it."""

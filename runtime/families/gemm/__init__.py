@@ -1,0 +1,1 @@
+"""The product of two matrices and its epilogue, on torch tensors."""
