@@ -22,7 +22,7 @@ from warploom.generator.config_models import built, family_of, file_model
 from warploom.generator.document import Document, Place
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import every, family, names
 from warploom.generator.families.family import Family
 from warploom.generator.specification import Operation
 from warploom.suggestions import suggestion
@@ -45,7 +45,7 @@ class Space:
     A schedule maps each field, in the order of the dataclass, to its values.
     """
 
-    family: Family[Any, Any, Any]
+    family: Family
     operations: tuple[Placed[Operation], ...]
     schedules: tuple[Mapping[str, tuple[object, ...]], ...]
 
@@ -96,7 +96,7 @@ def _space(read: Document, index: int, entry: dict[str, Any]) -> Space:
         }
         for schedule in entry["schedules"]
     )
-    return Space(FAMILIES[operations[0].value.family], operations, schedules)
+    return Space(family(operations[0].value.family), operations, schedules)
 
 
 # ---- Problems ------------------------------------------------------------------------------------
@@ -176,18 +176,18 @@ def _of_another_family(value: Any) -> Iterator[tuple[Place, tuple[str, str, str]
     """Operations, and schedules by their fields, that are of another family than their entry."""
     for index, entry in enumerate(_items(value, "kernels")):
         known = family_of(entry)
-        if known not in FAMILIES:
+        if known not in names():
             continue
         for number, operation in enumerate(_items(entry, "operations")):
             named = operation.get("family") if isinstance(operation, dict) else None
-            if named != known and named in list(FAMILIES):
+            if named != known and named in names():
                 rule = f"must be of {known}, as the entry's first one is"
                 place = ("kernels", index, "operations", number)
                 yield place, (f"an operation of {named}", rule, _own_entry(named))
-        own = _names(FAMILIES[known].schedule)
+        own = _names(family(known).schedule)
         for number, schedule in enumerate(_items(entry, "schedules")):
             fields = set(schedule) if isinstance(schedule, dict) else set()
-            others = (name for name, one in FAMILIES.items() if fields <= _names(one.schedule))
+            others = (one.name for one in every() if fields <= _names(one.schedule))
             if not fields <= own and (named := next(others, "")):
                 rule = f"must be of {known}, as the entry's operations are"
                 place = ("kernels", index, "schedules", number)
@@ -214,11 +214,11 @@ def _fields_at(read: Document, place: Place) -> set[str]:
     entry = _items(read.value, "kernels")[int(place[1])]
     if len(place) == 2:
         return {"operations", "schedules"}
-    family = FAMILIES[family_of(entry)]
+    known = family(family_of(entry))
     if place[2] == "schedules":
-        return _names(family.schedule)
+        return _names(known.schedule)
     if len(place) == 4:
-        return _names(family.operation)
+        return _names(known.operation)
     step = entry["operations"][place[3]]["epilogue"][place[5]].get("step")
     return {name for one in STEPS if one.step == step for name in _names(type(one))}
 

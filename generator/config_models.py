@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from warploom.generator.architectures import ARCHITECTURES
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import every
 from warploom.generator.families.family import Family
 
 TAGS = ("family", "step")  # the fields that say which dataclass is meant: always written
@@ -45,7 +45,7 @@ class Model(BaseModel):
 @cache
 def file_model() -> type[Model]:
     """Return the model of a whole file."""
-    entries = (Annotated[_entry_model(family), Tag(name)] for name, family in FAMILIES.items())
+    entries = (Annotated[_entry_model(family), Tag(family.name)] for family in every())
     arch: Any = Literal.__getitem__(tuple(ARCHITECTURES))
     return create_model(
         "Configuration",
@@ -58,12 +58,22 @@ def file_model() -> type[Model]:
 
 
 def family_of(entry: Any) -> str:
-    """Return the family that an entry's first operation names; any, where it names none."""
+    """Return the family that an entry's first operation names; where it names none, the likeliest.
+
+    That is the one whose operations have the most of its fields.
+    """
     try:
-        named = entry["operations"][0]["family"]
-    except (LookupError, TypeError):
-        named = None
-    return named if isinstance(named, str) else next(iter(FAMILIES))
+        operation = dict(entry["operations"][0])
+    except (LookupError, TypeError, ValueError):
+        operation = {}
+    named = operation.get("family")
+    if isinstance(named, str):
+        return named
+    shared = {
+        known.name: sum(one.name in operation for one in fields(known.operation))
+        for known in every()
+    }
+    return max(shared, key=shared.__getitem__)
 
 
 def built(value: Any) -> Any:
@@ -95,7 +105,7 @@ def summary(source: type) -> str:
     return " ".join(line for line in lines if line and not re.match(r" |\w+ {2,}", line))
 
 
-def _entry_model(family: Family[Any, Any, Any]) -> type[Model]:
+def _entry_model(family: Family) -> type[Model]:
     return create_model(
         f"{family.operation.__name__.removesuffix('Operation')}Kernels",
         __base__=Model,
@@ -117,7 +127,7 @@ def _operation_model(source: type) -> type[Model]:
     return model
 
 
-def _schedule_model(family: Family[Any, Any, Any]) -> type[Model]:
+def _schedule_model(family: Family) -> type[Model]:
     """Return the model of a space of schedules: each field of the dataclass, or a list of it."""
     source = family.schedule
     hints = get_type_hints(source)

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from warploom.generator.config_models import TAGS, meanings, summary
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import every
 from warploom.generator.families.family import Family
 from warploom.generator.markdown import table
 
@@ -18,10 +18,10 @@ _COLUMNS = ("field", "values", "default", "meaning")
 
 def reference() -> str:
     """Return the tables of every family: its operation, the steps of an epilogue, its schedule."""
-    return "\n\n".join(part for family in FAMILIES.values() for part in _family(family))
+    return "\n\n".join(part for family in every() for part in _family(family))
 
 
-def _family(family: Family[Any, Any, Any]) -> Iterable[str]:
+def _family(family: Family) -> Iterable[str]:
     yield f"**An operation of `{family.name}`.** {summary(family.operation)}"
     yield table(_COLUMNS, map(_row, _described(family.operation)))
     steps = [step for kind in get_type_hints(family.operation).values() for step in _steps(kind)]

@@ -85,7 +85,7 @@ class Scale(Step):
 
     @property
     def reads(self) -> Reads:
-        return {"row": "row", "column": "column"}.get(self.by, "nothing")  # type: ignore[return-value]
+        return self.by if self.by in ("row", "column") else "nothing"
 
     def registers(self, *, paired: bool) -> int:
         return 0 if self.reads == "nothing" else 2

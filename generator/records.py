@@ -239,7 +239,8 @@ def from_plain(fields: Mapping[str, Any], gpu: str) -> Record:
 
 def restore_operation(fields: Mapping[str, Any]) -> Operation:
     """Return the operation that `fields` are of, of whichever family they name."""
-    return cast("Operation", restore(family(fields["family"]).operation, dict(fields)))
+    found: Operation = restore(family(fields["family"]).operation, dict(fields))
+    return found
 
 
 def restore_shape(name: str, fields: Any) -> Shape:  # noqa: ANN401 (parsed JSON)

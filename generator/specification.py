@@ -11,7 +11,9 @@ import hashlib
 import json
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol
+
+from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator.architectures import Architecture, architecture
@@ -67,13 +69,17 @@ class Schedule(Protocol):
         ...
 
 
+OperationT = TypeVar("OperationT", bound=Operation, covariant=True, default=Operation)
+ScheduleT = TypeVar("ScheduleT", bound=Schedule, covariant=True, default=Schedule)
+
+
 @dataclass(frozen=True)
-class KernelSpec:
+class KernelSpec(Generic[OperationT, ScheduleT]):
     """One kernel: architecture, operation and schedule, checked against the family's rules."""
 
     arch: str
-    operation: Operation
-    schedule: Schedule
+    operation: OperationT
+    schedule: ScheduleT
 
     def __post_init__(self) -> None:
         from warploom.generator.families import family
@@ -123,9 +129,9 @@ class KernelSpec:
 
 def parse_name(name: str) -> KernelSpec:
     """Return the spec that `name` names, or raise UnknownNameError."""
-    from warploom.generator.families import FAMILIES
+    from warploom.generator.families import every
 
-    for known in FAMILIES.values():
+    for known in every():
         try:
             spec = known.parse_name(name)
         except SpecificationError as error:

@@ -1,24 +1,37 @@
-"""The kernel families. Each module has the same surface; nothing outside knows a family by name."""
+"""The kernel families: a folder here is one, and nothing outside knows a family by name.
+
+A folder's package has `FAMILY`, its surface (see family.py). Folders whose names begin with `_`
+hold what several families share.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
 from warploom.errors import UnknownNameError
-from warploom.generator.families import attention_backward, attention_forward, gemm
 from warploom.generator.families.family import Family
 
-FAMILIES: dict[str, Family[Any, Any, Any]] = {
-    known.name: known
-    for known in (gemm.FAMILY, attention_forward.FAMILY, attention_backward.FAMILY)
-}
+
+@cache
+def names() -> tuple[str, ...]:
+    """The families there are, in alphabetical order: every folder on this package's path."""
+    found = (module.name for module in iter_modules(__path__) if module.ispkg)
+    return tuple(sorted(name for name in found if not name.startswith("_")))
 
 
-def family(name: str) -> Family[Any, Any, Any]:
+@cache
+def family(name: str) -> Family:
     """Return the family called `name`, or raise UnknownNameError listing all."""
-    try:
-        return FAMILIES[name]
-    except KeyError:
+    if name not in names():
         raise UnknownNameError(
-            f"family {name!r}", rule=f"known families: {', '.join(FAMILIES)}", fix="use one of them"
-        ) from None
+            f"family {name!r}", rule=f"known families: {', '.join(names())}", fix="use one of them"
+        )
+    found: Family = import_module(f"{__name__}.{name}").FAMILY
+    return found
+
+
+def every() -> list[Family]:
+    """All families, in the order of `names`."""
+    return [family(name) for name in names()]

@@ -1,10 +1,12 @@
-"""The surface that every kernel family has: its dataclasses, its template, pure functions."""
+"""The surface that every kernel family has: its dataclasses and pure functions of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic
+
+from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
@@ -12,37 +14,46 @@ from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
-OperationT = TypeVar("OperationT", bound=Operation)
-ScheduleT = TypeVar("ScheduleT", bound=Schedule)
-ProblemT = TypeVar("ProblemT")
+OperationT = TypeVar("OperationT", bound=Operation, default=Any)
+ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
+ProblemT = TypeVar("ProblemT", default=Any)
+
+_FOLDERS = __name__.rpartition(".")[0] + "."
 
 
-@dataclass(frozen=True)
-class Family(Generic[OperationT, ScheduleT, ProblemT]):
+class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
     """One family. Reasons say why something is not legal: none of them when it is.
 
     operation, schedule   frozen dataclasses: their fields are the configuration's too
     automatic             fields of the schedule that may be `auto`: `complete` resolves them
-    context               what the template is rendered with, beside the spec
-    launches              the kernel launches of one call; `workspaces` the buffers they need
     revision              raised when a template's performance changes: records of an older one
                           are hints
     """
 
-    name: str
-    template: str
     operation: type[OperationT]
     schedule: type[ScheduleT]
-    automatic: tuple[str, ...]
-    operation_reasons: Callable[[OperationT], list[str]]
-    schedule_reasons: Callable[[Architecture, OperationT, ScheduleT], list[str]]
-    complete: Callable[[str, OperationT, Mapping[str, Any]], ScheduleT]
-    parse_name: Callable[[str], KernelSpec | None]
-    parameters: Callable[[KernelSpec], ParameterBlock]
-    context: Callable[[KernelSpec], dict[str, Any]]
-    launches: Callable[[KernelSpec, ProblemT, DeviceLimits], list[Launch]]
-    workspaces: Callable[[KernelSpec, ProblemT], list[Workspace]]
+    automatic: tuple[str, ...] = ()
     revision: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return type(self).__module__.removeprefix(_FOLDERS).partition(".")[0]
+
+    @property
+    def template(self) -> str:
+        """The file that its kernels are rendered from."""
+        return f"{self.name}.cu.jinja"
+
+    def operation_reasons(self, operation: OperationT) -> list[str]:
+        """Why the operation is not legal, beside fields that hold no value they may have."""
+        return []
+
+    @abstractmethod
+    def schedule_reasons(
+        self, arch: Architecture, operation: OperationT, schedule: ScheduleT
+    ) -> list[str]:
+        """Why the schedule does not fit the operation on `arch`."""
 
     def reasons(self, arch: Architecture, operation: OperationT, schedule: ScheduleT) -> list[str]:
         """Why a spec of these is not legal; empty when it is."""
@@ -52,3 +63,31 @@ class Family(Generic[OperationT, ScheduleT, ProblemT]):
             or rules.literals(schedule)
             or self.schedule_reasons(arch, operation, schedule)
         )
+
+    def complete(self, arch: str, operation: OperationT, fields: Mapping[str, Any]) -> ScheduleT:
+        """Make a schedule of `fields`, of which those of `automatic` may be `auto` or missing."""
+        return self.schedule(**fields)
+
+    @abstractmethod
+    def parse_name(self, name: str) -> KernelSpec[OperationT, ScheduleT] | None:
+        """The spec with the fields that `name` shows, or None when it is not of this family."""
+
+    @abstractmethod
+    def parameters(self, spec: KernelSpec[OperationT, ScheduleT]) -> ParameterBlock:
+        """The parameter block of the spec's kernels."""
+
+    @abstractmethod
+    def context(self, spec: KernelSpec[OperationT, ScheduleT]) -> dict[str, Any]:
+        """What the template is rendered with, beside the spec."""
+
+    @abstractmethod
+    def launches(
+        self, spec: KernelSpec[OperationT, ScheduleT], problem: ProblemT, device: DeviceLimits
+    ) -> list[Launch]:
+        """The kernel launches of one call, in order; ProblemError for extents beyond 32 bits."""
+
+    def workspaces(
+        self, spec: KernelSpec[OperationT, ScheduleT], problem: ProblemT
+    ) -> list[Workspace]:
+        """The buffers that the launches of one call need, beside its tensors."""
+        return []

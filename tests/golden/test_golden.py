@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import every, family
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "emitted" / "golden"
-GEMM = FAMILIES["gemm"]
+GEMM = family("gemm")
 SPECS = {spec.name: spec for spec in expand_file(ROOT / "configs" / "smoke.yaml").specs}
 
 
@@ -55,10 +55,10 @@ def reached(source: type, values: list[Any]) -> set[tuple[str, object]]:
 
 def test_the_smoke_set_reaches_every_choice_of_an_operation_and_a_schedule() -> None:
     used: dict[type, list[Any]] = {}
-    for family in FAMILIES.values():
-        specs = [spec for spec in SPECS.values() if spec.operation.family == family.name]
-        used[family.operation] = [spec.operation for spec in specs]
-        used[family.schedule] = [spec.schedule for spec in specs]
+    for known in every():
+        specs = [spec for spec in SPECS.values() if spec.operation.family == known.name]
+        used[known.operation] = [spec.operation for spec in specs]
+        used[known.schedule] = [spec.schedule for spec in specs]
     operations, schedules = (used[source] for source in (GEMM.operation, GEMM.schedule))
     steps = [step for operation in operations for step in operation.epilogue]
     used |= {kind: [step for step in steps if type(step) is kind] for kind in map(type, STEPS)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS, Residual
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -21,8 +21,8 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.gemm import Batches, GemmOperation, GemmProblem, GemmSchedule
 from warploom.generator.specification import KernelSpec
 
-GEMM, ATTENTION = FAMILIES["gemm"], FAMILIES["attention_forward"]
-ATTENTION_BACKWARD = FAMILIES["attention_backward"]
+GEMM, ATTENTION = family("gemm"), family("attention_forward")
+ATTENTION_BACKWARD = family("attention_backward")
 ATTENTION_LITERALS = ("element", "dim", "mask", "lengths")
 
 

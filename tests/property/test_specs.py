@@ -23,7 +23,7 @@ from warploom.errors import SpecificationError
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -101,7 +101,7 @@ def test_the_digest_changes_with_any_one_field(spec: KernelSpec, data: st.DataOb
 def test_parameters_are_aligned_disjoint_and_packed_at_their_offsets(
     spec: KernelSpec, data: st.DataObject
 ) -> None:
-    parameters = FAMILIES[spec.operation.family].parameters(spec)
+    parameters = family(spec.operation.family).parameters(spec)
     end = 0
     for field in parameters.fields:
         alignment = 128 if field.kind is Kind.TENSOR_MAP else field.kind.size
@@ -132,7 +132,7 @@ def value_of(kind: Kind) -> st.SearchStrategy[Any]:
 @many
 @given(specs())
 def test_the_declared_struct_is_the_one_that_is_packed(spec: KernelSpec) -> None:
-    parameters, text = FAMILIES[spec.operation.family].parameters(spec), render(spec)
+    parameters, text = family(spec.operation.family).parameters(spec), render(spec)
     assert f"sizeof(Parameters) == {parameters.size}" in text
     for field in parameters.fields:
         assert f"  {field.declaration};" in text
@@ -325,7 +325,7 @@ def test_numbers_without_sense_construct_only_where_they_fit(
         split=data.draw(st.integers(-2, 10)),
     )
     numbers = {**asdict(schedule), "stages": "auto", "consumers": 2}
-    FAMILIES["gemm"].complete("sm_90a", operation, numbers)  # of any there is a schedule
+    family("gemm").complete("sm_90a", operation, numbers)  # of any there is a schedule
     try:
         spec = KernelSpec("sm_90a", operation, schedule)
     except SpecificationError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from warploom.generator.architectures import architecture
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 
-FAMILY = FAMILIES["attention_backward"]
+FAMILY = family("attention_backward")
 ARCH = architecture("sm_90a")
 OPERATION = AttentionBackwardOperation("bf16", 128)
 SCHEDULE = AttentionBackwardSchedule(64, 128, overlap=False)

@@ -10,7 +10,7 @@ import pytest
 
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator.architectures import architecture
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import family
 from warploom.generator.families.attention_forward import (
     DIMS,
     UNBOUNDED,
@@ -24,7 +24,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.generator.tensor_maps import TensorMap
 
-FAMILY = FAMILIES["attention_forward"]
+FAMILY = family("attention_forward")
 ARCH = architecture("sm_90a")
 OPERATION = AttentionOperation("bf16", 128)
 SCHEDULE = AttentionSchedule(128, 128)

@@ -21,7 +21,7 @@ from warploom.generator import toolchain
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import every
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import parse_name
@@ -296,7 +296,7 @@ def test_schema_in_markdown_has_a_row_for_every_field_and_step() -> None:
     rows = [line.split(" | ") for line in tables.splitlines() if line.startswith("| `")]
     first = [row[0].removeprefix("| ").strip("`") for row in rows]
     steps = list(dict.fromkeys(step.step for step in STEPS))
-    sources = [kind for known in FAMILIES.values() for kind in (known.operation, known.schedule)]
+    sources = [kind for known in every() for kind in (known.operation, known.schedule)]
     expected = [field.name for source in sources for field in fields(source)]
     assert sorted(first) == sorted([*expected, *steps])
     assert all(row[-1].removesuffix(" |").strip() for row in rows)

@@ -155,7 +155,10 @@ def test_a_schedule_of_the_wrong_form_is_refused_with_its_place(
     ("operation", "problem"),
     [
         ("{a: bf16, b: bf16, d: fp32}", "operations[0].family: missing: is required: add it"),
-        (OPERATION.replace("gemm", "gem"), "family: \"gem\": should be one of 'gemm'"),
+        (
+            OPERATION.replace("gemm", "gem"),
+            "family: \"gem\": should be one of 'attention_backward', 'attention_forward', 'gemm'",
+        ),
         (OPERATION.replace("fp32", "fp3"), "d: \"fp3\": should be 'fp16', 'bf16', 'fp32'"),
         (OPERATION.replace("}", ", batched: 1}"), "batched: 1: should be a valid boolean"),
         (OPERATION.replace("}", ", accumulation: x}"), "\"x\": should be 'fast' or 'promoted'"),

@@ -10,7 +10,7 @@ import pytest
 from warploom.generator import rules
 from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import Bias, Residual
-from warploom.generator.families import FAMILIES
+from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
 from warploom.generator.families.gemm.schedule import Output
 
@@ -20,7 +20,7 @@ SCHEDULE = GemmSchedule((128, 256, 64), 3)
 
 
 def reasons(operation: GemmOperation = OPERATION, **schedule: Any) -> list[str]:
-    return FAMILIES["gemm"].reasons(ARCH, operation, replace(SCHEDULE, **schedule))
+    return family("gemm").reasons(ARCH, operation, replace(SCHEDULE, **schedule))
 
 
 def test_wgmma_takes_exactly_the_n_of_the_instruction_set() -> None:

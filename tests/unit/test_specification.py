@@ -114,5 +114,8 @@ def test_an_unknown_architecture_or_family_is_named() -> None:
         UnknownNameError, match=r"architecture 'sm_80': templates exist for: sm_90a"
     ):
         replace(PLAIN, arch="sm_80")
-    with pytest.raises(UnknownNameError, match="family 'conv': known families: gemm"):
+    with pytest.raises(
+        UnknownNameError,
+        match="family 'conv': known families: attention_backward, attention_forward, gemm",
+    ):
         replace(PLAIN, operation=replace(PLAIN.operation, family="conv"))

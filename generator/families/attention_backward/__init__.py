@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from warploom.generator.families.attention_backward.launch import (
-    AttentionBackwardProblem,
-    launches,
-    workspaces,
-)
+from typing import Any
+
+from warploom.generator.architectures import Architecture
+from warploom.generator.families.attention_backward import launch, names, rules, template
+from warploom.generator.families.attention_backward.launch import AttentionBackwardProblem
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
     attention_backward_layout,
 )
-from warploom.generator.families.attention_backward.names import parse_name
 from warploom.generator.families.attention_backward.parameters import parameters
-from warploom.generator.families.attention_backward.rules import (
-    complete,
-    operation_reasons,
-    schedule_reasons,
-    suits,
-)
+from warploom.generator.families.attention_backward.rules import suits
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
+    AttentionBackwardSpec,
 )
-from warploom.generator.families.attention_backward.template import context
 from warploom.generator.families.family import Family
+from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.parameters import ParameterBlock
 
 __all__ = [
     "FAMILY",
@@ -32,23 +28,56 @@ __all__ = [
     "AttentionBackwardOperation",
     "AttentionBackwardProblem",
     "AttentionBackwardSchedule",
+    "AttentionBackwardSpec",
     "attention_backward_layout",
-    "complete",
     "suits",
 ]
 
-FAMILY = Family(
-    name="attention_backward",
-    template="attention_backward.cu.jinja",
-    operation=AttentionBackwardOperation,
-    schedule=AttentionBackwardSchedule,
-    automatic=(),
-    operation_reasons=operation_reasons,
-    schedule_reasons=schedule_reasons,
-    complete=complete,
-    parse_name=parse_name,
-    parameters=parameters,
-    context=context,
-    launches=launches,
-    workspaces=workspaces,
-)
+
+class AttentionBackward(
+    Family[AttentionBackwardOperation, AttentionBackwardSchedule, AttentionBackwardProblem]
+):
+    """The backward pass."""
+
+    operation = AttentionBackwardOperation
+    schedule = AttentionBackwardSchedule
+
+    def operation_reasons(self, operation: AttentionBackwardOperation) -> list[str]:
+        """Why the operation is not legal; empty when it is."""
+        return rules.operation_reasons(operation)
+
+    def schedule_reasons(
+        self,
+        arch: Architecture,
+        operation: AttentionBackwardOperation,
+        schedule: AttentionBackwardSchedule,
+    ) -> list[str]:
+        """Why the schedule does not fit the operation on `arch`; empty when it does."""
+        return rules.schedule_reasons(arch, operation, schedule)
+
+    def parse_name(self, name: str) -> AttentionBackwardSpec | None:
+        """The spec with the fields that `name` shows, or None when it is not of this family."""
+        return names.parse_name(name)
+
+    def parameters(self, spec: AttentionBackwardSpec) -> ParameterBlock:
+        """The parameter block of the spec's kernels."""
+        return parameters(spec)
+
+    def context(self, spec: AttentionBackwardSpec) -> dict[str, Any]:
+        """What the template is rendered with, beside the spec."""
+        return template.context(spec)
+
+    def launches(
+        self, spec: AttentionBackwardSpec, problem: AttentionBackwardProblem, device: DeviceLimits
+    ) -> list[Launch]:
+        """The kernel launches of one call: see launch.py."""
+        return launch.launches(spec, problem, device)
+
+    def workspaces(
+        self, spec: AttentionBackwardSpec, problem: AttentionBackwardProblem
+    ) -> list[Workspace]:
+        """The buffers of one call: see launch.py."""
+        return launch.workspaces(spec, problem)
+
+
+FAMILY = AttentionBackward()

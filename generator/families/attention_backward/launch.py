@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from warploom.generator import limits
 from warploom.generator.elements import element
@@ -12,8 +11,7 @@ from warploom.generator.families.attention_backward.layout import (
     attention_backward_layout,
 )
 from warploom.generator.families.attention_backward.schedule import (
-    AttentionBackwardOperation,
-    AttentionBackwardSchedule,
+    AttentionBackwardSpec,
 )
 from warploom.generator.families.attention_forward.launch import (
     BACK,
@@ -25,7 +23,6 @@ from warploom.generator.families.attention_forward.launch import (
 )
 from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
-from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 
 # Of q, do and the sums of dq that blocks in flight work on where rows are bounded: with k and v
@@ -52,11 +49,6 @@ class AttentionBackwardProblem(AttentionProblem):
     strides_dv: Strides
 
 
-def _fields(spec: KernelSpec) -> tuple[AttentionBackwardOperation, AttentionBackwardSchedule]:
-    operation = cast("AttentionBackwardOperation", spec.operation)
-    return operation, cast("AttentionBackwardSchedule", spec.schedule)
-
-
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """How many tiles there are of one head, and heads in all; packed: as many as there can be.
@@ -78,8 +70,8 @@ class _Tiles:
         return self.kv_tiles * self.all_kv_heads
 
 
-def _tiles(spec: KernelSpec, problem: AttentionBackwardProblem) -> _Tiles:
-    operation, schedule = _fields(spec)
+def _tiles(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -> _Tiles:
+    operation, schedule = spec.operation, spec.schedule
     if operation.lengths == "packed":
         return _Tiles(
             q_tiles=problem.total_q // schedule.q_tile + problem.batch + 1,
@@ -95,8 +87,8 @@ def _tiles(spec: KernelSpec, problem: AttentionBackwardProblem) -> _Tiles:
     )
 
 
-def _maps(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, Value]:
-    operation, schedule = _fields(spec)
+def _maps(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -> dict[str, Value]:
+    operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind = element(operation.element)
 
@@ -161,9 +153,12 @@ class _Order:
 
 
 def _order(
-    spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits, tiles: _Tiles
+    spec: AttentionBackwardSpec,
+    problem: AttentionBackwardProblem,
+    device: DeviceLimits,
+    tiles: _Tiles,
 ) -> _Order:
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     sharing = problem.heads // problem.kv_heads
     kv_head_bytes = sharing * problem.seq_q * problem.dim * (2 + 2 + 4)
@@ -181,9 +176,9 @@ def _order(
 
 
 def _values(
-    spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits
+    spec: AttentionBackwardSpec, problem: AttentionBackwardProblem, device: DeviceLimits
 ) -> dict[str, Value]:
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
     order = _order(spec, problem, device, tiles)
     values: dict[str, Value] = {
@@ -212,9 +207,9 @@ def _values(
     return values
 
 
-def _counted(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, int]:
+def _counted(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -> dict[str, int]:
     """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     packed, tiles = operation.lengths == "packed", _tiles(spec, problem)
     q_tile, kv_tile = schedule.tile
@@ -230,7 +225,7 @@ def _counted(spec: KernelSpec, problem: AttentionBackwardProblem) -> dict[str, i
 
 
 def launches(
-    spec: KernelSpec, problem: AttentionBackwardProblem, device: DeviceLimits
+    spec: AttentionBackwardSpec, problem: AttentionBackwardProblem, device: DeviceLimits
 ) -> list[Launch]:
     """Three launches, in order. No extent may be 0: no tensor map describes an empty tensor.
 
@@ -241,7 +236,7 @@ def launches(
     extents beyond 32 bits.
     """
     limits.refuse_beyond(_counted(spec, problem))
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     tiles, values = _tiles(spec, problem), _values(spec, problem, device)
 
@@ -261,12 +256,12 @@ def launches(
     ]
 
 
-def workspaces(spec: KernelSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
+def workspaces(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
     """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles.
 
     A deterministic kernel counts the kv tiles that added to each, and the blocks that have begun.
     """
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     tiles = _tiles(spec, problem).all_q_tiles
     rows = tiles * schedule.q_tile
     found = [

@@ -9,6 +9,7 @@ from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
+    AttentionBackwardSpec,
 )
 from warploom.generator.specification import NUMBER, KernelSpec
 
@@ -24,7 +25,7 @@ _NAME = re.compile(
 )
 
 
-def parse_name(name: str) -> KernelSpec | None:
+def parse_name(name: str) -> AttentionBackwardSpec | None:
     """Return the spec with the fields that `name` shows, or None when it is not of this family."""
     match = _NAME.fullmatch(name)
     if match is None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from warploom.generator.families.attention_backward.schedule import (
-    AttentionBackwardOperation,
-    AttentionBackwardSchedule,
+    AttentionBackwardSpec,
 )
 from warploom.generator.families.attention_forward.parameters import FIXED, PACKED, SOFTCAP, bounds
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
-from warploom.generator.specification import KernelSpec
 
 _BOXES = {
     "q": "a q tile", "k": "rows of a block", "v": "rows of a block", "do": "a q tile"
@@ -46,10 +42,9 @@ def _rows(name: str) -> tuple[Field, ...]:
     )
 
 
-def parameters(spec: KernelSpec) -> ParameterBlock:
+def parameters(spec: AttentionBackwardSpec) -> ParameterBlock:
     """The parameter block: what every kernel reads, then what only some do."""
-    operation = cast("AttentionBackwardOperation", spec.operation)
-    schedule = cast("AttentionBackwardSchedule", spec.schedule)
+    operation, schedule = spec.operation, spec.schedule
     packed, alone = operation.lengths == "packed", schedule.cluster == 1
     dimensions = "[dim, row, head, first]" if packed else "[dim, seq, head, batch]"
     fields = [

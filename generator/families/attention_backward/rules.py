@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_backward.layout import (
@@ -118,10 +115,3 @@ def suits(schedule: Schedule, sharing: int) -> bool:
     return (
         sharing > 1 or not isinstance(schedule, AttentionBackwardSchedule) or schedule.cluster == 1
     )
-
-
-def complete(
-    arch: str, operation: AttentionBackwardOperation, fields: Mapping[str, Any]
-) -> AttentionBackwardSchedule:
-    """Make a schedule of `fields`; none of them may be `auto`."""
-    return AttentionBackwardSchedule(**fields)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warploom.generator.families.attention_forward.schedule import WARPGROUP, WGMMA_M, Dim
+from warploom.generator.specification import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,6 @@ class AttentionBackwardSchedule:
     def threads(self) -> int:
         """Threads of one block of the main kernel."""
         return WARPGROUP * (1 + self.warpgroups)
+
+
+AttentionBackwardSpec = KernelSpec[AttentionBackwardOperation, AttentionBackwardSchedule]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.attention_backward.launch import ROW_THREADS
@@ -12,17 +12,14 @@ from warploom.generator.families.attention_backward.layout import (
 )
 from warploom.generator.families.attention_backward.parameters import parameters
 from warploom.generator.families.attention_backward.schedule import (
-    AttentionBackwardOperation,
-    AttentionBackwardSchedule,
+    AttentionBackwardSpec,
 )
-from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import wgmma
 
 
-def context(spec: KernelSpec) -> dict[str, Any]:
+def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     """What the template is rendered with, beside the spec itself."""
-    operation = cast("AttentionBackwardOperation", spec.operation)
-    schedule = cast("AttentionBackwardSchedule", spec.schedule)
+    operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.share == "rows"
     ordered = "ticket_cluster" if schedule.cluster_size > 1 else "ticket"

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from warploom.generator.architectures import Architecture
+from warploom.generator.families.attention_forward import launch, names, rules, template
 from warploom.generator.families.attention_forward.launch import (
     UNBOUNDED,
     AttentionProblem,
-    launches,
     q_tiles,
-    workspaces,
 )
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
-from warploom.generator.families.attention_forward.names import parse_name
 from warploom.generator.families.attention_forward.parameters import parameters
-from warploom.generator.families.attention_forward.rules import (
-    complete,
-    operation_reasons,
-    schedule_reasons,
-)
 from warploom.generator.families.attention_forward.schedule import (
     DIMS,
     AttentionOperation,
     AttentionSchedule,
+    AttentionSpec,
 )
-from warploom.generator.families.attention_forward.template import context
 from warploom.generator.families.family import Family
+from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.parameters import ParameterBlock
 
 __all__ = [
     "DIMS",
@@ -33,24 +31,50 @@ __all__ = [
     "AttentionOperation",
     "AttentionProblem",
     "AttentionSchedule",
+    "AttentionSpec",
     "attention_layout",
-    "complete",
     "q_tiles",
 ]
 
-FAMILY = Family(
-    name="attention_forward",
-    template="attention_forward.cu.jinja",
-    operation=AttentionOperation,
-    schedule=AttentionSchedule,
-    automatic=(),
-    operation_reasons=operation_reasons,
-    schedule_reasons=schedule_reasons,
-    complete=complete,
-    parse_name=parse_name,
-    parameters=parameters,
-    context=context,
-    launches=launches,
-    workspaces=workspaces,
-    revision=2,  # since outputs are rescaled less often where that is `needed`
-)
+
+class AttentionForward(Family[AttentionOperation, AttentionSchedule, AttentionProblem]):
+    """The forward pass."""
+
+    operation = AttentionOperation
+    schedule = AttentionSchedule
+    revision = 2  # since outputs are rescaled less often where that is `needed`
+
+    def operation_reasons(self, operation: AttentionOperation) -> list[str]:
+        """Why the operation is not legal; empty when it is."""
+        return rules.operation_reasons(operation)
+
+    def schedule_reasons(
+        self, arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
+    ) -> list[str]:
+        """Why the schedule does not fit the operation on `arch`; empty when it does."""
+        return rules.schedule_reasons(arch, operation, schedule)
+
+    def parse_name(self, name: str) -> AttentionSpec | None:
+        """The spec with the fields that `name` shows, or None when it is not of this family."""
+        return names.parse_name(name)
+
+    def parameters(self, spec: AttentionSpec) -> ParameterBlock:
+        """The parameter block of the spec's kernels."""
+        return parameters(spec)
+
+    def context(self, spec: AttentionSpec) -> dict[str, Any]:
+        """What the template is rendered with, beside the spec."""
+        return template.context(spec)
+
+    def launches(
+        self, spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimits
+    ) -> list[Launch]:
+        """The kernel launches of one call: see launch.py."""
+        return launch.launches(spec, problem, device)
+
+    def workspaces(self, spec: AttentionSpec, problem: AttentionProblem) -> list[Workspace]:
+        """The buffers of one call: see launch.py."""
+        return launch.workspaces(spec, problem)
+
+
+FAMILY = AttentionForward()

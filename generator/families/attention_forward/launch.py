@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from warploom.generator import limits
 from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.schedule import (
     WGMMA_M,
-    AttentionOperation,
     AttentionSchedule,
+    AttentionSpec,
 )
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
-from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 
 # A `left` or `right` that bounds nothing: beyond any sequence, and a row can be added to it.
@@ -53,11 +51,6 @@ class AttentionProblem:
     left: int = UNBOUNDED
     right: int = UNBOUNDED
     bottom_right: bool = False  # packed: bounds move by seq_k - seq_q of each sequence
-
-
-def _fields(spec: KernelSpec) -> tuple[AttentionOperation, AttentionSchedule]:
-    operation = cast("AttentionOperation", spec.operation)
-    return operation, cast("AttentionSchedule", spec.schedule)
 
 
 def q_tiles(schedule: AttentionSchedule, problem: AttentionProblem, *, packed: bool = False) -> int:
@@ -114,14 +107,14 @@ def lengths_counted(
     }
 
 
-def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) -> list[Launch]:
+def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimits) -> list[Launch]:
     """One launch. No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, lse (fp32, contiguous), for packed lengths cu_seqlens_q and
     cu_seqlens_k (int32), and the workspaces. The host scalars are `scale` and, where the kernel
     has one, `softcap`: both must be positive. Raises ProblemError for extents beyond 32 bits.
     """
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     packed = operation.lengths == "packed"
     layout = attention_layout(spec.architecture, operation, schedule)
     kind = element(operation.element)
@@ -191,7 +184,7 @@ def launches(spec: KernelSpec, problem: AttentionProblem, device: DeviceLimits) 
     ]
 
 
-def workspaces(spec: KernelSpec, problem: AttentionProblem) -> list[Workspace]:
+def workspaces(spec: AttentionSpec, problem: AttentionProblem) -> list[Workspace]:
     """The counter that a dynamic scheduler takes tiles from."""
-    _, schedule = _fields(spec)
+    schedule = spec.schedule
     return [Workspace("counter", 4, kept=True)] if schedule.scheduler == "dynamic" else []

@@ -9,6 +9,7 @@ from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
+    AttentionSpec,
 )
 from warploom.generator.specification import NUMBER, KernelSpec
 
@@ -23,7 +24,7 @@ _NAME = re.compile(
 )
 
 
-def parse_name(name: str) -> KernelSpec | None:
+def parse_name(name: str) -> AttentionSpec | None:
     """Return the spec with the fields that `name` shows, or None when it is not of this family."""
     match = _NAME.fullmatch(name)
     if match is None:

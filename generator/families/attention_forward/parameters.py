@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.schedule import (
-    AttentionOperation,
-    AttentionSchedule,
+    AttentionSpec,
 )
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
-from warploom.generator.specification import KernelSpec
 
 # These are the backward's too (attention_backward/parameters.py).
 FIXED = (
@@ -67,10 +63,9 @@ def _maps(dimensions: str) -> tuple[Field, ...]:
     )
 
 
-def parameters(spec: KernelSpec) -> ParameterBlock:
+def parameters(spec: AttentionSpec) -> ParameterBlock:
     """The kernel's parameter block: what every kernel reads, then what only some do."""
-    operation = cast("AttentionOperation", spec.operation)
-    schedule = cast("AttentionSchedule", spec.schedule)
+    operation, schedule = spec.operation, spec.schedule
     packed = operation.lengths == "packed"
     maps = _maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]")
     o = Field("o", Kind.POINTER, element(operation.element).cpp, "as q, but for its strides")

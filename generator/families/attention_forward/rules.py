@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_forward.layout import attention_layout
@@ -45,10 +42,3 @@ def schedule_reasons(
             rules.fits_shared(layout.shared_bytes, arch),
         ]
     )
-
-
-def complete(
-    arch: str, operation: AttentionOperation, fields: Mapping[str, Any]
-) -> AttentionSchedule:
-    """Make a schedule of `fields`; none of them may be `auto`."""
-    return AttentionSchedule(**fields)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from warploom.generator.specification import KernelSpec
+
 WARPGROUP = 128  # threads
 WGMMA_M = 64  # rows of one wgmma, and of q in one warpgroup
 Dim = Literal[32, 64, 96, 128, 192, 256]
@@ -90,3 +92,6 @@ class AttentionSchedule:
     def threads(self) -> int:
         """Threads of one block."""
         return WARPGROUP * (1 + self.warpgroups)
+
+
+AttentionSpec = KernelSpec[AttentionOperation, AttentionSchedule]

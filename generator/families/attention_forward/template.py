@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.layout import attention_layout
 from warploom.generator.families.attention_forward.parameters import parameters
 from warploom.generator.families.attention_forward.schedule import (
-    AttentionOperation,
-    AttentionSchedule,
+    AttentionSpec,
 )
-from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import wgmma
 
 
-def context(spec: KernelSpec) -> dict[str, Any]:
+def context(spec: AttentionSpec) -> dict[str, Any]:
     """What the template is rendered with, beside the spec itself."""
-    operation = cast("AttentionOperation", spec.operation)
-    schedule = cast("AttentionSchedule", spec.schedule)
+    operation, schedule = spec.operation, spec.schedule
     kind = element(operation.element)
     return {
         "operation": operation,

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from warploom.generator.architectures import Architecture
 from warploom.generator.families.family import Family
-from warploom.generator.families.gemm.launch import (
-    Batches,
-    GemmProblem,
-    launches,
-    parameters,
-    tiles,
-    workspaces,
-)
+from warploom.generator.families.gemm import launch, names, rules, template
+from warploom.generator.families.gemm.launch import Batches, GemmProblem, parameters, tiles
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
-from warploom.generator.families.gemm.names import parse_name
-from warploom.generator.families.gemm.rules import complete, operation_reasons, schedule_reasons
+from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
     Accumulation,
     GemmOperation,
     GemmSchedule,
+    GemmSpec,
     Layout,
 )
-from warploom.generator.families.gemm.template import context
+from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.parameters import ParameterBlock
 
 __all__ = [
     "FAMILY",
@@ -30,24 +29,52 @@ __all__ = [
     "GemmOperation",
     "GemmProblem",
     "GemmSchedule",
+    "GemmSpec",
     "Layout",
     "complete",
     "gemm_layout",
     "tiles",
 ]
 
-FAMILY = Family(
-    name="gemm",
-    template="gemm.cu.jinja",
-    operation=GemmOperation,
-    schedule=GemmSchedule,
-    automatic=("stages",),
-    operation_reasons=operation_reasons,
-    schedule_reasons=schedule_reasons,
-    complete=complete,
-    parse_name=parse_name,
-    parameters=parameters,
-    context=context,
-    launches=launches,
-    workspaces=workspaces,
-)
+
+class Gemm(Family[GemmOperation, GemmSchedule, GemmProblem]):
+    """Matrix products with an epilogue."""
+
+    operation = GemmOperation
+    schedule = GemmSchedule
+    automatic = ("stages",)
+
+    def operation_reasons(self, operation: GemmOperation) -> list[str]:
+        """Why the operation is not legal; empty when it is."""
+        return rules.operation_reasons(operation)
+
+    def schedule_reasons(
+        self, arch: Architecture, operation: GemmOperation, schedule: GemmSchedule
+    ) -> list[str]:
+        """Why the schedule does not fit the operation on `arch`; empty when it does."""
+        return rules.schedule_reasons(arch, operation, schedule)
+
+    def complete(
+        self, arch: str, operation: GemmOperation, fields: Mapping[str, Any]
+    ) -> GemmSchedule:
+        """Make a schedule of `fields`; `stages: auto` becomes as many as fill shared memory."""
+        return rules.complete(arch, operation, fields)
+
+    def parse_name(self, name: str) -> GemmSpec | None:
+        """The spec with the fields that `name` shows, or None when it is not of this family."""
+        return names.parse_name(name)
+
+    def parameters(self, spec: GemmSpec) -> ParameterBlock:
+        """The parameter block of the spec's kernels."""
+        return parameters(spec)
+
+    def context(self, spec: GemmSpec) -> dict[str, Any]:
+        """What the template is rendered with, beside the spec."""
+        return template.context(spec)
+
+    def launches(self, spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
+        """The kernel launches of one call: see launch.py."""
+        return launch.launches(spec, problem, device)
+
+
+FAMILY = Gemm()

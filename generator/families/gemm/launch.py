@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 from warploom.generator import limits
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import Residual
 from warploom.generator.families.gemm.layout import gemm_layout
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
-from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
+from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
-from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import OperandTile, TensorMap
 
 
@@ -51,13 +49,9 @@ class GemmProblem:
     batch_pitch_steps: tuple[int, ...] = ()
 
 
-def _fields(spec: KernelSpec) -> tuple[GemmOperation, GemmSchedule]:
-    return cast("GemmOperation", spec.operation), cast("GemmSchedule", spec.schedule)
-
-
-def parameters(spec: KernelSpec) -> ParameterBlock:
+def parameters(spec: GemmSpec) -> ParameterBlock:
     """The kernel's parameter block: what every GEMM has, then the fields of each step."""
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     d_map = [Field("d_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", "D, in staging boxes")]
     d = [
         Field("d", Kind.POINTER, element(operation.d).cpp, "D[m][pitch]"),
@@ -187,14 +181,14 @@ def _counted(schedule: GemmSchedule, problem: GemmProblem, clusters: int) -> dic
     }
 
 
-def launches(spec: KernelSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
+def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
     """One persistent launch. No extent may be 0: no tensor map describes an empty matrix.
 
     Tensors are named a, b, d, and as the epilogue's fields (`bias_0`, `residual_1`); host scalars
     are named as theirs (`scale_0`, `residual_1_beta`). Raises ProblemError for extents beyond 32
     bits.
     """
-    operation, schedule = _fields(spec)
+    operation, schedule = spec.operation, spec.schedule
     clusters = min(tiles(schedule, problem), device.clusters(schedule.cluster_size))
     limits.refuse_beyond(_counted(schedule, problem, clusters))
     layout = gemm_layout(operation, schedule)
@@ -258,8 +252,3 @@ def _operand_values(
         "b_map": b_map,
         "a_tail_rows": tail.extent,
     }
-
-
-def workspaces(spec: KernelSpec, problem: GemmProblem) -> list[Workspace]:
-    """None: the accumulators never leave the block."""
-    return []

@@ -12,6 +12,7 @@ from warploom.generator.families.gemm.schedule import (
     Accumulation,
     GemmOperation,
     GemmSchedule,
+    GemmSpec,
     Input,
     Layout,
     Output,
@@ -52,7 +53,7 @@ _NAME = re.compile(
 _STEP = re.compile(rf"_({_WORDS['step']})")
 
 
-def parse_name(name: str) -> KernelSpec | None:
+def parse_name(name: str) -> GemmSpec | None:
     """Return the spec with the fields that `name` shows, or None when it is no GEMM's name."""
     match = _NAME.fullmatch(name)
     if match is None:

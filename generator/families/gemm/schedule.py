@@ -11,6 +11,7 @@ from typing import Literal
 
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.specification import KernelSpec
 
 Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
@@ -152,3 +153,6 @@ class GemmSchedule:
     def sharing(self) -> int:
         """Consumers that share one tile."""
         return self.consumers if self.roles == "cooperative" else 1
+
+
+GemmSpec = KernelSpec[GemmOperation, GemmSchedule]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm.launch import parameters
 from warploom.generator.families.gemm.layout import gemm_layout, held
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
-from warploom.generator.specification import KernelSpec
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
 
-def context(spec: KernelSpec) -> dict[str, Any]:
+def context(spec: GemmSpec) -> dict[str, Any]:
     """What the template is rendered with, beside the spec itself."""
-    operation, schedule = cast("GemmOperation", spec.operation), cast("GemmSchedule", spec.schedule)
+    operation, schedule = spec.operation, spec.schedule
     layout = gemm_layout(operation, schedule)
     d = element(operation.d)
     row_side, column_side = ("b", "a") if schedule.swap else ("a", "b")
