@@ -1,7 +1,7 @@
 """The epilogue algebra: an ordered tuple of steps between the accumulators and D.
 
 This is the one table of steps. A step is a frozen dataclass here and a C++ part of the same name
-under templates/parts/epilogue/; nothing else knows a step by name. A part works on a fragment of
+under templates/gemm/epilogue/; nothing else knows a step by name. A part works on a fragment of
 two rows by two columns in logical coordinates, so it does not depend on which side of wgmma is m.
 """
 
@@ -47,7 +47,7 @@ class Step:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The files under templates/parts/epilogue/ that define the step's C++ class."""
+        """The files under templates/gemm/epilogue/ that define the step's C++ class."""
         raise NotImplementedError
 
     @property

@@ -46,5 +46,5 @@ def environment() -> jinja2.Environment:
 def render(spec: KernelSpec) -> str:
     """Return the translation unit of `spec`, a complete .cu file."""
     described = family(spec.operation.family)
-    template = environment().get_template(described.template)
+    template = environment().get_template(f"{described.name}/kernel.cu.jinja")
     return template.render(spec=spec, **described.context(spec))

@@ -37,13 +37,8 @@ class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of its folder, here and in templates/."""
         return type(self).__module__.removeprefix(_FOLDERS).partition(".")[0]
-
-    @property
-    def template(self) -> str:
-        """The file that its kernels are rendered from."""
-        return f"{self.name}.cu.jinja"
 
     def operation_reasons(self, operation: OperationT) -> list[str]:
         """Why the operation is not legal, beside fields that hold no value they may have."""

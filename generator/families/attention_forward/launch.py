@@ -123,7 +123,7 @@ def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimit
         batch_stride, head_stride, seq_stride = (stride * kind.bytes for stride in strides)
         extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
         pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
-        if packed:  # templates/parts/attention/lengths_packed.cuh says why
+        if packed:  # templates/_attention/lengths_packed.cuh says why
             extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
             pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
         return TensorMap(

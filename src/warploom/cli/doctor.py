@@ -93,7 +93,7 @@ def _component(name: str, part: Component | ToolchainError) -> Check:
 
 def _compiling(found: Toolchain) -> Check:
     """Compile the headers that every kernel includes, and a kernel that does nothing."""
-    prelude = resources.files("warploom.templates").joinpath("parts", "prelude.cuh").read_text()
+    prelude = resources.files("warploom.templates").joinpath("common", "prelude.cuh").read_text()
     source = f'#include <cuda_fp16.h>\n{prelude}extern "C" __global__ void probe(__half* d) {{}}\n'
     arch = next(iter(ARCHITECTURES))
     try:

@@ -1,5 +1,5 @@
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
-{% include "parts/attention/registers.cuh" %}
+{% include "_attention/registers.cuh" %}
 
 // Issues scores = rows columns^T; they run on while the warpgroup goes on. s^T = k q^T, dp^T = v do^T.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t rows, uint64_t columns) {
@@ -11,7 +11,7 @@ __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64
   cute::warpgroup_commit_batch();
 }
 
-{% include "parts/attention_backward/query_" ~ query_part ~ ".cuh" %}
+{% include "attention_backward/query_" ~ query_part ~ ".cuh" %}
 
 __device__ __forceinline__ float exp2(float x) {
   float y;
@@ -133,17 +133,17 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
-{% include "parts/attention_backward/share_" ~ schedule.share ~ ".cuh" %}
+{% include "attention_backward/share_" ~ schedule.share ~ ".cuh" %}
 
-{% include "parts/attention_backward/accumulate_" ~ schedule.accumulate ~ ".cuh" %}
+{% include "attention_backward/accumulate_" ~ schedule.accumulate ~ ".cuh" %}
 
 {% if steps_part == "serial" %}
-{% include "parts/attention_backward/held_" ~ held_part ~ ".cuh" %}
+{% include "attention_backward/held_" ~ held_part ~ ".cuh" %}
 
 {% endif %}
-{% include "parts/attention_backward/steps_" ~ steps_part ~ ".cuh" %}
+{% include "attention_backward/steps_" ~ steps_part ~ ".cuh" %}
 
-{% include "parts/attention_backward/gradients_" ~ gradients_part ~ ".cuh" %}
+{% include "attention_backward/gradients_" ~ gradients_part ~ ".cuh" %}
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform

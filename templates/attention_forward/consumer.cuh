@@ -1,5 +1,5 @@
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
-{% include "parts/attention/registers.cuh" %}
+{% include "_attention/registers.cuh" %}
 
 // Issues scores = q k^T; they run on while the warpgroup goes on.
 __device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
@@ -77,7 +77,7 @@ struct Consumer {
   }
 };
 
-{% include "parts/attention/steps_" ~ steps_part ~ ".cuh" %}
+{% include "attention_forward/steps_" ~ steps_part ~ ".cuh" %}
 
 // Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
 // pairs of one block, 16 bytes side by side.
