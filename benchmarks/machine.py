@@ -18,6 +18,7 @@ import click
 import torch
 
 from warploom.errors import DeviceError, ToolchainError
+from warploom.generator.architectures import products, served
 from warploom.generator.toolchain import find
 
 _QUERY = {  # nvidia-smi's name: ours
@@ -66,8 +67,8 @@ def require_gpu() -> None:
     if not torch.cuda.is_available():
         raise DeviceError(
             "no GPU",
-            rule="peers are measured on a GPU of compute capability (9, 0)",
-            fix="run it on an H100, H200 or GH200; `warploom doctor` says more",
+            rule=f"peers are measured on a GPU of {served()}",
+            fix=f"run it on an {products()}; `warploom doctor` says more",
         )
     from warploom.runtime.driver import require_usable
 

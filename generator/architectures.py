@@ -12,6 +12,8 @@ class Architecture:
     """Limits of one architecture (CUDA C++ Programming Guide, compute capability table)."""
 
     name: str  # as NVRTC takes it
+    title: str  # as people call it
+    products: str  # GPUs of it, for whoever has none
     capability: tuple[int, int]
     shared_bytes: int  # dynamic shared memory one block may opt in to
     registers: int  # 32-bit registers of one multiprocessor
@@ -25,7 +27,9 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
-    for architecture in (Architecture("sm_90a", (9, 0), 232_448, 65_536, 255),)
+    for architecture in (
+        Architecture("sm_90a", "Hopper", "H100, H200 or GH200", (9, 0), 232_448, 65_536, 255),
+    )
 }
 
 
@@ -38,3 +42,27 @@ def architecture(name: str) -> Architecture:
         raise UnknownNameError(
             f"architecture {name!r}", rule=f"templates exist for: {known}", fix="use one of them"
         ) from None
+
+
+def serving(capability: tuple[int, int]) -> Architecture | None:
+    """Return the architecture whose kernels a GPU of this compute capability runs, or None."""
+    rows = ARCHITECTURES.values()
+    return next((row for row in rows if row.capability == tuple(capability)), None)
+
+
+def titles() -> str:
+    """What the architectures are called: `Hopper`."""
+    return " or ".join(row.title for row in ARCHITECTURES.values())
+
+
+def served() -> str:
+    """What kernels exist for: `sm_90a (Hopper: compute capability 9.0)`."""
+    return ", ".join(
+        f"{row.name} ({row.title}: compute capability {row.capability[0]}.{row.capability[1]})"
+        for row in ARCHITECTURES.values()
+    )
+
+
+def products() -> str:
+    """GPUs that kernels run on, for advice: `H100, H200 or GH200`."""
+    return "; ".join(row.products for row in ARCHITECTURES.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from warploom.generator.gpus import DEFAULT, kind
 from warploom.generator.tensor_maps import TensorMap
 
 
@@ -27,10 +28,6 @@ class Argument:
     name: str
 
 
-# Clusters, by their number of blocks, that an H200 of 132 multiprocessors holds at a time, as its
-# driver counts them (cuOccupancyMaxActiveClusters, alike on four of them).
-AT_A_TIME = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-
 Value = TensorMap | Address | Argument | int | float | bytes
 
 
@@ -41,18 +38,30 @@ class DeviceLimits:
     gpu     the name of its kind, as the driver gives it; empty where there is none
     nvrtc   major.minor of the compiler that calls build with there; None where kernels come out of
             a store, whoever compiled them
+    arch    the architecture that its kernels are for; what is left empty is that of its kind
     """
 
     multiprocessors: int
     gpu: str = ""
     nvrtc: str | None = None
+    arch: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.arch:
+            object.__setattr__(self, "arch", kind(self.gpu).arch)
 
     def clusters(self, size: int) -> int:
         """How many clusters of `size` blocks, each filling a multiprocessor, run at a time.
 
-        A cluster lies in one GPC, in which some multiprocessors are left over.
+        A cluster lies in one GPC, in which some multiprocessors are left over: as its kind counts
+        them, else the default, for as many multiprocessors as there are.
         """
-        return max(1, self.multiprocessors * AT_A_TIME[size] // AT_A_TIME[1])
+        known = kind(self.gpu).at_a_time or DEFAULT.at_a_time
+        return max(1, self.multiprocessors * known[size] // known[1])
+
+
+# What calls on the CPU are planned for: a GPU like the default, that nothing was tuned on.
+NO_GPU = DeviceLimits(DEFAULT.multiprocessors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """GPUs that kernels are chosen for on machines that have none: by name, from what is kept of them.
 
-A name is enough where constants or records came with the package, or a user tuned. Of any other GPU
+A name is enough where the GPU has a row in the table of kinds, or a user tuned on it. Of any other
 its number of multiprocessors must be known: the table of schedules depends on nothing else.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from warploom.errors import RecordsError, UnknownNameError
 from warploom.generator import records_file
-from warploom.generator.gpus import file_name
+from warploom.generator.gpus import KINDS, file_name
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import constants
 
@@ -33,20 +33,23 @@ def target(name: str) -> DeviceLimits:
             return found
     raise UnknownNameError(
         f"GPU {name!r}",
-        rule=f"must be one that records came with or were tuned on: {', '.join(names())}",
+        rule=f"must be one that is known or was tuned on: {', '.join(names())}",
         fix="name one of them, or any GPU with its multiprocessors, as 'NVIDIA H100 PCIe:114'",
     )
 
 
 def names() -> list[str]:
-    """The GPUs that constants or records are of."""
+    """The GPUs that have a row in the table, and those that constants or records are of."""
     found = (_read(path) for path in (*constants.files(), *records_file.every()))
-    return sorted({one.gpu for one in found if one})
+    return sorted({*KINDS, *(one.gpu for one in found if one)})
 
 
 def _find(name: str) -> DeviceLimits | None:
-    """What the files of a GPU say of it: its constants, or else its records."""
+    """What its row says of a GPU, or else a file of it: its constants, or its records."""
     wanted = (file_name(name), file_name(f"nvidia {name}"))
+    for row in KINDS.values():
+        if file_name(row.name) in wanted:
+            return DeviceLimits(row.multiprocessors, row.name)
     paths = [path for path in (*constants.files(), *records_file.every()) if path.name in wanted]
     return next((found for path in paths if (found := _read(path))), None)
 

@@ -25,13 +25,12 @@ from warploom.generator.families.gemm import (
     complete,
     tiles,
 )
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.shapes import GemmShape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
 
-ARCH = "sm_90a"
-NO_GPU = DeviceLimits(multiprocessors=132)  # what calls on the CPU are planned for: by the tables
+ARCH = NO_GPU.arch
 
 
 @cache

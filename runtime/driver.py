@@ -14,6 +14,7 @@ import torch
 from cuda.bindings import driver
 
 from warploom.errors import DeviceError
+from warploom.generator.architectures import Architecture, products, served, serving
 from warploom.generator.launches import DeviceLimits
 
 # Handles that stand for a stream of whichever device is current: the legacy default stream, by two
@@ -61,8 +62,8 @@ def refuse_fork() -> None:
         )
 
 
-def require_usable(device: int) -> None:
-    """Raise DeviceError where kernels cannot be built or loaded now on `device`."""
+def require_usable(device: int) -> Architecture:
+    """Return the architecture of `device`; DeviceError where nothing can be built or loaded now."""
     refuse_fork()
     torch.cuda.init()  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
@@ -74,20 +75,22 @@ def require_usable(device: int) -> None:
             fix="call once with these shapes, or warploom.warmup(path), before the capture",
         )
     capability = torch.cuda.get_device_capability(device)
-    if capability != (9, 0):
+    architecture = serving(capability)
+    if architecture is None:
         raise DeviceError(
             f"cuda:{device} {torch.cuda.get_device_name(device)}, compute capability {capability}",
-            rule="kernels are for sm_90a: compute capability (9, 0)",
-            fix="run on an H100, H200 or GH200, or pass CPU tensors for the reference",
+            rule=f"kernels exist for {served()}",
+            fix=f"run on an {products()}, or pass CPU tensors for the reference",
         )
+    return architecture
 
 
 @cache
 def limits(device: int) -> DeviceLimits:
     """What launches depend on of `device`. Raises DeviceError where none can be made there."""
-    require_usable(device)
+    arch = require_usable(device).name
     properties = torch.cuda.get_device_properties(device)
-    return DeviceLimits(properties.multi_processor_count, properties.name)
+    return DeviceLimits(properties.multi_processor_count, properties.name, arch=arch)
 
 
 os.register_at_fork(after_in_child=limits.cache_clear)

@@ -8,10 +8,11 @@ import torch
 
 from warploom import variables
 from warploom.errors import DeviceError
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.architectures import serving, titles
+from warploom.generator.gpus import DEFAULT
+from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.targets import names, target
 from warploom.runtime import driver, records
-from warploom.runtime.dispatch import NO_GPU
 
 
 def at_hand(device: int) -> DeviceLimits:
@@ -34,10 +35,10 @@ def ahead_of_time(gpu: str | None) -> DeviceLimits:
     """
     if gpu is not None:
         return target(gpu)
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    if not torch.cuda.is_available() or not serving(torch.cuda.get_device_capability()):
         raise DeviceError(
-            "no Hopper GPU here",
+            f"no {titles()} GPU here",
             rule=f"the GPU that calls will run on must be named: {', '.join(names())}",
-            fix="for instance --gpu 'NVIDIA H200'",
+            fix=f"for instance --gpu {DEFAULT.name!r}",
         )
     return driver.limits(torch.cuda.current_device())

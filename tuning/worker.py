@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from warploom.errors import CompilationError, DeviceError, WarploomError
+from warploom.generator.architectures import products, served
 from warploom.generator.records import restore_operation, restore_shape
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import api, driver
@@ -169,8 +170,8 @@ def about() -> dict[str, Any]:
     if not torch.cuda.is_available():
         raise DeviceError(
             "no GPU",
-            rule="tuning measures on a GPU of compute capability (9, 0)",
-            fix="run it on an H100, H200 or GH200 with a driver; `warploom doctor` says more",
+            rule=f"tuning measures on a GPU of {served()}",
+            fix=f"run it on an {products()} with a driver; `warploom doctor` says more",
         )
     driver.require_usable(0)
     properties = torch.cuda.get_device_properties(0)

@@ -19,6 +19,8 @@ import click
 from warploom.cli.compile import COLUMNS, row
 from warploom.cli.output import Output, reporting
 from warploom.errors import ResultError, WarploomError
+from warploom.generator.architectures import served, serving
+from warploom.generator.gpus import DEFAULT
 from warploom.generator.specification import KernelSpec
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ LAYER = {  # the weights of one layer of Llama 3 8B, [N, K] as torch has them
     "down": (_HIDDEN, _MLP),
 }
 TOKENS = {"cuda": 512, "cpu": 64}
-ELSEWHERE = "NVIDIA H200"  # whose kernels are named on machines without a Hopper GPU
+ELSEWHERE = DEFAULT.name  # whose kernels are named on machines without a Hopper GPU
 HEADS, KV_HEADS, DIM = 32, 8, 128  # of the layer's attention
 
 
@@ -291,9 +293,12 @@ def _has_hopper(output: Output) -> bool:
         output.line("\nNo GPU here: the reference computes, on fewer tokens and without times.")
         return False
     capability = torch.cuda.get_device_capability()
-    if capability != (9, 0):
-        output.line(f"\nThis GPU is of compute capability {capability}, not Hopper's (9, 0).")
-    return capability == (9, 0)
+    found = serving(capability)
+    if found is None:
+        output.line(
+            f"\nThis GPU is of compute capability {capability}; kernels are for {served()}."
+        )
+    return found is not None
 
 
 if __name__ == "__main__":

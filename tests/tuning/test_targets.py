@@ -10,10 +10,9 @@ import pytest
 from warploom.errors import UnknownNameError
 from warploom.generator import records_file
 from warploom.generator.gpus import file_name
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.targets import names, target
 from warploom.runtime import driver, records, targets
-from warploom.runtime.dispatch import NO_GPU
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 
@@ -39,7 +38,7 @@ def test_a_part_of_a_gpu_and_one_that_nothing_is_kept_of_take_their_multiprocess
 
 @pytest.mark.parametrize("name", ["NVIDIA H300", "", ":132", "H200:", "H200:0", "H200:-1", "../H"])
 def test_a_gpu_that_nothing_is_kept_of_is_refused_with_the_names_there_are(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"must be one .*: NVIDIA H200: .*:114"):
+    with pytest.raises(UnknownNameError, match=r"must be one .*, NVIDIA H200: .*:114"):
         target(name)
 
 
@@ -49,7 +48,7 @@ def test_a_gpu_that_was_tuned_on_is_known_and_a_damaged_file_hides_no_other(fold
     (folder / file_name("NVIDIA H100 NVL")).write_text(text)
     (folder / "nvidia_h20.json").write_text('{"schema"')
     assert target("H100 NVL") == DeviceLimits(132, "NVIDIA H100 NVL")
-    assert names() == ["NVIDIA H100 NVL", "NVIDIA H200"]
+    assert names() == ["NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA H200"]
     with pytest.raises(UnknownNameError):
         target("H20")
 

@@ -20,7 +20,7 @@ from warploom.generator.families.attention_forward import (
     AttentionOperation,
     AttentionProblem,
 )
-from warploom.runtime.dispatch import NO_GPU
+from warploom.generator.launches import NO_GPU
 from warploom.runtime.families._attention.dispatch import (
     Family,
     Operation,

@@ -19,11 +19,11 @@ from warploom.generator import limits
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
 from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOperation
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
-from warploom.runtime.dispatch import ARCH, NO_GPU
+from warploom.runtime.dispatch import ARCH
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Extents
 
