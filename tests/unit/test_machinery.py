@@ -1,0 +1,87 @@
+"""The machinery names no family: one is added by its folders, and nothing else is touched."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from warploom.generator import families
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("generator", "runtime", "tuning", "src/warploom/cli", "benchmarks")
+# A family's own places, what several share, and the functions that users call.
+PLACES = re.compile(r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py")
+# What still names one. To be empty: take out what the test says no longer does.
+NAMING: set[str] = {
+    "benchmarks/attention.py",
+    "benchmarks/attention_backward.py",
+    "benchmarks/attention_backward_peers.py",
+    "benchmarks/attention_peers.py",
+    "benchmarks/bench.py",
+    "benchmarks/cells.py",
+    "benchmarks/checkouts.py",
+    "benchmarks/gemm.py",
+    "benchmarks/gemm_peers.py",
+    "benchmarks/operations.py",
+    "benchmarks/peers.py",
+    "benchmarks/plots.py",
+    "benchmarks/protocol.py",
+    "benchmarks/readme.py",
+    "benchmarks/report.py",
+    "benchmarks/tables.py",
+    "benchmarks/triton_peers.py",
+    "benchmarks/wording.py",
+    "generator/model/__init__.py",
+    "generator/model/attention.py",
+    "generator/model/attention_backward.py",
+    "generator/model/gemm.py",
+    "generator/model/measurements.py",
+    "generator/model/predict.py",
+    "generator/model/shapes.py",
+    "runtime/dispatch.py",
+    "runtime/explanation.py",
+    "runtime/measure.py",
+    "runtime/operands.py",
+    "runtime/tensors.py",
+    "src/warploom/cli/bench.py",
+    "src/warploom/cli/kernels.py",
+    "src/warploom/cli/records.py",
+    "src/warploom/cli/shapes.py",
+    "tuning/ahead.py",
+    "tuning/families.py",
+    "tuning/problems.py",
+    "tuning/worker.py",
+}
+
+
+def words() -> re.Pattern[str]:
+    """What a family is called, and what several are: the first word of their names."""
+    first = sorted({name.partition("_")[0] for name in families.names()})
+    assert len(first) > 1
+    return re.compile("|".join(first), re.IGNORECASE)
+
+
+def said(path: Path) -> Iterator[str]:
+    """Every identifier and every string of a file, but for documentation."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+        for name in ("id", "attr", "arg", "name", "asname", "module", "value"):
+            if isinstance(text := getattr(node, name, None), str):
+                yield text
+
+
+def test_no_part_of_the_machinery_names_a_family() -> None:
+    pattern = words()
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    found = {
+        name
+        for path in paths
+        if not PLACES.fullmatch(name := path.relative_to(ROOT).as_posix())
+        and any(map(pattern.search, (name, *said(path))))
+    }
+    assert len(paths) > 100
+    assert found - NAMING == set(), "these name a family; what is a family's goes to its folder"
+    assert NAMING - found == set(), "these name none any more: take them off the list"
