@@ -32,6 +32,7 @@ from benchmarks.protocol import (
     gemm_floor,
 )
 from warploom.errors import CompilationError
+from warploom.generator.configurations import smoke
 from warploom.generator.families.gemm import GemmProblem, Layout
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
@@ -180,13 +181,14 @@ def _compilation(name: str, source: str) -> Sampler:
 
 
 def shipped() -> list[KernelSpec]:
-    """Every kernel of configs/smoke.yaml, and every one that a cell of cells.yaml is given."""
+    """Every kernel of configs/*/smoke.yaml, and every one that a cell of cells.yaml is given."""
     dispatched = (
         choose(kind.operation(), GemmProblem(m, n, k, k, k, n), "tma", None, H200).spec
         for kind in KINDS.values()
         for m, n, k in [*cells("squares"), *cells("llm")]
     )
-    return list(dict.fromkeys((*expand_file(ROOT / "configs" / "smoke.yaml").specs, *dispatched)))
+    listed = (spec for path in smoke() for spec in expand_file(path).specs)
+    return list(dict.fromkeys((*listed, *dispatched)))
 
 
 # ---- Command line --------------------------------------------------------------------------------

@@ -152,13 +152,13 @@ def _compose(document: Document, text: str) -> yaml.Node:
             "a configuration is one document of valid YAML",
         )
     if node is None:
-        _fail(document, 1, "empty", "a configuration has fields", "see configs/smoke.yaml")
+        _fail(document, 1, "empty", "a configuration has fields", "see configs/*/smoke.yaml")
     return node
 
 
 def _too_deep(document: Document, line: int) -> NoReturn:
     rule = f"nesting goes at most {MAXIMUM_DEPTH} deep"
-    _fail(document, line, "a list or mapping", rule, "see configs/smoke.yaml for the form")
+    _fail(document, line, "a list or mapping", rule, "see configs/*/smoke.yaml for the form")
 
 
 class _Values:

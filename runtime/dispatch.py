@@ -1,7 +1,7 @@
 """Which kernel a product gets: the spec that was given, what was tuned, else a table's schedule.
 
 decision.py weighs records and model; what is chosen without them is the cheapest schedule of a
-measured table, configs/gemm_schedules.yaml. No shape is decided by a branch here.
+measured table, configs/gemm/schedules.yaml. No shape is decided by a branch here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ARCH = NO_GPU.arch
 @cache
 def table() -> tuple[dict[str, Any], ...]:
     """The classes of the table, as they stand in the file."""
-    text = resources.files("warploom.configs").joinpath("gemm_schedules.yaml").read_text()
+    text = resources.files("warploom.configs").joinpath("gemm", "schedules.yaml").read_text()
     return tuple(yaml.safe_load(text)["classes"])
 
 

@@ -1,6 +1,6 @@
 """`make demo`: from a YAML file to kernels in the store, then one layer of Llama 3 8B, checked.
 
-The kernels of configs/smoke.yaml are generated and compiled, which needs no GPU. Then the seven
+The kernels of configs/*/smoke.yaml are generated and compiled, which needs no GPU. Then the seven
 GEMMs of the layer run through `warploom.gemm`, and its attention through `warploom.attention`, with
 its gradients, and are held against float64: on a Hopper GPU, with times beside torch's, or else on
 the CPU reference with fewer tokens. The exit code is 3 if a result is wrong.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -56,16 +54,14 @@ def command(output: Output) -> None:
 
 
 def compile_kernels(output: Output) -> None:
-    """Generate and compile every kernel of configs/smoke.yaml that is not in the store yet."""
-    from warploom.generator import build
+    """Generate and compile every kernel of configs/*/smoke.yaml that is not in the store yet."""
+    from warploom.generator import build, configurations
     from warploom.generator.space import expand_file
 
-    path = resources.files("warploom.configs") / "smoke.yaml"
-    with resources.as_file(path) as file:
-        specs = expand_file(Path(file)).specs
+    specs = [spec for path in configurations.smoke() for spec in expand_file(path).specs]
     compiled_before = build.counters.compiles
     stored: set[KernelSpec] = set()
-    output.line(f"{len(specs)} kernels of configs/smoke.yaml, from YAML to cubin:")
+    output.line(f"{len(specs)} kernels of configs/*/smoke.yaml, from YAML to cubin:")
     with output.progress("compiling", total=len(specs)) as advance:
 
         def done(spec: KernelSpec, result: build.Result) -> None:

@@ -1,4 +1,4 @@
-"""The rendered text of configs/smoke.yaml is tracked, so that a template change shows as a diff."""
+"""The rendered text of every smoke.yaml is tracked, so that a template change shows as a diff."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from warploom.generator.configurations import smoke
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import every, family
 from warploom.generator.render import render
@@ -16,7 +17,7 @@ from warploom.generator.space import expand_file
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "emitted" / "golden"
 GEMM = family("gemm")
-SPECS = {spec.name: spec for spec in expand_file(ROOT / "configs" / "smoke.yaml").specs}
+SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs}
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -80,7 +80,7 @@ def test_4097_rows_and_columns_are_right(name: str) -> None:
 
 
 def test_every_schedule_of_the_shipped_space_is_right_on_small_cases() -> None:
-    file = resources.files("warploom.configs") / "attention_backward.yaml"
+    file = resources.files("warploom.configs") / "attention_backward" / "candidates.yaml"
     with resources.as_file(file) as path:
         specs = expand_file(Path(path)).specs
     assert len(specs) > 10

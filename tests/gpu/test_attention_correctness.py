@@ -71,7 +71,7 @@ def test_4097_rows_and_columns_are_right(kernel: KernelSpec) -> None:
 
 
 def test_every_schedule_of_the_shipped_space_is_right_on_a_small_case() -> None:
-    file = resources.files("warploom.configs") / "attention_forward.yaml"
+    file = resources.files("warploom.configs") / "attention_forward" / "candidates.yaml"
     with resources.as_file(file) as path:
         specs = expand_file(Path(path)).specs
     assert len(specs) > 10

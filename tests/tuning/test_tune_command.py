@@ -262,7 +262,7 @@ def test_without_a_gpu_the_command_says_so(
 
 def test_a_sweep_of_another_family_is_refused(sweep: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    space = root / "configs" / "attention_space.yaml"
+    space = root / "configs" / "attention_forward" / "space.yaml"
     done = run(space, "--cells", "--replay", sweep, "--records", tmp_path / "r.json")
     assert done.exit_code == 1 and "attention_forward" in done.stderr
 
@@ -311,15 +311,15 @@ def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
     from warploom.tuning.problems import problems
 
     root = Path(__file__).parents[2]
-    for name, operations in (("gemm_space", 1), ("gemm_8bit_space", 3)):
-        path = root / "configs" / f"{name}.yaml"
+    for name, operations in (("space", 1), ("space_8bit", 3)):
+        path = root / "configs" / "gemm" / f"{name}.yaml"
         few = problems(path, rows=(1, 8192))  # a space does not vary with m
         assert len(few) == operations * 10 * 2 and min(len(one.space) for one in few) > 500
         every = {shape for one in few for shape in tuned("gemm").cells(one.operation, None, ())}
         assert len(every) == 10 * 9
-    attention = problems(root / "configs" / "attention_space.yaml")
+    attention = problems(root / "configs" / "attention_forward" / "space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50
-    backward = problems(root / "configs" / "attention_backward_space.yaml")
+    backward = problems(root / "configs" / "attention_backward" / "space.yaml")
     assert len(backward) == 35 and min(len(one.space) for one in backward) > 3
     assert [one.shape for one in backward] == [one.shape for one in attention]
     for one in backward:  # what clusters share out are the query heads of a kv head

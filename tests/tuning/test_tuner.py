@@ -130,7 +130,7 @@ def test_a_second_run_chooses_the_same_or_one_tied_with_it(space: Path, tmp_path
 
 def test_gradients_are_tuned_by_the_same_search(tmp_path: Path) -> None:
     configs = Path(__file__).parents[2] / "configs"
-    listed = problems(configs / "attention_backward_space.yaml", rows=[512, 8192])
+    listed = problems(configs / "attention_backward" / "space.yaml", rows=[512, 8192])
     assert len(listed) == 13  # twelve squares, and one of grouped queries
     ended, _, _ = tune(listed, tmp_path, roughness=0.1)
     for one in ended:

@@ -29,7 +29,7 @@ from warploom.generator.store_directory import Directory
 from warploom.generator.store_record import Record
 
 ROOT = Path(__file__).parents[2]
-SMOKE = ROOT / "configs" / "smoke.yaml"
+SMOKE = ROOT / "configs" / "gemm" / "smoke.yaml"
 SPECS = expand_file(SMOKE).specs
 SMALL = """version: 1
 arch: sm_90a

@@ -62,7 +62,7 @@ def test_every_kernel_and_every_gemm_is_shown() -> None:
     shown = json.loads(result.stdout)
     assert len(shown["kernels"]) >= 8
     assert [row["compile seconds"] for row in shown["kernels"]][:2] == ["stored", 1.25]
-    assert shown["kernels"][0]["tile"] == "128x256x64"
+    assert {"128x256x64", "128x128", "80x128"} <= {row["tile"] for row in shown["kernels"]}
     assert shown["kernels"][0]["registers"] == 168
     assert [(row["projection"], row["M"]) for row in shown["layer"]] == [("q", 7), ("down", 7)]
     assert max(row["error / bound"] for row in shown["layer"]) <= 1

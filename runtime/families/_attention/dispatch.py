@@ -30,17 +30,13 @@ from warploom.runtime.families._attention.problem import Extents
 Family = Literal["attention_forward", "attention_backward"]
 Operation = AttentionOperation | AttentionBackwardOperation
 
-_TABLES: dict[str, str] = {
-    "attention_forward": "attention_schedules.yaml",
-    "attention_backward": "attention_backward_schedules.yaml",
-}
 _MASKS = ("none", "causal", "window")  # each can compute those before it
 
 
 @cache
 def table(name: Family = "attention_forward") -> tuple[dict[str, Any], ...]:
     """The classes of a family's table, as they stand in the file."""
-    text = resources.files("warploom.configs").joinpath(_TABLES[name]).read_text()
+    text = resources.files("warploom.configs").joinpath(name, "schedules.yaml").read_text()
     return tuple(yaml.safe_load(text)["classes"])
 
 

@@ -16,9 +16,10 @@ import click
 
 from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
-from warploom.cli.shapes import SPACES, check_one, shape_options, shipped
+from warploom.cli.shapes import check_one, shape_options, shipped
 from warploom.errors import CompilationError, ConfigurationError, StoreError
 from warploom.generator.artifact import Artifact
+from warploom.generator.configurations import spaces
 from warploom.generator.specification import KernelSpec
 
 COLUMNS = (
@@ -37,7 +38,7 @@ NAMED = 10  # of the kernels that could not be stored
 
 
 @click.command("compile")
-@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(SPACES)))
+@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(spaces())))
 @click.option("--arch", help="Compile for this architecture instead of the configuration's.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
@@ -117,7 +118,7 @@ def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) 
                 rule="a configuration names its kernels, whatever the GPU and the shape",
                 fix="give --shapes, --model or --cells, too",
             )
-    if str(path) in SPACES and not path.exists():
+    if str(path) in spaces() and not path.exists():
         raise ConfigurationError(
             f"{path} without shapes",
             rule="must be a file; the package's own operations are compiled for shapes",

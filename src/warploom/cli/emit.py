@@ -1,7 +1,8 @@
-"""`warploom emit FILE`: the source of every kernel of a configuration, one .cu file each."""
+"""`warploom emit FILE ...`: the source of every kernel of configurations, one .cu file each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from warploom.errors import ConfigurationError
 
 
 @click.command("emit")
-@click.argument("path", metavar="FILE", type=FILE)
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=FILE)
 @click.option(
     "--out",
     metavar="DIR",
@@ -23,7 +24,7 @@ from warploom.errors import ConfigurationError
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if DIR is out of date.")
 @reporting
-def command(output: Output, path: Path, out: Path, check: bool) -> None:
+def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> None:
     """Write the source of every kernel to DIR/NAME.cu.
 
     With --check, name the files there that are stale, missing or extra instead.
@@ -31,7 +32,8 @@ def command(output: Output, path: Path, out: Path, check: bool) -> None:
     from warploom.generator.render import render
     from warploom.generator.space import expand_file
 
-    sources = {f"{spec.name}.cu": render(spec).encode() for spec in expand_file(path).specs}
+    specs = [spec for path in paths for spec in expand_file(path).specs]
+    sources = {f"{spec.name}.cu": render(spec).encode() for spec in specs}
     present = {file.name: file.read_bytes() for file in sorted(out.glob("*.cu"))}
     if check:
         _compare(output, sources, present)

@@ -5,21 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 
 from warploom.errors import StoreError, UnknownNameError
 from warploom.generator.specification import KernelSpec, parse_name
 
-_CONFIGURATIONS = (  # of the package
-    "smoke",
-    "attention_forward",
-    "attention_backward",
-    "gemm_space",
-    "gemm_8bit_space",
-    "attention_space",
-    "attention_backward_space",
-)
 _DIGEST = re.compile(r"[0-9a-fA-F]{8,64}")
 
 
@@ -47,6 +37,7 @@ def named(written: str, path: Path | None = None) -> KernelSpec:
 
 def _known(path: Path | None, digest: str) -> Iterator[KernelSpec]:
     """Every kernel that a digest may be of, those that are soonest listed first."""
+    from warploom.generator import configurations
     from warploom.generator.space import expand_file
     from warploom.generator.store import Store
 
@@ -57,6 +48,5 @@ def _known(path: Path | None, digest: str) -> Iterator[KernelSpec]:
             if name.endswith(digest[:8]):
                 with suppress(UnknownNameError):  # of another version
                     yield parse_name(name)
-    folder = Path(str(resources.files("warploom.configs")))
-    for name in _CONFIGURATIONS:
-        yield from expand_file(folder / f"{name}.yaml").specs
+    for shipped in configurations.every():
+        yield from expand_file(shipped).specs

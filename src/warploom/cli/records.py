@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,13 +174,13 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
 
 def _legal() -> Callable[[Operation, Shape], int]:
     """How many schedules the package's spaces have that suit a problem."""
+    from warploom.generator.configurations import spaces
     from warploom.generator.families.attention_backward import suits
     from warploom.generator.model.shapes import AttentionShape
     from warploom.generator.space import expand_file
 
-    spaces = sorted(Path(str(resources.files("warploom.configs"))).glob("*_space.yaml"))
     schedules: dict[Operation, list[Schedule]] = {}
-    for path in spaces:
+    for path in {path for paths in spaces().values() for path in paths}:
         for spec in expand_file(path).specs:
             schedules.setdefault(spec.operation, []).append(spec.schedule)
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import click
 
 from warploom.errors import ConfigurationError
+from warploom.generator.configurations import spaces
 from warploom.suggestions import suggestion
-
-SPACES = {  # of the package, by what FILE may name
-    "gemm": ("gemm",),
-    "gemm_8bit": ("gemm_8bit",),
-    "attention": ("attention", "attention_backward"),
-    "attention_forward": ("attention",),
-    "attention_backward": ("attention_backward",),
-}
 
 
 def _list(_context: object, _option: object, value: str) -> list[str]:
@@ -67,11 +59,11 @@ def shipped(path: Path) -> list[Path]:
     """The spaces of the package that `path` names, or `path`; ConfigurationError for neither."""
     if path.exists():
         return [path]
-    if str(path) not in SPACES:
+    known = spaces()
+    if str(path) not in known:
         raise ConfigurationError(
             f"{path}: no such file",
-            rule=f"must be a configuration, or one of the package's spaces: {', '.join(SPACES)}",
-            fix=suggestion(str(path), SPACES),
+            rule=f"must be a configuration, or one of the package's spaces: {', '.join(known)}",
+            fix=suggestion(str(path), known),
         )
-    folder = resources.files("warploom.configs")
-    return [Path(str(folder.joinpath(f"{name}_space.yaml"))) for name in SPACES[str(path)]]
+    return list(known[str(path)])

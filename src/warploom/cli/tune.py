@@ -18,8 +18,9 @@ import click
 
 from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
-from warploom.cli.shapes import SPACES, check_one, shape_options, shipped
+from warploom.cli.shapes import check_one, shape_options, shipped
 from warploom.errors import ConfigurationError, DeviceError
+from warploom.generator.configurations import spaces
 
 if TYPE_CHECKING:
     from warploom.generator.records import Environment
@@ -32,7 +33,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("tune")
-@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(SPACES)))
+@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(spaces())))
 @shape_options
 @click.option("--budget", type=float, default=300.0, show_default=True, help="Seconds it may take.")
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="How many.")
