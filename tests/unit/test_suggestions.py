@@ -17,7 +17,7 @@ from warploom.suggestions import suggestion
 
 GEMM = "{family: gemm, a: bf16, b: bf16, d: bf16}"
 ATTENTION = "{family: attention_forward, element: bf16, dim: 64}"
-TILE, Q_TILE = "{tile: [128, 128, 64]}", "{q_tile: 128, kv_tile: 64}"
+TILE, Q_TILE = "{tile: [128, 128, 64]}", "{q_tile: 128, kv_tile: 64, rescale: needed}"
 
 
 def gemm(**fields: str) -> str:
