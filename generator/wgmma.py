@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from warploom.generator.elements import Element
 
+WARPGROUP = 128  # threads
+WGMMA_M = 64  # rows of one wgmma
+
 
 class TemplateText(str):
     """Text of more than one token that the generator wrote itself; templates take it as it is."""

@@ -21,9 +21,9 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
     attention_backward_layout,
 )
-from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.model.gemm import slowest
 from warploom.generator.model.shapes import AttentionShape
+from warploom.generator.wgmma import WGMMA_M
 
 # As in gemm.py: where a fit begins, and what it is drawn to. The clocks and what is exposed are
 # rounded from the first times of these kernels on an H200.

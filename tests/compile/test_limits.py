@@ -18,13 +18,13 @@ from host import build, needs_compiler
 
 from warploom.errors import ProblemError
 from warploom.generator.families import family
+from warploom.generator.families._attention import UNBOUNDED
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardProblem,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import (
-    UNBOUNDED,
     AttentionOperation,
     AttentionProblem,
     AttentionSchedule,

@@ -9,10 +9,11 @@ import attention_cases
 from attention_cases import ARCH, OTHER_DIMS, Shape
 
 from warploom.generator.families import family
+from warploom.generator.families._attention import DIMS
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.dispatch import choose
-from warploom.runtime.families._attention.problem import DIMS, Extents
+from warploom.runtime.families._attention.problem import Extents
 
 
 def wanted(

@@ -7,10 +7,11 @@ from itertools import cycle, product
 from typing import Any, cast
 
 from warploom.generator.families import family
+from warploom.generator.families._attention import DIMS
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.dispatch import choose
-from warploom.runtime.families._attention.problem import DIMS, Extents
+from warploom.runtime.families._attention.problem import Extents
 
 ARCH = "sm_90a"
 

@@ -9,13 +9,13 @@ import pytest
 from attention_backward_specs import ARCH, FAMILY, OPERATION, SCHEDULE, SMALL
 
 from warploom.errors import UnknownNameError
+from warploom.generator.families._attention import DIMS, UNBOUNDED
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardProblem,
     AttentionBackwardSchedule,
     attention_backward_layout,
 )
-from warploom.generator.families.attention_forward import DIMS, UNBOUNDED
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name

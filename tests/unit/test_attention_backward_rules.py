@@ -10,7 +10,7 @@ import pytest
 from attention_backward_specs import ARCH, FAMILY, OPERATION, SCHEDULE, SMALL
 
 from warploom.errors import SpecificationError
-from warploom.generator.families.attention_forward import DIMS
+from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec
 
 

@@ -11,9 +11,8 @@ import pytest
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
+from warploom.generator.families._attention import DIMS, UNBOUNDED
 from warploom.generator.families.attention_forward import (
-    DIMS,
-    UNBOUNDED,
     AttentionOperation,
     AttentionProblem,
     AttentionSchedule,

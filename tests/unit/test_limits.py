@@ -12,13 +12,13 @@ import pytest
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families import family
+from warploom.generator.families._attention import UNBOUNDED
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardProblem,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import (
-    UNBOUNDED,
     AttentionOperation,
     AttentionProblem,
     AttentionSchedule,

@@ -11,15 +11,12 @@ import torch
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families import family
+from warploom.generator.families._attention import DIMS, UNBOUNDED
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.families.attention_forward import (
-    UNBOUNDED,
-    AttentionOperation,
-    AttentionProblem,
-)
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
 from warploom.generator.launches import NO_GPU
 from warploom.runtime.families._attention.dispatch import (
     Family,
@@ -33,7 +30,7 @@ from warploom.runtime.families._attention.dispatch import (
 )
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.operands import in_place, strides
-from warploom.runtime.families._attention.problem import DIMS, Call, Extents, extents
+from warploom.runtime.families._attention.problem import Call, Extents, extents
 from warploom.runtime.families.attention_forward import plan as attentions
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 from warploom.generator import limits
 from warploom.generator.elements import element
+from warploom.generator.families._attention.parameters import bound_values, length_values
+from warploom.generator.families._attention.problem import (
+    AttentionProblem,
+    Strides,
+    lengths_counted,
+)
+from warploom.generator.families._attention.tensor_map import tensor_map
 from warploom.generator.families.attention_backward.layout import (
     MINIMUM_SPAN,
     attention_backward_layout,
@@ -13,17 +20,9 @@ from warploom.generator.families.attention_backward.layout import (
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardSpec,
 )
-from warploom.generator.families.attention_forward.launch import (
-    BACK,
-    AttentionProblem,
-    Strides,
-    bound_values,
-    length_values,
-    lengths_counted,
-)
-from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch, Value, Workspace
 from warploom.generator.tensor_maps import TensorMap
+from warploom.generator.wgmma import WGMMA_M
 
 # Of q, do and the sums of dq that blocks in flight work on where rows are bounded: with k and v
 # they stay in 50 MB of L2. Else all tiles take as long, and one head after the other is 1.5 to 2 %
@@ -92,34 +91,19 @@ def _maps(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -> dic
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind = element(operation.element)
 
-    def tensor_map(name: str, seq: int, heads: int, strides: Strides, rows: int) -> TensorMap:
-        batch_stride, head_stride, seq_stride = (stride * kind.bytes for stride in strides)
-        extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
-        pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
-        if operation.lengths == "packed":  # templates/_attention/lengths_packed.cuh says why
-            extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
-            pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
-        return TensorMap(
-            tensor=name,
-            element=kind,
-            extents=extents,
-            pitches=pitches,
-            box=(layout.box_columns, rows, *(1 for _ in extents[2:])),
-            span=layout.span,
-        )
+    def mapped(name: str, strides: Strides, rows: int) -> TensorMap:
+        box, packed = (layout.box_columns, rows), operation.lengths == "packed"
+        return tensor_map(name, kind, problem, strides, box, layout.span, packed=packed)
 
-    rows, columns, heads, kv_heads = (
-        problem.total_q, problem.total_k, problem.heads, problem.kv_heads
-    )  # fmt: skip
     maps: dict[str, Value] = {
-        "q_map": tensor_map("q", rows, heads, problem.strides_q, schedule.q_tile),
-        "k_map": tensor_map("k", columns, kv_heads, problem.strides_k, layout.kv_rows),
-        "v_map": tensor_map("v", columns, kv_heads, problem.strides_v, layout.kv_rows),
-        "do_map": tensor_map("do", rows, heads, problem.strides_do, schedule.q_tile),
+        "q_map": mapped("q", problem.strides_q, schedule.q_tile),
+        "k_map": mapped("k", problem.strides_k, layout.kv_rows),
+        "v_map": mapped("v", problem.strides_v, layout.kv_rows),
+        "do_map": mapped("do", problem.strides_do, schedule.q_tile),
     }
     if schedule.cluster == 1:
-        maps["dk_map"] = tensor_map("dk", columns, kv_heads, problem.strides_dk, WGMMA_M)
-        maps["dv_map"] = tensor_map("dv", columns, kv_heads, problem.strides_dv, WGMMA_M)
+        maps["dk_map"] = mapped("dk", problem.strides_dk, WGMMA_M)
+        maps["dv_map"] = mapped("dv", problem.strides_dv, WGMMA_M)
     # A bulk copy without a map would do, but compute-sanitizer takes it for the thread's own write,
     # and its racecheck knows no barrier that completes by bytes: what threads read is a hazard.
     maps["statistics_map"] = TensorMap(

@@ -15,8 +15,8 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+from warploom.generator.wgmma import WGMMA_M
 
 # What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
 # 255, but of those with overlap that are expected to need 244 ptxas serialises some.

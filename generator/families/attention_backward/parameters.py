@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from warploom.generator.families._attention.parameters import FIXED, PACKED, SOFTCAP, bounds
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardSpec,
 )
-from warploom.generator.families.attention_forward.parameters import FIXED, PACKED, SOFTCAP, bounds
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
 
 _BOXES = {

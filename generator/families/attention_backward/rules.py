@@ -13,8 +13,8 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.families.attention_forward.schedule import WGMMA_M
 from warploom.generator.specification import Schedule
+from warploom.generator.wgmma import WGMMA_M
 
 
 def operation_reasons(operation: AttentionBackwardOperation) -> list[str]:

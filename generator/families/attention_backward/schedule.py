@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from warploom.generator.families.attention_forward.schedule import WARPGROUP, WGMMA_M, Dim
+from warploom.generator.families._attention.operation import Dim
 from warploom.generator.specification import KernelSpec
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.architectures import Architecture
+from warploom.generator.families._attention import AttentionProblem
 from warploom.generator.families.attention_forward import launch, names, rules, template
-from warploom.generator.families.attention_forward.launch import (
-    UNBOUNDED,
-    AttentionProblem,
-    q_tiles,
-)
+from warploom.generator.families.attention_forward.launch import q_tiles
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
 from warploom.generator.families.attention_forward.parameters import parameters
 from warploom.generator.families.attention_forward.schedule import (
-    DIMS,
     AttentionOperation,
     AttentionSchedule,
     AttentionSpec,
@@ -24,9 +20,7 @@ from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 
 __all__ = [
-    "DIMS",
     "FAMILY",
-    "UNBOUNDED",
     "AttentionLayout",
     "AttentionOperation",
     "AttentionProblem",

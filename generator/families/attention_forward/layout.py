@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.schedule import (
-    WGMMA_M,
     AttentionOperation,
     AttentionSchedule,
 )
 from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+from warploom.generator.wgmma import WGMMA_M
 
 # What setmaxnreg shares out, by consumers: (producer, consumer). 24 + 2 * 240 is the 504 that 384
 # threads may hold, 32 + 3 * 160 the 512 of 512 threads; two warpgroups have enough without.

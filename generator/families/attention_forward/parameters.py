@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 from warploom.generator.elements import element
+from warploom.generator.families._attention.parameters import FIXED, PACKED, SOFTCAP, bounds
 from warploom.generator.families.attention_forward.schedule import (
     AttentionSpec,
 )
 from warploom.generator.parameters import Field, Kind, ParameterBlock, block
-
-# These are the backward's too (attention_backward/parameters.py).
-FIXED = (
-    Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
-    Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
-    Field("seq_q", Kind.INT32, "int32_t", "rows"),
-    Field("seq_k", Kind.INT32, "int32_t", "columns"),
-)
-PACKED = (
-    Field("lse", Kind.POINTER, "float", "[heads, total_q]"),
-    Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
-    Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
-    Field("batch", Kind.INT32, "int32_t", "sequences"),
-    Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
-    Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
-)
-SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
-_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
-_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
-_BOTTOM_RIGHT = Field(
-    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
-)
 
 _EVERY = (
     Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
@@ -43,16 +22,6 @@ _EVERY = (
     Field("scale", Kind.FLOAT, "float", "of the products"),
 )
 _COUNTER = Field("counter", Kind.POINTER, "uint32_t", "tiles taken so far; 0 between launches")
-
-
-def bounds(mask: str, *, packed: bool) -> list[Field]:
-    """What bounds the columns that a row attends to."""
-    fields = [_LEFT] if mask == "window" else []
-    if mask != "none":
-        fields.append(_RIGHT)
-    if mask != "none" and packed:
-        fields.append(_BOTTOM_RIGHT)
-    return fields
 
 
 def _maps(dimensions: str) -> tuple[Field, ...]:

@@ -7,14 +7,11 @@ whose last dimension is contiguous. Query head h attends to kv head h / (heads /
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+from warploom.generator.families._attention.operation import Dim
 from warploom.generator.specification import KernelSpec
-
-WARPGROUP = 128  # threads
-WGMMA_M = 64  # rows of one wgmma, and of q in one warpgroup
-Dim = Literal[32, 64, 96, 128, 192, 256]
-DIMS: tuple[int, ...] = get_args(Dim)
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 
 @dataclass(frozen=True, slots=True)

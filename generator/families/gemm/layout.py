@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from warploom.generator.elements import element
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.families.gemm.schedule import (
-    WARPGROUP,
-    WGMMA_M,
     GemmOperation,
     GemmSchedule,
 )
 from warploom.generator.tensor_maps import SPANS, OperandTile, operand_tile
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 STORE_BUFFERS = 2  # staging buffers per consumer: one being filled, one being stored
 REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of consumers

@@ -11,8 +11,9 @@ from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import legal
 from warploom.generator.families.gemm.layout import chunks, gemm_layout
-from warploom.generator.families.gemm.schedule import WGMMA_M, GemmOperation, GemmSchedule
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.tensor_maps import operand_reason
+from warploom.generator.wgmma import WGMMA_M
 
 
 def operation_reasons(operation: GemmOperation) -> list[str]:

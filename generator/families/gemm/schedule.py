@@ -12,6 +12,7 @@ from typing import Literal
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.specification import KernelSpec
+from warploom.generator.wgmma import WARPGROUP
 
 Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
@@ -20,9 +21,6 @@ Layout = Literal["row", "col"]
 Roles = Literal["cooperative", "pingpong"]
 Raster = Literal["along_m", "along_n"]
 Store = Literal["tma", "direct"]
-
-WARPGROUP = 128  # threads
-WGMMA_M = 64  # rows of one wgmma
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ import yaml
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import limits
 from warploom.generator.families import family
+from warploom.generator.families._attention import UNBOUNDED
 from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
-from warploom.generator.families.attention_forward import UNBOUNDED, AttentionOperation
+from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec, Schedule

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_forward import UNBOUNDED
+from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.families._attention.problem import Call, Extents, Window
 from warploom.runtime.tensors import shown
 

@@ -10,20 +10,18 @@ import itertools
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, TypedDict, get_args, get_type_hints
+from typing import Literal, TypedDict
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.elements import name_of
 from warploom.runtime.tensors import require_one_device, require_tensors, shown
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
-
-DIMS: tuple[int, ...] = get_args(get_type_hints(AttentionOperation)["dim"])
 
 
 class Keywords(TypedDict, total=False):

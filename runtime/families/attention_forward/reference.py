@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from warploom.generator.families.attention_forward import UNBOUNDED
+from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Call
 from warploom.runtime.families.gemm.reference import accumulated, unit_roundoff

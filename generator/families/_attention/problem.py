@@ -1,0 +1,58 @@
+"""One call of attention: extents, strides and bounds, and how far kernels count over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# A `left` or `right` that bounds nothing: beyond any sequence, and a row can be added to it.
+UNBOUNDED = 1 << 30
+# Of packed maps: the steps that lead back around 2^64, since 2^30 times 2^34 is that.
+BACK = 1 << 30
+
+Strides = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProblem:
+    """The extents of one call, and where its tensors lie: everything in elements.
+
+    Strides are those of (batch, head, seq). Packed: `batch` counts sequences, `seq_q` and `seq_k`
+    are the longest, `total_q` and `total_k` the packed extents (fixed: equal to seq_q and seq_k),
+    and strides are (0, head, token). Row r attends to columns r - left to r + right: alignment is
+    in these bounds already. Both lie in [-UNBOUNDED, UNBOUNDED], and UNBOUNDED is none.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    dim: int
+    total_q: int
+    total_k: int
+    strides_q: Strides
+    strides_k: Strides
+    strides_v: Strides
+    strides_o: Strides
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
+    bottom_right: bool = False  # packed: bounds move by seq_k - seq_q of each sequence
+
+
+def lengths_counted(
+    problem: AttentionProblem, mask: str, tile: tuple[int, int], *, packed: bool
+) -> dict[str, int]:
+    """The largest numbers that both passes reach in 32 bits: see `limits.refuse_beyond`.
+
+    A row or column may be one of a tile's past the end, and stand beside a bound.
+    """
+    beside = sum(tile)
+    if packed:  # coordinates count from BACK, and no bound of rows or columns is larger
+        totals = {"total_q": problem.total_q, "total_k": problem.total_k}
+        return {f"{name} {total}": BACK + total + beside for name, total in totals.items()}
+    left = problem.left if mask == "window" else 0
+    right = problem.right if mask != "none" else 0
+    return {
+        f"seq_q {problem.seq_q}": problem.seq_q + beside + max(right, -left, 0),
+        f"seq_k {problem.seq_k}": problem.seq_k + beside + max(left, -right, 0),
+    }
