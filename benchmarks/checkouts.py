@@ -156,14 +156,16 @@ def timed_on_host(cell: dict[str, Any]) -> Callable[[], float]:
 
 def dynamic_name() -> str:
     """A kernel whose blocks take tiles from a counter."""
+    from warploom.generator.architectures import ARCHITECTURES
     from warploom.generator.families import family
     from warploom.generator.families.attention_forward import AttentionOperation
     from warploom.generator.specification import KernelSpec
 
     wanted = AttentionOperation("bf16", 64, "causal", False, "fixed")
     fields = {"q_tile": 128, "kv_tile": 64, "pingpong": True, "scheduler": "dynamic"}
-    schedule = family(wanted.family).complete("sm_90a", wanted, fields)
-    return KernelSpec("sm_90a", wanted, schedule).name
+    arch = next(iter(ARCHITECTURES))
+    schedule = family(wanted.family).complete(arch, wanted, fields)
+    return KernelSpec(arch, wanted, schedule).name
 
 
 def serve() -> None:

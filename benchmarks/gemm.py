@@ -34,7 +34,7 @@ from benchmarks.protocol import (
 from warploom.errors import CompilationError
 from warploom.generator.configurations import smoke
 from warploom.generator.families.gemm import GemmProblem, Layout
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.launches import NO_GPU
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
@@ -43,7 +43,6 @@ from warploom.runtime.dispatch import choose
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 
 ROOT = Path(__file__).parents[1]
-H200 = DeviceLimits(multiprocessors=132)
 _CALLS = 400  # of one sample of host time
 
 
@@ -173,7 +172,7 @@ def _compilation(name: str, source: str) -> Sampler:
     def sample() -> float:
         worker = Worker()
         try:
-            return worker.compile(source, name=name, arch="sm_90a").compile_seconds
+            return worker.compile(source, name=name, arch=NO_GPU.arch).compile_seconds
         finally:
             worker.stop()
 
@@ -183,7 +182,7 @@ def _compilation(name: str, source: str) -> Sampler:
 def shipped() -> list[KernelSpec]:
     """Every kernel of configs/*/smoke.yaml, and every one that a cell of cells.yaml is given."""
     dispatched = (
-        choose(kind.operation(), GemmProblem(m, n, k, k, k, n), "tma", None, H200).spec
+        choose(kind.operation(), GemmProblem(m, n, k, k, k, n), "tma", None, NO_GPU).spec
         for kind in KINDS.values()
         for m, n, k in [*cells("squares"), *cells("llm")]
     )

@@ -17,9 +17,9 @@ import click
 
 from warploom.errors import WarploomError
 from warploom.generator import records_file
+from warploom.generator.gpus import kind
 from warploom.generator.records import Record, problem_key, problem_text
 from warploom.generator.specification import KernelSpec, Schedule
-from warploom.runtime import dispatch
 from warploom.tuning import journal
 from warploom.tuning.gpu import Batch, Gpu, GpuProcess, visible
 from warploom.tuning.journal import Entry, Result
@@ -67,11 +67,13 @@ def sweep(records: Path, swept: Path) -> list[tuple[str, float]]:
 def beside_default(records: Path, gpu: Gpu) -> list[tuple[str, float, float]]:
     """Time each pick beside the default in one loop: its time over the default's, and the noise."""
     found = []
-    for record in records_file.read(records):
+    kept = records_file.read(records)
+    arch = kind(kept.gpu).arch
+    for record in kept:
         if record.default is None:
             continue
         default, best = (
-            KernelSpec(dispatch.ARCH, record.operation, timed.schedule)
+            KernelSpec(arch, record.operation, timed.schedule)
             for timed in (record.default, record.best)
         )
         specs = tuple(dict.fromkeys((default, best)))

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from warploom.generator import document
+from warploom.generator.architectures import served
 from warploom.generator.config_models import built, family_of, file_model
 from warploom.generator.document import Document, Place
 from warploom.generator.elements import ELEMENTS
@@ -168,7 +169,7 @@ def _problem(
     words = re.findall(r"'(\w+)'", rule)
     written = value.strip('"')
     if place == ("arch",) and not any(word.startswith(written) for word in words):
-        return place, value, rule, f"kernels exist for {', '.join(words)} (Hopper) only"
+        return place, value, rule, f"kernels exist for {served()} only"
     return place, value, rule, suggestion(written, words, _ALSO) or _HELP
 
 

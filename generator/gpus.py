@@ -16,7 +16,7 @@ class GpuKind:
 
     name       as the driver gives it
     arch       the architecture that its kernels are for
-    at_a_time  clusters, by their number of blocks, that it holds at a time, as its driver counts
+    at_a_time  clusters of one to eight blocks that it holds at a time, as its driver counts
                them (cuOccupancyMaxActiveClusters); empty where nobody asked it
     """
 

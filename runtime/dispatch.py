@@ -25,12 +25,10 @@ from warploom.generator.families.gemm import (
     complete,
     tiles,
 )
-from warploom.generator.launches import NO_GPU, DeviceLimits
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.shapes import GemmShape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
-
-ARCH = NO_GPU.arch
 
 
 @cache
@@ -63,8 +61,8 @@ def choose(
         GemmShape(problem.m, problem.n, problem.k, problem.batches),
         device,
         default=lambda: untuned(operation, problem, store, device),
-        legal=lambda schedule: fitting(operation, schedule, store),
-        portfolio=lambda: _portfolio(operation, store),
+        legal=lambda schedule: fitting(operation, schedule, store, device.arch),
+        portfolio=lambda: _portfolio(operation, store, device.arch),
     )
 
 
@@ -81,7 +79,7 @@ def untuned(
         if problem.k < row.get("k", 0):
             continue
         try:
-            candidate = _candidate(operation, row, store)
+            candidate = _candidate(operation, row, store, device.arch)
         except SpecificationError as error:
             refusal = error
             continue
@@ -94,7 +92,9 @@ def untuned(
     return Choice(best[2], f"least waves * cost ({best[1]:.2f}) of its class in the table")
 
 
-def fitting(operation: GemmOperation, schedule: Schedule, store: str) -> KernelSpec | None:
+def fitting(
+    operation: GemmOperation, schedule: Schedule, store: str, arch: str
+) -> KernelSpec | None:
     """Return the kernel of a schedule that was recorded, for a D that is stored as `store`.
 
     None where the two do not go together.
@@ -103,32 +103,32 @@ def fitting(operation: GemmOperation, schedule: Schedule, store: str) -> KernelS
     if store == "direct":
         found = replace(found, store="direct")
     try:
-        return KernelSpec(ARCH, operation, found)
+        return KernelSpec(arch, operation, found)
     except SpecificationError:
         return None
 
 
-def _portfolio(operation: GemmOperation, store: str) -> Iterator[KernelSpec]:
+def _portfolio(operation: GemmOperation, store: str, arch: str) -> Iterator[KernelSpec]:
     """Every schedule of the table that an operation can have: what the model may choose from."""
     for row in table():
         if row["bits"] == element(operation.a).bits:
             for fields in row["schedules"]:
                 try:
-                    yield _candidate(operation, fields, store)
+                    yield _candidate(operation, fields, store, arch)
                 except SpecificationError:
                     continue
 
 
-def _candidate(operation: GemmOperation, row: dict[str, Any], store: str) -> KernelSpec:
+def _candidate(operation: GemmOperation, row: dict[str, Any], store: str, arch: str) -> KernelSpec:
     """The kernel of a row of the table; D is stored directly where the row cannot by TMA."""
     fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
     fields = {key: value for key, value in fields.items() if key not in ("cost", "k")}
     try:
-        return KernelSpec(ARCH, operation, complete(ARCH, operation, {**fields, "store": store}))
+        return KernelSpec(arch, operation, complete(arch, operation, {**fields, "store": store}))
     except SpecificationError:
         if store == "direct":
             raise
-    return _candidate(operation, row, "direct")
+    return _candidate(operation, row, "direct", arch)
 
 
 def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) -> int:

@@ -12,6 +12,7 @@ from functools import cache, partial
 import torch
 from cuda.bindings import driver
 
+from warploom.errors import DeviceError
 from warploom.generator import build as building
 from warploom.generator.artifact import Artifact
 from warploom.generator.launches import Launch
@@ -85,7 +86,7 @@ class Kernel:
         if (entry, device) in self._ready:
             return self._handles[entry]
         with _loading:
-            require_usable(device)
+            _require(self.spec, device)
             handle = self._handle(entry)
             attribute = driver.CUfunction_attribute
             maximum = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -145,8 +146,19 @@ def kernel(spec: KernelSpec, device: int | None = None) -> Kernel:
     if found is not None:
         return found
     if device is not None:
-        require_usable(device)
+        _require(spec, device)
     with _building.setdefault(spec, threading.Lock()):
         if spec not in _kernels:
             _kernels[spec] = Kernel(spec, building.build(spec, store()))
     return _kernels[spec]
+
+
+def _require(spec: KernelSpec, device: int) -> None:
+    """Raise DeviceError where `spec` cannot be built or loaded now for `device`."""
+    found = require_usable(device)
+    if found.name != spec.arch:
+        raise DeviceError(
+            f"kernel {spec.name} on cuda:{device}, which is {found.name}",
+            rule="a kernel must be for the architecture of the GPU that it runs on",
+            fix=f"leave spec out, or pass one for {found.name}",
+        )

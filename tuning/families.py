@@ -37,14 +37,14 @@ class Tuned:
     """What tuning needs of a family; operations and shapes are its own.
 
     default   the spec that is run without tuning
-    fitting   a schedule's kernel where a problem can have it, else None
+    fitting   a schedule's kernel, for an architecture, where a problem can have it, else None
     trial     random operands of a problem, to verify and time kernels on
     parse     a shape as the command line has it; ProblemError for what is none
     cells     the shapes of benchmarks/cells.yaml: of a model, with these numbers of rows
     """
 
     default: Callable[[Any, Any, DeviceLimits], KernelSpec]
-    fitting: Callable[[Any, Any, Schedule], KernelSpec | None]
+    fitting: Callable[[Any, Any, Schedule, str], KernelSpec | None]
     trial: Callable[[Any, Any, str, int], Trial]
     parse: Callable[[Any, str], Shape]
     cells: Callable[[Any, str | None, Sequence[int]], list[Shape]]
@@ -131,9 +131,9 @@ def _gemm_default(operation: GemmOperation, shape: GemmShape, device: DeviceLimi
 
 
 def _gemm_fitting(
-    operation: GemmOperation, shape: GemmShape, schedule: Schedule
+    operation: GemmOperation, shape: GemmShape, schedule: Schedule, arch: str
 ) -> KernelSpec | None:
-    return dispatch.fitting(operation, schedule, _gemm_store(operation, shape))
+    return dispatch.fitting(operation, schedule, _gemm_store(operation, shape), arch)
 
 
 def _gemm_parse(operation: GemmOperation, text: str) -> GemmShape:
@@ -161,7 +161,7 @@ def _gemm_cells(operation: GemmOperation, model: str | None, rows: Sequence[int]
 
 
 def _attention_default(
-    operation: AttentionOperation, shape: AttentionShape, _device: DeviceLimits
+    operation: AttentionOperation, shape: AttentionShape, device: DeviceLimits
 ) -> KernelSpec:
     packed = operation.lengths == "packed"
     sizes = Extents(
@@ -170,13 +170,13 @@ def _attention_default(
         total_k=shape.total_k if packed else shape.seq_k,
         packed=packed,
     )
-    return attention_dispatch.untuned(operation, sizes).spec
+    return attention_dispatch.untuned(operation, sizes, device.arch).spec
 
 
 def _attention_fitting(
-    operation: AttentionOperation, shape: AttentionShape, schedule: Schedule
+    operation: AttentionOperation, shape: AttentionShape, schedule: Schedule, arch: str
 ) -> KernelSpec | None:
-    return attention_dispatch.fitting(operation, schedule, shape.sharing)
+    return attention_dispatch.fitting(operation, schedule, shape.sharing, arch)
 
 
 def _attention_parse(operation: AttentionOperation, text: str) -> AttentionShape:

@@ -47,7 +47,7 @@ def problems(
     for operation, specs in spaces.items():
         known = tuned(operation.family)
         for shape in shapes_of(operation, shapes, model, rows):
-            fitting = (known.fitting(operation, shape, spec.schedule) for spec in specs)
+            fitting = (known.fitting(operation, shape, spec.schedule, spec.arch) for spec in specs)
             space = tuple(dict.fromkeys(spec for spec in fitting if spec is not None))
             if not space:
                 if isinstance(shape, AttentionShape):

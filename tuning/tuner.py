@@ -130,7 +130,7 @@ class Tuner:
         device = DeviceLimits(here.multiprocessors, here.gpu)
         ranked = rank(constants, problem.space, shape, here.multiprocessors)
         near = records.nearest(operation, shape, here)
-        hints = [family.fitting(operation, shape, near.best.schedule)] if near else []
+        hints = [family.fitting(operation, shape, near.best.schedule, device.arch)] if near else []
         return Search(
             family.default(operation, shape, device),
             ranked,

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warploom.generator.architectures import ARCHITECTURES
+from warploom.generator.architectures import architecture
 from warploom.generator.families.attention_backward import (
     AttentionBackwardLayout,
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
     attention_backward_layout,
 )
+from warploom.generator.gpus import DEFAULT
 from warploom.generator.model.gemm import slowest
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.wgmma import WGMMA_M
@@ -106,7 +107,7 @@ def seconds(
     """Predict the time of the three launches; shapes without scores take the launches alone."""
     if not (shape.batch and shape.heads and shape.seq_q and shape.seq_k):
         return constants["launch"]
-    layout = attention_backward_layout(next(iter(ARCHITECTURES.values())), operation, schedule)
+    layout = attention_backward_layout(architecture(DEFAULT.arch), operation, schedule)
     blocks = Blocks.of(operation, schedule, shape, layout.parts)
     step = _step(constants, operation, schedule, layout)
     once = constants["block"] + _sums(constants, schedule, layout)

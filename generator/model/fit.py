@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from warploom.errors import RecordsError
-from warploom.generator.architectures import ARCHITECTURES
+from warploom.generator.gpus import kind
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.model.predict import MODELS, proposals, rank
 from warploom.generator.model.shapes import Shape
@@ -70,11 +70,11 @@ def fit(
     for name in MODELS:
         own = [one for one in measurements if one.operation.family == name]
         if own:
-            families[name] = _fit(name, own, legal or _unknown)
+            families[name] = _fit(name, own, legal or _unknown, kind(gpu).arch)
     return Constants(gpu, measurements[0].multiprocessors, families)
 
 
-def _fit(name: str, measured: Sequence[Measurement], legal: Legal) -> FamilyConstants:
+def _fit(name: str, measured: Sequence[Measurement], legal: Legal, arch: str) -> FamilyConstants:
     start, seconds = MODELS[name]
     names = list(start)
     groups = _groups(measured)
@@ -97,7 +97,7 @@ def _fit(name: str, measured: Sequence[Measurement], legal: Legal) -> FamilyCons
     told = (_slopes(errors, fitted)[: -len(names)] ** 2).sum(axis=0)
     assumed = tuple(key for key, size in zip(names, told, strict=True) if size < PULL**2)
     found = FamilyConstants(values, len(measured), len(groups), off, assumed)
-    return replace(found, quality=quality(name, values, measured, legal))
+    return replace(found, quality=quality(name, values, measured, legal, arch))
 
 
 def _unknown(_operation: Operation, _shape: Shape) -> int:
@@ -156,6 +156,7 @@ def quality(
     values: Mapping[str, float],
     measured: Sequence[Measurement],
     legal: Legal,
+    arch: str,
 ) -> Quality | None:
     """Hold a model against every problem of which enough schedules were measured.
 
@@ -172,7 +173,6 @@ def quality(
             continue
         constants = Constants("", one.multiprocessors, {name: fitted})
         times = {m.schedule: m.seconds for m in group}
-        arch = next(iter(ARCHITECTURES))
         specs = [KernelSpec(arch, one.operation, schedule) for schedule in times]
         ranked = rank(constants, specs, one.shape, one.multiprocessors)
         proposed = [times[spec.schedule] for spec in proposals(ranked, FIRST)]

@@ -115,11 +115,12 @@ def test_a_cluster_is_not_for_heads_that_share_nothing() -> None:
     # The record of a shape with grouped heads may lie near one without: its cluster would idle.
     wanted = AttentionBackwardOperation("bf16", 128, "causal")
     clustered = AttentionBackwardSchedule(64, 128, overlap=False, cluster=4)
-    assert fitting(wanted, clustered, 1) is None and fitting(wanted, clustered, 0) is None
-    found = fitting(wanted, clustered, 2)
+    assert fitting(wanted, clustered, 1, NO_GPU.arch) is None
+    assert fitting(wanted, clustered, 0, NO_GPU.arch) is None
+    found = fitting(wanted, clustered, 2, NO_GPU.arch)
     assert found and found.schedule == clustered
     for sharing, clusters in ((1, {1}), (4, {1, 2, 4})):
-        specs = _portfolio(wanted, sharing)
+        specs = _portfolio(wanted, sharing, NO_GPU.arch)
         assert {spec.schedule.cluster for spec in specs} == clusters  # type: ignore[attr-defined]
 
 

@@ -73,7 +73,7 @@ def test_auto_is_known_in_any_case(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_80", "H100"])
 def test_an_architecture_that_is_none_is_not_taken_for_another(tmp_path: Path, arch: str) -> None:
     (found,) = problems(tmp_path, GEMM, arch=arch)
-    assert found.endswith("kernels exist for sm_90a (Hopper) only")
+    assert found.endswith("kernels exist for sm_90a (Hopper: compute capability 9.0) only")
 
 
 @pytest.mark.parametrize(

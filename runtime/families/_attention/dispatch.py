@@ -24,7 +24,6 @@ from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
-from warploom.runtime.dispatch import ARCH
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Extents
 
@@ -84,13 +83,15 @@ def choose(
         raise ProblemError(value, rule=rule, fix="leave out what is not supported")
     if spec is not None:
         return Choice(_checked(spec, wanted), "the spec that was given")
+    device = device or NO_GPU
+    arch = device.arch
     return decide(
         wanted,
         shape(sizes, band or Band()),
-        device or NO_GPU,
-        default=lambda: untuned(wanted, sizes),
-        legal=lambda schedule: fitting(wanted, schedule, sizes.sharing),
-        portfolio=lambda: _portfolio(wanted, sizes.sharing),
+        device,
+        default=lambda: untuned(wanted, sizes, arch),
+        legal=lambda schedule: fitting(wanted, schedule, sizes.sharing, arch),
+        portfolio=lambda: _portfolio(wanted, sizes.sharing, arch),
     )
 
 
@@ -111,15 +112,15 @@ def shape(sizes: Extents, band: Band) -> AttentionShape:
     )
 
 
-def untuned(wanted: Operation, sizes: Extents) -> Choice:
+def untuned(wanted: Operation, sizes: Extents, arch: str) -> Choice:
     """Return the table's choice for a legal operation: what there is without tuning."""
     described = family(wanted.family)
     refusal: SpecificationError | None = None
     row = _class(wanted, sizes)
     for fields in row["schedules"]:
         try:
-            schedule = described.complete(ARCH, wanted, fields)
-            found = KernelSpec(ARCH, wanted, schedule)
+            schedule = described.complete(arch, wanted, fields)
+            found = KernelSpec(arch, wanted, schedule)
         except SpecificationError as error:
             refusal = error
             continue
@@ -128,7 +129,7 @@ def untuned(wanted: Operation, sizes: Extents) -> Choice:
     raise cast("SpecificationError", refusal)
 
 
-def fitting(wanted: Operation, schedule: Schedule, sharing: int) -> KernelSpec | None:
+def fitting(wanted: Operation, schedule: Schedule, sharing: int, arch: str) -> KernelSpec | None:
     """Return the kernel of a schedule where `sharing` query heads have one kv head.
 
     None where it is not legal, and where it does not suit so many.
@@ -136,18 +137,18 @@ def fitting(wanted: Operation, schedule: Schedule, sharing: int) -> KernelSpec |
     if not suits(schedule, sharing):
         return None
     try:
-        return KernelSpec(ARCH, wanted, schedule)
+        return KernelSpec(arch, wanted, schedule)
     except SpecificationError:
         return None
 
 
-def _portfolio(wanted: Operation, sharing: int) -> Iterator[KernelSpec]:
+def _portfolio(wanted: Operation, sharing: int, arch: str) -> Iterator[KernelSpec]:
     """Every schedule of the table that an operation can have: what the model may choose from."""
     described = family(wanted.family)
     for row in table(wanted.family):
         if row["dim"] == wanted.dim:
             for fields in row["schedules"]:
-                found = fitting(wanted, described.complete(ARCH, wanted, fields), sharing)
+                found = fitting(wanted, described.complete(arch, wanted, fields), sharing, arch)
                 if found:
                     yield found
 

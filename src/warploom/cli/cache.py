@@ -10,6 +10,7 @@ from warploom.cli import SuggestingGroup
 from warploom.cli.output import Output, reporting
 from warploom.cli.units import Bytes, parse_bytes
 from warploom.errors import StoreError
+from warploom.generator.gpus import DEFAULT
 from warploom.generator.store import Store
 
 _SECONDS_PER_DAY = 86_400.0
@@ -39,7 +40,7 @@ def stats(output: Output) -> None:
 @click.argument("key", required=False)
 @click.option("--name", help="The kernel's name.")
 @click.option("--source-digest", help="SHA-256 of its source.")
-@click.option("--arch", help="Its architecture, such as sm_90a.")
+@click.option("--arch", help=f"Its architecture, such as {DEFAULT.arch}.")
 @click.option("--toolchain", help="The toolchain id it was compiled with.")
 @click.option("--option", "options", multiple=True, help="Each compiler option, in order.")
 @reporting

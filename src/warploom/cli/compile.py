@@ -20,6 +20,7 @@ from warploom.cli.shapes import check_one, shape_options, shipped
 from warploom.errors import CompilationError, ConfigurationError, StoreError
 from warploom.generator.artifact import Artifact
 from warploom.generator.configurations import spaces
+from warploom.generator.gpus import DEFAULT
 from warploom.generator.specification import KernelSpec
 
 COLUMNS = (
@@ -46,7 +47,7 @@ NAMED = 10  # of the kernels that could not be stored
 @shape_options
 @click.option(
     "--gpu",
-    help="With shapes: the GPU that calls will run on, such as 'NVIDIA H200' (default: here).",
+    help=f"With shapes: the GPU that calls will run on, such as {DEFAULT.name!r} (default: here).",
 )
 @reporting
 def command(

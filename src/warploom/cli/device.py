@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from warploom.cli.check import Check
-from warploom.generator.architectures import ARCHITECTURES
+from warploom.generator.architectures import serving
 
 _NONE = "none: kernels compile here and run elsewhere"
 _NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
@@ -85,12 +85,12 @@ def _describe(index: int) -> str:
         attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"),
         attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"),
     )
-    served = [row.name for row in ARCHITECTURES.values() if row.capability == capability]
+    architecture = serving(capability)
     return ", ".join(
         [
             plain(ask("cuDeviceGetName", 256, device) or b""),
             f"compute capability {capability[0]}.{capability[1]}",
-            served[0] if served else "no kernels exist for it",
+            architecture.name if architecture else "no kernels exist for it",
             f"{attribute('CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT')} multiprocessors",
             f"{int(ask('cuDeviceTotalMem', device) or 0) / 2**30:.0f} GiB",
         ]

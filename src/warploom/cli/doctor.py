@@ -23,7 +23,7 @@ from warploom.cli.output import Output, reporting
 from warploom.cli.units import Bytes
 from warploom.errors import CompilationError, RecordsError, StoreError, ToolchainError
 from warploom.generator import nvrtc, records_file, toolchain
-from warploom.generator.architectures import ARCHITECTURES
+from warploom.generator.gpus import DEFAULT
 from warploom.generator.store import Store
 from warploom.generator.toolchain import Component, Toolchain, find
 from warploom.variables import PREFIX, mistakes
@@ -95,7 +95,7 @@ def _compiling(found: Toolchain) -> Check:
     """Compile the headers that every kernel includes, and a kernel that does nothing."""
     prelude = resources.files("warploom.templates").joinpath("common", "prelude.cuh").read_text()
     source = f'#include <cuda_fp16.h>\n{prelude}extern "C" __global__ void probe(__half* d) {{}}\n'
-    arch = next(iter(ARCHITECTURES))
+    arch = DEFAULT.arch
     try:
         probe = nvrtc.compile(source, name="probe", arch=arch, toolchain=found)
     except CompilationError as error:
