@@ -9,13 +9,12 @@ one value or a list of them, and some take `auto`. Strict: no conversions and no
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, reduce
 from operator import or_
 from types import GenericAlias
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -31,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.families import every
 from warploom.generator.families.family import Family
+from warploom.generator.knob import knobs, types
 
 TAGS = ("family", "step")  # the fields that say which dataclass is meant: always written
 
@@ -84,25 +84,9 @@ def built(value: Any) -> Any:
     return type(value)(map(built, value)) if isinstance(value, list | tuple) else value
 
 
-def meanings(source: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of each field, on lines `name   meaning`."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in (inspect.getdoc(source) or "").splitlines():
-        begins = re.match(r"(\w+) {2,}(.*)", line)
-        if begins:
-            name, found[begins[1]] = begins[1], begins[2]
-        elif name and line.startswith(" "):
-            found[name] += f" {line.strip()}"
-        else:
-            name = ""
-    return found
-
-
 def summary(source: type) -> str:
-    """Return what the docstring of a dataclass says before its fields."""
-    lines = (inspect.getdoc(source) or "").splitlines()
-    return " ".join(line for line in lines if line and not re.match(r" |\w+ {2,}", line))
+    """Return the docstring of a dataclass, on one line."""
+    return " ".join((inspect.getdoc(source) or "").split())
 
 
 def _entry_model(family: Family) -> type[Model]:
@@ -111,15 +95,14 @@ def _entry_model(family: Family) -> type[Model]:
         __base__=Model,
         __doc__="Every operation with every point of every schedule's product.",
         operations=(_some(_operation_model(family.operation)), ...),
-        schedules=(_some(_schedule_model(family)), ...),
+        schedules=(_some(_schedule_model(family.schedule)), ...),
     )
 
 
 def _operation_model(source: type) -> type[Model]:
     """Return the model of an operation, or of a step in one: the fields of the dataclass."""
-    hints = get_type_hints(source)
     definitions = {
-        field.name: (_edge(hints[field.name]), ... if field.name in TAGS else _default(field))
+        field.name: (_ranged(source, field.name), ... if field.name in TAGS else _default(field))
         for field in fields(source)
     }
     model = _model(source, definitions)
@@ -127,27 +110,32 @@ def _operation_model(source: type) -> type[Model]:
     return model
 
 
-def _schedule_model(family: Family) -> type[Model]:
+def _schedule_model(source: type) -> type[Model]:
     """Return the model of a space of schedules: each field of the dataclass, or a list of it."""
-    source = family.schedule
-    hints = get_type_hints(source)
     definitions = {
-        field.name: (_one_or_many(_edge(hints[field.name]) | Literal["auto"]), "auto")
-        if field.name in family.automatic
-        else (_one_or_many(_edge(hints[field.name])), _default(field))
+        field.name: (_one_or_many(_ranged(source, field.name) | Literal["auto"]), "auto")
+        if knobs(source)[field.name].auto
+        else (_one_or_many(_ranged(source, field.name)), _default(field))
         for field in fields(source)
     }
     return _model(source, definitions)
 
 
 def _model(source: type, definitions: dict[str, tuple[Any, Any]]) -> type[Model]:
-    """Return the model of a dataclass, with what its docstring says, for editors to show."""
-    told = meanings(source)
+    """Return the model of a dataclass, with what is said of its fields, for editors to show."""
     described: dict[str, Any] = {
-        name: (Annotated[hint, Field(description=told.get(name))], default)
+        name: (Annotated[hint, Field(description=knobs(source)[name].doc or None)], default)
         for name, (hint, default) in definitions.items()
     }
     return create_model(source.__name__, __base__=Model, __doc__=summary(source), **described)
+
+
+def _ranged(source: type, name: str) -> Any:
+    """Return the type of a field in the file, with its range: for editors, the rules refuse."""
+    said, hint = knobs(source)[name], _edge(types(source)[name])
+    bounds = {"minimum": said.least, "maximum": said.most}
+    told: Any = {key: bound for key, bound in bounds.items() if bound is not None}
+    return Annotated[hint, Field(json_schema_extra=told)] if told else hint
 
 
 def _default(field: Any) -> Any:

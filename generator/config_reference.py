@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
-from warploom.generator.config_models import TAGS, meanings, summary
+from warploom.generator.config_models import TAGS, summary
 from warploom.generator.families import every
 from warploom.generator.families.family import Family
+from warploom.generator.knob import Knob, knobs, types
 from warploom.generator.markdown import table
 
 MARKERS = "reference"
@@ -24,13 +25,12 @@ def reference() -> str:
 def _family(family: Family) -> Iterable[str]:
     yield f"**An operation of `{family.name}`.** {summary(family.operation)}"
     yield table(_COLUMNS, map(_row, _described(family.operation)))
-    steps = [step for kind in get_type_hints(family.operation).values() for step in _steps(kind)]
+    steps = [step for kind in types(family.operation).values() for step in _steps(kind)]
     if steps:
         yield "**A step of its epilogue.**"
         yield table(("step", "fields", "meaning"), map(_step, steps))
     yield f"**A schedule of `{family.name}`**, each field one value or a list of them."
-    rows = (_row(field, family.automatic) for field in _described(family.schedule))
-    yield table(_COLUMNS, rows)
+    yield table(_COLUMNS, map(_row, _described(family.schedule)))
 
 
 def _steps(hint: Any) -> Sequence[type]:  # noqa: ANN401 (type hints are values here)
@@ -39,28 +39,30 @@ def _steps(hint: Any) -> Sequence[type]:  # noqa: ANN401 (type hints are values 
     return kinds if kinds and all(map(is_dataclass, kinds)) else ()
 
 
-Described = tuple[Field[Any], Any, str]  # a field, its type, its meaning
+Described = tuple[Field[Any], Any, Knob]  # a field, its type, what is said of it
 
 
 def _described(source: type) -> list[Described]:
-    hints, told = get_type_hints(source), meanings(source)
-    found = [(field, hints[field.name], told.get(field.name, "")) for field in fields(source)]
+    hints, said = types(source), knobs(source)
+    found = [(field, hints[field.name], said[field.name]) for field in fields(source)]
     return sorted(found, key=lambda described: described[0].name not in TAGS)
 
 
-def _row(described: Described, automatic: Sequence[str] = ()) -> tuple[str, ...]:
-    field, hint, meaning = described
+def _row(described: Described) -> tuple[str, ...]:
+    field, hint, said = described
     values, default = _values(hint), _default(field)
-    if field.name in automatic:
+    if said.span:
+        values += f" {said.span}"
+    if said.auto:
         values, default = f"{values}, or `auto`", "`auto`"
-    return f"`{field.name}`", values, default, meaning
+    return f"`{field.name}`", values, default, said.doc
 
 
 def _step(source: type) -> tuple[str, ...]:
     (tag, *own) = _described(source)
     (name,) = get_args(tag[1])
     told = [f"`{field.name}`: {_values(hint)}" for field, hint, _ in own]
-    more = [f"`{field.name}`: {meaning}." for field, _, meaning in own]
+    more = [f"`{field.name}`: {said.doc}." for field, _, said in own]
     return f"`{name}`", "; ".join(told) or "none", " ".join((summary(source), *more))
 
 

@@ -9,10 +9,10 @@ two rows by two columns in logical coordinates, so it does not depend on which s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from warploom.generator.elements import element
+from warploom.generator.knob import frozen, knob
 from warploom.generator.parameters import Field, Kind
 from warploom.generator.rules import Reason, one_of
 
@@ -67,16 +67,17 @@ class Step:
         return Field(f"{name}_batch", Kind.INT64, "int64_t", f"elements between batches of {name}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scale(Step):
     """Multiply by a scalar (from the host, or read on the device) or a vector over rows/columns.
 
     Vectors and device scalars are fp32.
-
-    by   host: a number of the call; device: a tensor of one element; row, column: of [M], of [N]
     """
 
-    by: By
+    by: By = knob(
+        doc="host: a number of the call; device: a tensor of one element; row, column: of [M], "
+        "of [N]"
+    )
     step: Literal["scale"] = "scale"
 
     @property
@@ -104,14 +105,11 @@ class Scale(Step):
         return (Field(f"scale_{index}", kind, "float", f"scale{extent}"),)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bias(Step):
-    """Add a vector over the columns of D.
+    """Add a vector over the columns of D."""
 
-    element   its element type
-    """
-
-    element: Literal["fp16", "bf16", "fp32"]
+    element: Literal["fp16", "bf16", "fp32"] = knob(doc="its element type")
     step: Literal["bias"] = "bias"
 
     @property
@@ -137,14 +135,13 @@ class Bias(Step):
         return (Field(f"bias_{index}", Kind.POINTER, element(self.element).cpp, "bias[n]"),)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Activation(Step):
-    """Apply a function to each element; NaN stays NaN.
+    """Apply a function to each element; NaN stays NaN."""
 
-    function   gelu is the exact one, by erf; gelu_tanh its usual approximation
-    """
-
-    function: Function
+    function: Function = knob(
+        doc="gelu is the exact one, by erf; gelu_tanh its usual approximation"
+    )
     step: Literal["activation"] = "activation"
 
     @property
@@ -161,14 +158,11 @@ class Activation(Step):
         return "".join(word.title() for word in self.function.split("_"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Residual(Step):
-    """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C.
+    """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C."""
 
-    element   the element type of C
-    """
-
-    element: Literal["fp16", "bf16", "fp32"]
+    element: Literal["fp16", "bf16", "fp32"] = knob(doc="the element type of C")
     step: Literal["residual"] = "residual"
 
     @property
@@ -198,7 +192,7 @@ class Residual(Step):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Amax(Step):
     """Raise an fp32 scalar to the largest magnitude that passes here; the values pass unchanged.
 

@@ -6,18 +6,19 @@ no constraint is stated anywhere else. A family lists its own rules beside its o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from warploom.generator.architectures import Architecture
+from warploom.generator.knob import Knob, knobs, types
 
 Reason = str | None
 
 
 def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
     """`value` is one of `allowed`."""
-    if value in allowed:
+    if any(value == one and type(value) is type(one) for one in allowed):
         return None
     listed = ", ".join(map(str, allowed))
     return f"{field} {value!r}: must be {'one of ' if len(allowed) > 1 else ''}{listed}"
@@ -64,15 +65,41 @@ def broken(reasons: Iterable[Reason]) -> list[str]:
     return [reason for reason in reasons if reason is not None]
 
 
-def literals(record: object) -> list[str]:
-    """Every field that the dataclass of `record` declares a Literal holds one of its values."""
+def fields(record: object) -> list[str]:
+    """Every field of the dataclass holds what it is declared with: its type, and its knob's range.
+
+    Fields that are neither Literals, bools, integers nor tuples of so many integers are not looked
+    at.
+    """
     kind: type = type(record)
-    return broken(
-        one_of(field, getattr(record, field), allowed) for field, allowed in _literals(kind).items()
-    )
+    return broken(check(getattr(record, name)) for name, check in _checks(kind).items())
 
 
 @cache
-def _literals(kind: type) -> dict[str, tuple[object, ...]]:
-    hints = get_type_hints(kind)
-    return {field: get_args(hint) for field, hint in hints.items() if get_origin(hint) is Literal}
+def _checks(kind: type) -> dict[str, Callable[[Any], Reason]]:
+    said = knobs(kind)
+    checks = {name: _check(name, hint, said[name]) for name, hint in types(kind).items()}
+    return {name: check for name, check in checks.items() if check}
+
+
+def _check(field: str, hint: object, said: Knob) -> Callable[[Any], Reason] | None:
+    arguments = (False, True) if hint is bool else get_args(hint)
+    if hint is bool or get_origin(hint) is Literal:
+        return lambda value: one_of(field, value, arguments)
+    if hint is int:
+        return lambda value: _integer(field, value, said)
+    if get_origin(hint) is tuple and set(arguments) == {int}:
+        return lambda value: _integers(field, value, len(arguments))
+    return None
+
+
+def _integer(field: str, value: object, said: Knob) -> Reason:
+    if type(value) is not int:
+        return f"{field} {value!r}: must be an integer"
+    return None if said.nearest(value) == value else f"{field} {value}: must be {said.span}"
+
+
+def _integers(field: str, value: object, count: int) -> Reason:
+    if isinstance(value, tuple) and [type(one) for one in value] == [int] * count:
+        return None
+    return f"{field} {value!r}: must be {count} integers"

@@ -1,7 +1,7 @@
 """Operation x Schedule -> KernelSpec: what is computed, how, and for which architecture.
 
 A spec that constructs is valid. Its identity is the digest of every field, but for those that
-joined later (see `later`) and are at their defaults; its name is a readable view that ends in 8
+joined later (see knob.py) and are at their defaults; its name is a readable view that ends in 8
 digits of the digest and parses back to the spec.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol
 
@@ -17,27 +17,19 @@ from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator.architectures import Architecture, architecture
+from warploom.generator.knob import knobs
 
-_LATER = "joined later"  # in the metadata of a field
 NUMBER = "[0-9]{1,9}"  # in a kernel's name: a pattern that no text of thousands of digits fits
-
-
-def later(default: Any) -> Any:  # noqa: ANN401 (as dataclasses.field)
-    """A field that joins an operation, schedule or step whose kernels have names already.
-
-    At its default, which is frozen with this, it is no part of the identity: digests, names, store
-    keys and records stay what they were.
-    """
-    return field(default=default, metadata={_LATER: True})
 
 
 def _counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
     """What of a dataclass, or of a field's value, its identity is made of."""
     if is_dataclass(value):
+        said = knobs(type(value))
         return {
             one.name: _counted(getattr(value, one.name))
             for one in fields(value)
-            if not (_LATER in one.metadata and getattr(value, one.name) == one.default)
+            if not (said[one.name].later and getattr(value, one.name) == one.default)
         }
     return [_counted(one) for one in value] if isinstance(value, tuple) else value
 

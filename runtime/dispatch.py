@@ -50,7 +50,7 @@ def choose(
     Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
     another one or cannot store D.
     """
-    if reasons := rules.literals(operation) or FAMILY.operation_reasons(operation):
+    if reasons := rules.fields(operation) or FAMILY.operation_reasons(operation):
         value, _, rule = reasons[0].partition(": ")
         fix = "convert the operands, or choose another out_dtype or epilogue"
         raise ProblemError(value, rule=rule, fix=fix)

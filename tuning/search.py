@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from warploom.generator.knob import ANY, knobs
 from warploom.generator.model import Prediction, proposals
 from warploom.generator.model.predict import preference
 from warploom.generator.records import RUNNERS_UP, Timed
@@ -28,8 +29,6 @@ TIE, WIDEST_TIE = (
     0.01,
     0.03,
 )  # times this close are equal, and so is what noise hides, up to a bound
-COUPLED = {"consumers": "roles", "producer_registers": "roles", "pingpong": "q_tile"}
-DERIVED = ("stages",)  # follows from the others where it is `auto`
 
 Stage = str  # first, neighbours, final, done
 
@@ -238,12 +237,12 @@ class _Steps:
         """True when the two differ in one field, or what is coupled to it, by a step or two."""
         mine, its = _parts(one), _parts(other)
         differing = [name for name in mine if mine[name] != its.get(name)]
-        moved = {COUPLED.get(name, name) for name in differing if name not in DERIVED}
-        if not differing or len(moved) > 1:
+        said = knobs(type(one.schedule))
+        follows = {name: said[name].follows for name in differing if name in said}
+        moved = [name for name in differing if follows.get(name) != ANY]
+        if not differing or len({follows.get(name) or name for name in moved}) > 1:
             return False
-        return all(
-            self._near(name, mine[name], its[name]) for name in differing if name not in DERIVED
-        )
+        return all(self._near(name, mine[name], its[name]) for name in moved)
 
     def _near(self, name: str, one: object, other: object) -> bool:
         if not isinstance(one, int) or isinstance(one, bool):

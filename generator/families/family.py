@@ -25,14 +25,12 @@ class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
     """One family. Reasons say why something is not legal: none of them when it is.
 
     operation, schedule   frozen dataclasses: their fields are the configuration's too
-    automatic             fields of the schedule that may be `auto`: `complete` resolves them
     revision              raised when a template's performance changes: records of an older one
                           are hints
     """
 
     operation: type[OperationT]
     schedule: type[ScheduleT]
-    automatic: tuple[str, ...] = ()
     revision: int = 1
 
     @property
@@ -53,14 +51,14 @@ class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
     def reasons(self, arch: Architecture, operation: OperationT, schedule: ScheduleT) -> list[str]:
         """Why a spec of these is not legal; empty when it is."""
         return (
-            rules.literals(operation)
+            rules.fields(operation)
             or self.operation_reasons(operation)
-            or rules.literals(schedule)
+            or rules.fields(schedule)
             or self.schedule_reasons(arch, operation, schedule)
         )
 
     def complete(self, arch: str, operation: OperationT, fields: Mapping[str, Any]) -> ScheduleT:
-        """Make a schedule of `fields`, of which those of `automatic` may be `auto` or missing."""
+        """Make a schedule of `fields`, of which those that may be `auto` may be missing, too."""
         return self.schedule(**fields)
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from warploom.generator.knob import knobs
 from warploom.generator.model import attention, attention_backward, gemm
 from warploom.generator.model.constants import Constants
 from warploom.generator.model.shapes import Shape
@@ -14,9 +15,6 @@ from warploom.generator.specification import KernelSpec, Schedule
 
 # (constants, operation, schedule, shape, multiprocessors) -> seconds
 Seconds = Callable[[Mapping[str, float], Any, Any, Any, int], float]
-
-# Fields of schedules that are worth some percent; neighbours of what was proposed vary them.
-DETAILS = ("consumers", "raster", "group", "l2_promotion", "producer_registers")
 
 MODELS: dict[str, tuple[Mapping[str, float], Seconds]] = {
     "gemm": (gemm.START, gemm.seconds),
@@ -72,10 +70,10 @@ def preference(spec: KernelSpec) -> tuple[int, str]:
 
 
 def proposals(ranked: Sequence[Prediction], count: int) -> list[KernelSpec]:
-    """The first `count` of a ranking that differ in what the model can tell and beyond DETAILS.
+    """The first `count` of a ranking that differ in what the model can tell and beyond details.
 
     Of schedules with one predicted time, which differ in a field that it does not know, it proposes
-    the first; so it does of those that differ in DETAILS alone, which a search tries later. (The
+    the first; so it does of those that differ in details alone, which a search tries later. (The
     best of 12 was within 3 % of the best known in 13 of 13 sweeps of products, in 12 with them.)
     """
     found: list[KernelSpec] = []
@@ -92,6 +90,7 @@ def proposals(ranked: Sequence[Prediction], count: int) -> list[KernelSpec]:
 
 
 def _without_details(spec: KernelSpec) -> Schedule:
-    """The schedule with the usual DETAILS."""
-    usual = {f.name: f.default for f in fields(spec.schedule) if f.name in DETAILS}
+    """The schedule with the usual details."""
+    said = knobs(type(spec.schedule))
+    usual = {f.name: f.default for f in fields(spec.schedule) if said[f.name].detail}
     return replace(spec.schedule, **usual)

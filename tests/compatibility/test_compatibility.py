@@ -16,8 +16,9 @@ import warploom
 from warploom import variables
 from warploom.generator import records_file
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
+from warploom.generator.knob import knob
 from warploom.generator.space import expand_file
-from warploom.generator.specification import KernelSpec, later, parse_name
+from warploom.generator.specification import KernelSpec, parse_name
 
 HERE = Path(__file__).parent
 NAMES = (HERE / "names.txt").read_text().split()
@@ -68,7 +69,7 @@ def test_variables_are_still_read() -> None:
 class Grown(GemmSchedule):
     """A schedule with a field that joined after its kernels had been named."""
 
-    warps: int = later(4)
+    warps: int = knob(default=4, doc="of nothing", later=True)
 
 
 def test_a_field_that_joins_later_changes_no_kernel_that_does_without_it() -> None:

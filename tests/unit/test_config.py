@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from warploom.errors import ConfigurationError
 from warploom.generator import epilogue
 from warploom.generator.config import Configuration, load, schema
-from warploom.generator.config_models import meanings, summary
 from warploom.generator.document import MAXIMUM_BYTES
+from warploom.generator.families import every
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 
 ROOT = Path(__file__).parents[2]
@@ -272,7 +273,8 @@ def test_the_schema_has_every_field_of_the_dataclasses() -> None:
 
 def test_every_field_has_a_meaning_in_the_schema() -> None:
     definitions = json.loads(schema())["$defs"]
-    for source in (GemmOperation, GemmSchedule, *map(type, epilogue.STEPS)):
+    families = [(one.operation, one.schedule) for one in every()]
+    for source in (*chain(*families), *map(type, epilogue.STEPS)):
         definition = definitions[source.__name__]
         assert definition["description"].endswith(".")
         silent = [
@@ -283,20 +285,7 @@ def test_every_field_has_a_meaning_in_the_schema() -> None:
         assert silent == [], source
 
 
-def test_a_docstring_gives_a_field_all_of_its_lines_and_nothing_else() -> None:
-    class Source:
-        """What it is, which takes
-        two lines.
-
-        one     its meaning
-        other   a meaning that goes on
-                in a second line: not  a field
-
-        More prose.
-        """
-
-    assert meanings(Source) == {
-        "one": "its meaning",
-        "other": "a meaning that goes on in a second line: not  a field",
-    }
-    assert summary(Source) == "What it is, which takes two lines. More prose."
+def test_the_schema_tells_editors_the_range_of_a_number() -> None:
+    stages = json.loads(schema())["$defs"]["GemmSchedule"]["properties"]["stages"]
+    told = [one for one in stages["oneOf"][0]["anyOf"] if one.get("type") == "integer"]
+    assert told == [{"type": "integer", "minimum": 2, "maximum": 32}]

@@ -57,6 +57,24 @@ def test_more_epilogue_operands_make_narrower_chunks_before_they_are_refused() -
     assert gemm_layout(heavy, schedule).registers <= 232
 
 
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ({"stages": "3"}, "stages '3': must be an integer"),
+        ({"stages": True}, "stages True: must be an integer"),
+        ({"consumers": True}, "consumers True: must be one of 1, 2"),
+        ({"swap": 1}, "swap 1: must be one of False, True"),
+        ({"tile": (128, 256)}, "tile (128, 256): must be 3 integers"),
+        ({"tile": [128, 256, 64]}, "tile [128, 256, 64]: must be 3 integers"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_although_it_may_be_equal(
+    schedule: dict[str, Any], reason: str
+) -> None:
+    """Equal fields of two types would have one kernel and two digests."""
+    assert reasons(**schedule) == [reason]
+
+
 def test_a_schedule_of_the_table_is_legal() -> None:
     assert reasons() == []
 

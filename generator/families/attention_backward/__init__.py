@@ -42,10 +42,6 @@ class AttentionBackward(
     operation = AttentionBackwardOperation
     schedule = AttentionBackwardSchedule
 
-    def operation_reasons(self, operation: AttentionBackwardOperation) -> list[str]:
-        """Why the operation is not legal; empty when it is."""
-        return rules.operation_reasons(operation)
-
     def schedule_reasons(
         self,
         arch: Architecture,

@@ -17,29 +17,14 @@ from warploom.generator.specification import Schedule
 from warploom.generator.wgmma import WGMMA_M
 
 
-def operation_reasons(operation: AttentionBackwardOperation) -> list[str]:
-    """Why the operation is not legal; empty when it is."""
-    return rules.broken(
-        [
-            rules.one_of("softcap", operation.softcap, (False, True)),
-            rules.one_of("deterministic", operation.deterministic, (False, True)),
-        ]
-    )
-
-
 def schedule_reasons(
     arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
 ) -> list[str]:
     """Why the schedule does not fit the operation on `arch`; empty when it does."""
-    first = rules.broken(
-        [
-            rules.multiple_of("q_tile", schedule.q_tile, 16)
-            or rules.wgmma_n("q_tile", schedule.q_tile, integer=False),
-            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: must be 1 to 8",
-        ]
-    )
-    if first:
-        return first
+    tile = rules.multiple_of("q_tile", schedule.q_tile, 16)
+    tile = tile or rules.wgmma_n("q_tile", schedule.q_tile, integer=False)
+    if tile:
+        return [tile]
     layout = attention_backward_layout(arch, operation, schedule)
     warpgroups, box = schedule.warpgroups, WGMMA_M if layout.swap else layout.box_columns
     rows = layout.columns if layout.swap else schedule.q_tile
@@ -62,7 +47,6 @@ def schedule_reasons(
             or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
             else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
             f"{WIDEST}, do registers suffice for v; take none",
-            rules.one_of("single_do", schedule.single_do, (False, True)),
             None
             if schedule.stages > 1 or not schedule.single_do
             else "stages 1 with single_do: q has one stage as well; take false, or 2 stages",

@@ -7,34 +7,35 @@ h / (heads / kv_heads), whose gradients are summed over its query heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from warploom.generator.families._attention.operation import Dim
+from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttentionBackwardOperation:
-    """What is computed: dq, dk and dv of o = softmax(scale q k^T) v, from do and the forward's lse.
+    """What is computed: dq, dk, dv of o = softmax(scale q k^T) v, from do and the forward's lse."""
 
-    element         of all tensors; sums are fp32
-    dim             of a head; a kernel serves any multiple of 8 up to it
-    mask            none; causal: column <= row + right; window: row - left <= column <= row + right
-    softcap         s = softcap * tanh(s / softcap) before the softmax
-    lengths         fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q, cu_seqlens_k say
-    deterministic   dq is summed in an order that does not change from run to run
-    family          which kernels these are
-    """
-
-    element: Literal["fp16", "bf16"]
-    dim: Dim
-    mask: Literal["none", "causal", "window"] = "none"
-    softcap: bool = False
-    lengths: Literal["fixed", "packed"] = "fixed"
-    deterministic: bool = False
-    family: Literal["attention_backward"] = "attention_backward"
+    element: Literal["fp16", "bf16"] = knob(doc="of all tensors; sums are fp32")
+    dim: Dim = knob(name="dim{}", doc="of a head; a kernel serves any multiple of 8 up to it")
+    mask: Literal["none", "causal", "window"] = knob(
+        default="none",
+        doc="none; causal: column <= row + right; window: row - left <= column <= row + right",
+    )
+    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
+    lengths: Literal["fixed", "packed"] = knob(
+        default="fixed",
+        doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q, cu_seqlens_k say",
+    )
+    deterministic: bool = knob(
+        default=False, doc="dq is summed in an order that does not change from run to run"
+    )
+    family: Literal["attention_backward"] = knob(
+        default="attention_backward", doc="which kernels these are"
+    )
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -51,35 +52,54 @@ class AttentionBackwardOperation:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttentionBackwardSchedule:
-    """How it is computed.
+    """How it is computed."""
 
-    q_tile      rows of q and do in one step
-    kv_tile     rows of k and v of one block, or of two that share rows; each has a consumer
-                warpgroup for every 64 of them, beside one producer
-    stages      tiles of q, and of do, in flight
-    overlap     a warpgroup's own products run under its arithmetic: the next scores, dp, dv
-    accumulate  how a step's dq is added to the sums in global memory: bulk, by TMA from shared
-                memory; direct, from registers
-    cluster     blocks that share out the query heads of a kv head, and sum dk and dv through
-                distributed shared memory
-    share       how two blocks share a kv tile of a head of more than 128: columns, each has all its
-                scores, and half the columns of the gradients; rows, each has 64 rows of k and v,
-                and they exchange ds for dq, of which each adds half the columns
-    single_do   of do only one stage, which is let go earlier in a step than that of q
-    held        how much of v a warpgroup has in registers, so that dp is multiplied from there
-    """
-
-    q_tile: int
-    kv_tile: Literal[64, 128]
-    stages: int = 2
-    overlap: bool = True
-    accumulate: Literal["bulk", "direct"] = "bulk"
-    cluster: Literal[1, 2, 4, 8] = 1
-    share: Literal["columns", "rows"] = "columns"
-    single_do: bool = False
-    held: Literal["none", "half", "all"] = "none"
+    q_tile: int = knob(name="{}x{}", doc="rows of q and do in one step")
+    kv_tile: Literal[64, 128] = knob(
+        name="",
+        doc="rows of k and v of one block, or of two that share rows; each has a consumer "
+        "warpgroup for every 64 of them, beside one producer",
+    )
+    stages: int = knob(
+        default=2,
+        name="stages{}",
+        least=1,
+        most=8,
+        follows=ANY,
+        doc="tiles of q, and of do, in flight",
+    )
+    overlap: bool = knob(
+        default=True,
+        doc="a warpgroup's own products run under its arithmetic: the next scores, dp, dv",
+    )
+    accumulate: Literal["bulk", "direct"] = knob(
+        default="bulk",
+        doc="how a step's dq is added to the sums in global memory: bulk, by TMA from shared "
+        "memory; direct, from registers",
+    )
+    cluster: Literal[1, 2, 4, 8] = knob(
+        default=1,
+        name="cluster{}",
+        doc="blocks that share out the query heads of a kv head, and sum dk and dv through "
+        "distributed shared memory",
+    )
+    share: Literal["columns", "rows"] = knob(
+        default="columns",
+        doc="how two blocks share a kv tile of a head of more than 128: columns, each has all its "
+        "scores, and half the columns of the gradients; rows, each has 64 rows of k and v, "
+        "and they exchange ds for dq, of which each adds half the columns",
+    )
+    single_do: bool = knob(
+        default=False,
+        doc="of do only one stage, which is let go earlier in a step than that of q",
+    )
+    held: Literal["none", "half", "all"] = knob(
+        default="none",
+        name="held_{}",
+        doc="how much of v a warpgroup has in registers, so that dp is multiplied from there",
+    )
 
     @property
     def tokens(self) -> tuple[str, ...]:

@@ -38,10 +38,6 @@ class AttentionForward(Family[AttentionOperation, AttentionSchedule, AttentionPr
     schedule = AttentionSchedule
     revision = 2  # since outputs are rescaled less often where that is `needed`
 
-    def operation_reasons(self, operation: AttentionOperation) -> list[str]:
-        """Why the operation is not legal; empty when it is."""
-        return rules.operation_reasons(operation)
-
     def schedule_reasons(
         self, arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
     ) -> list[str]:

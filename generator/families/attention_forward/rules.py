@@ -11,24 +11,14 @@ from warploom.generator.families.attention_forward.schedule import (
 )
 
 
-def operation_reasons(operation: AttentionOperation) -> list[str]:
-    """Why the operation is not legal; empty when it is."""
-    return rules.broken([rules.one_of("softcap", operation.softcap, (False, True))])
-
-
 def schedule_reasons(
     arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
 ) -> list[str]:
     """Why the schedule does not fit the operation on `arch`; empty when it does."""
-    first = rules.broken(
-        [
-            rules.multiple_of("kv_tile", schedule.kv_tile, 16)
-            or rules.wgmma_n("kv_tile", schedule.kv_tile, integer=False),
-            None if 1 <= schedule.stages <= 8 else f"stages {schedule.stages}: must be 1 to 8",
-        ]
-    )
-    if first:
-        return first
+    tile = rules.multiple_of("kv_tile", schedule.kv_tile, 16)
+    tile = tile or rules.wgmma_n("kv_tile", schedule.kv_tile, integer=False)
+    if tile:
+        return [tile]
     layout = attention_layout(arch, operation, schedule)
     return rules.broken(
         [

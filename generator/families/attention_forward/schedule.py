@@ -6,32 +6,32 @@ whose last dimension is contiguous. Query head h attends to kv head h / (heads /
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from warploom.generator.families._attention.operation import Dim
+from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttentionOperation:
-    """What is computed: o = softmax(scale q k^T) v by rows, and lse = log(sum(exp(scale q k^T))).
+    """What is computed: by rows, o = softmax(s) v and lse = log(sum(exp(s))) of s = scale q k^T."""
 
-    element   of q, k, v and o; sums are fp32
-    dim       of a head; a kernel serves any multiple of 8 up to it
-    mask      none; causal: column <= row + right; window: row - left <= column <= row + right
-    softcap   s = softcap * tanh(s / softcap) before the softmax
-    lengths   fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say
-    family    which kernels these are
-    """
-
-    element: Literal["fp16", "bf16"]
-    dim: Dim
-    mask: Literal["none", "causal", "window"] = "none"
-    softcap: bool = False
-    lengths: Literal["fixed", "packed"] = "fixed"
-    family: Literal["attention_forward"] = "attention_forward"
+    element: Literal["fp16", "bf16"] = knob(doc="of q, k, v and o; sums are fp32")
+    dim: Dim = knob(name="dim{}", doc="of a head; a kernel serves any multiple of 8 up to it")
+    mask: Literal["none", "causal", "window"] = knob(
+        default="none",
+        doc="none; causal: column <= row + right; window: row - left <= column <= row + right",
+    )
+    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
+    lengths: Literal["fixed", "packed"] = knob(
+        default="fixed",
+        doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
+    )
+    family: Literal["attention_forward"] = knob(
+        default="attention_forward", doc="which kernels these are"
+    )
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -40,28 +40,42 @@ class AttentionOperation:
         return (self.element, f"dim{self.dim}", self.mask, *softcap, self.lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttentionSchedule:
-    """How it is computed.
+    """How it is computed."""
 
-    q_tile      rows of q of one block: 64 for each consumer warpgroup, beside one producer
-    kv_tile     rows of k and v in one step
-    stages      tiles of k, and of v, in flight
-    overlap     the softmax of one step runs under the products of the step before
-    pingpong    the warpgroups take turns at the tensor core: one's softmax under another's products
-    scheduler   single: a block per tile; static: persistent blocks, tiles dealt in advance;
-                dynamic: persistent blocks, each takes its next tile from a counter
-    rescale     always, or where it is needed: a warp leaves its output as it is where no maximum of
-                its rows grew by more than a factor of 2^8 in the weights
-    """
-
-    q_tile: Literal[64, 128, 192]
-    kv_tile: int
-    stages: int = 2
-    overlap: bool = True
-    pingpong: bool = True
-    scheduler: Literal["single", "static", "dynamic"] = "static"
-    rescale: Literal["always", "needed"] = "always"
+    q_tile: Literal[64, 128, 192] = knob(
+        name="{}x{}",
+        doc="rows of q of one block: 64 for each consumer warpgroup, beside one producer",
+    )
+    kv_tile: int = knob(name="", doc="rows of k and v in one step")
+    stages: int = knob(
+        default=2,
+        name="stages{}",
+        least=1,
+        most=8,
+        follows=ANY,
+        doc="tiles of k, and of v, in flight",
+    )
+    overlap: bool = knob(
+        default=True, doc="the softmax of one step runs under the products of the step before"
+    )
+    pingpong: bool = knob(
+        default=True,
+        follows="q_tile",
+        doc="the warpgroups take turns at the tensor core: one's softmax under another's products",
+    )
+    scheduler: Literal["single", "static", "dynamic"] = knob(
+        default="static",
+        doc="single: a block per tile; static: persistent blocks, tiles dealt in advance; "
+        "dynamic: persistent blocks, each takes its next tile from a counter",
+    )
+    rescale: Literal["always", "needed"] = knob(
+        default="always",
+        name="rescale_{}",
+        doc="always, or where it is needed: a warp leaves its output as it is where no maximum of "
+        "its rows grew by more than a factor of 2^8 in the weights",
+    )
 
     @property
     def tokens(self) -> tuple[str, ...]:

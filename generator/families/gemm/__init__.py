@@ -42,7 +42,6 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmProblem]):
 
     operation = GemmOperation
     schedule = GemmSchedule
-    automatic = ("stages",)
 
     def operation_reasons(self, operation: GemmOperation) -> list[str]:
         """Why the operation is not legal; empty when it is."""

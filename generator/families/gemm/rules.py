@@ -12,6 +12,7 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import legal
 from warploom.generator.families.gemm.layout import chunks, gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
+from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
 
@@ -43,7 +44,7 @@ def schedule_reasons(
 ) -> list[str]:
     """Why the schedule does not fit the operation on `arch`; empty when it does.
 
-    That each field holds a value that it is declared with is seen to before, by `rules.literals`.
+    That each field holds a value that it is declared with is seen to before, by `rules.fields`.
     """
     _, _, k = schedule.tile
     rows, columns = ("n", "m") if schedule.swap else ("m", "n")
@@ -56,9 +57,6 @@ def schedule_reasons(
             ),
             rules.one_of("tile k", k, (1024 // bits,)),
             rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
-            None if 2 <= schedule.stages <= 32 else f"stages {schedule.stages}: must be 2 to 32",
-            None if 1 <= schedule.group <= 1024 else f"group {schedule.group}: must be 1 to 1024",
-            None if 1 <= schedule.split <= 8 else f"split {schedule.split}: must be 1 to 8",
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
             else f"roles pingpong with {schedule.consumers} consumer: takes two",
@@ -74,7 +72,7 @@ def schedule_reasons(
             else f"split {schedule.split} with cluster {schedule.cluster}, roles {schedule.roles}: "
             "takes a cluster of its own, (1, 1), and consumers that share a tile, cooperative",
             None
-            if schedule.split <= 1
+            if schedule.split == 1
             else rules.multiple_of(f"tile {columns}", schedule.columns, 8 * schedule.split),
         ]
     )
@@ -114,4 +112,4 @@ def complete(arch: str, operation: GemmOperation, fields: Mapping[str, Any]) -> 
     layout = gemm_layout(operation, schedule)
     room = architecture(arch).shared_bytes // 1024 * 1024 - layout.fixed_bytes
     stages = room // max(1, layout.stage_bytes + 2 * 8)
-    return replace(schedule, stages=max(2, min(32, stages)))
+    return replace(schedule, stages=knobs(GemmSchedule)["stages"].nearest(stages))

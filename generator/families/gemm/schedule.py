@@ -6,11 +6,11 @@ are row-major.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import WARPGROUP
 
@@ -23,31 +23,39 @@ Raster = Literal["along_m", "along_n"]
 Store = Literal["tma", "direct"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GemmOperation:
-    """What is computed. Accumulation is fp32, or int32 for int8 operands; then the epilogue.
+    """What is computed. Accumulation is fp32, or int32 for int8 operands; then the epilogue."""
 
-    family         always written
-    a              element type of A [M, K]
-    b              element type of B [K, N]: that of A, or both are fp8
-    d              element type of D [M, N]; int32 is for int8 operands without epilogue
-    layout_a       row or col: which of A's rows and columns are contiguous; 8-bit types: row
-    layout_b       the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col
-    epilogue       up to 6 steps between the accumulators and D, in order
-    accumulation   fast: the tensor core adds all products up, of fp8 ones in about 14 bits;
-                   promoted: sums over 128 of k are added up in fp32 registers (fp8 only)
-    batched        A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated
-    """
-
-    a: Input
-    b: Input
-    d: Output
-    layout_a: Layout = "row"
-    layout_b: Layout = "col"
-    epilogue: tuple[EpilogueStep, ...] = ()
-    accumulation: Accumulation = "fast"
-    batched: bool = False
-    family: Literal["gemm"] = "gemm"
+    a: Input = knob(name="{}|{}_{}_{}", doc="element type of A [M, K]")
+    b: Input = knob(name="", doc="element type of B [K, N]: that of A, or both are fp8")
+    d: Output = knob(
+        name="",
+        doc="element type of D [M, N]; int32 is for int8 operands without epilogue",
+    )
+    layout_a: Layout = knob(
+        default="row",
+        name="{}_{}",
+        doc="row or col: which of A's rows and columns are contiguous; 8-bit types: row",
+    )
+    layout_b: Layout = knob(
+        default="col",
+        name="",
+        doc="the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col",
+    )
+    epilogue: tuple[EpilogueStep, ...] = knob(
+        default=(), doc="up to 6 steps between the accumulators and D, in order"
+    )
+    accumulation: Accumulation = knob(
+        default="fast",
+        doc="fast: the tensor core adds all products up, of fp8 ones in about 14 bits; "
+        "promoted: sums over 128 of k are added up in fp32 registers (fp8 only)",
+    )
+    batched: bool = knob(
+        default=False,
+        doc="A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated",
+    )
+    family: Literal["gemm"] = knob(default="gemm", doc="always written")
 
     @property
     def accumulator(self) -> Element:
@@ -64,40 +72,83 @@ class GemmOperation:
         return (*types, *promoted, *batched, *steps)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GemmSchedule:
-    """How it is computed.
+    """How it is computed."""
 
-    roles        cooperative: the consumers share a tile, each taking its share of the rows;
-                 pingpong: each has a tile of its own, one's epilogue under the other's products
-    tile         (m, n, k) of one block; k is 128 bytes: 64 for 16-bit operands, 128 for 8-bit ones
-    cluster      blocks along (m, n) that multicast what they share: (1, 1), (2, 1) or (1, 2)
-    consumers    warpgroups that issue wgmma, beside one producer warpgroup that issues TMA
-    stages       k tiles in flight, 2 to 32; auto: as many as fit
-    raster       the direction in which consecutive tiles advance inside a band of `group` tiles
-    group        how many tiles wide a band is, 1 to 1024
-    store        tma: staged through shared memory, operands of the epilogue read in pairs;
-                 direct: predicated, one element at a time, for any pitch and address
-    swap         D' = B' A': the 64-row side of wgmma takes n, and its side of 8 to 256 takes m
-    producer_registers   of the producer's threads where there are two consumers, which share what
-                 is left: 232 each beside 40, 240 beside 24
-    l2_promotion   bytes that L2 fetches for each of TMA's requests of A and B
-    split        blocks that share a tile's k, 1 to 8 in a cluster of their own: each adds up its
-                 part, then finishes an equal share of the tile's columns of wgmma
-    """
-
-    tile: tuple[int, int, int]
-    stages: int
-    cluster: tuple[int, int] = (1, 1)
-    consumers: Literal[1, 2] = 2
-    raster: Raster = "along_m"
-    group: int = 8
-    store: Store = "tma"
-    roles: Roles = "cooperative"
-    swap: bool = False
-    producer_registers: Literal[24, 40] = 40
-    l2_promotion: Literal[64, 128, 256] = 256
-    split: int = 1
+    tile: tuple[int, int, int] = knob(
+        name="{}x{}x{}",
+        doc="(m, n, k) of one block; k is 128 bytes: 64 for 16-bit operands, 128 for 8-bit ones",
+    )
+    stages: int = knob(
+        name="stages{}",
+        least=2,
+        most=32,
+        auto=True,
+        follows=ANY,
+        doc="k tiles in flight; auto: as many as fit",
+    )
+    cluster: tuple[int, int] = knob(
+        default=(1, 1),
+        name="cluster{}x{}",
+        doc="blocks along (m, n) that multicast what they share: (1, 1), (2, 1) or (1, 2)",
+    )
+    consumers: Literal[1, 2] = knob(
+        default=2,
+        name="consumers{}",
+        detail=True,
+        follows="roles",
+        doc="warpgroups that issue wgmma, beside one producer warpgroup that issues TMA",
+    )
+    raster: Raster = knob(
+        default="along_m",
+        detail=True,
+        doc="the direction in which consecutive tiles advance inside a band of `group` tiles",
+    )
+    group: int = knob(
+        default=8,
+        name="group{}",
+        least=1,
+        most=1024,
+        detail=True,
+        doc="how many tiles wide a band is",
+    )
+    store: Store = knob(
+        default="tma",
+        doc="tma: staged through shared memory, operands of the epilogue read in pairs; "
+        "direct: predicated, one element at a time, for any pitch and address",
+    )
+    roles: Roles = knob(
+        default="cooperative",
+        doc="cooperative: the consumers share a tile, each taking its share of the rows; "
+        "pingpong: each has a tile of its own, one's epilogue under the other's products",
+    )
+    swap: bool = knob(
+        default=False,
+        doc="D' = B' A': the 64-row side of wgmma takes n, and its side of 8 to 256 takes m",
+    )
+    producer_registers: Literal[24, 40] = knob(
+        default=40,
+        name="producer{}",
+        detail=True,
+        follows="roles",
+        doc="of the producer's threads where there are two consumers, which share what "
+        "is left: 232 each beside 40, 240 beside 24",
+    )
+    l2_promotion: Literal[64, 128, 256] = knob(
+        default=256,
+        name="l2x{}",
+        detail=True,
+        doc="bytes that L2 fetches for each of TMA's requests of A and B",
+    )
+    split: int = knob(
+        default=1,
+        name="split{}",
+        least=1,
+        most=8,
+        doc="blocks that share a tile's k, in a cluster of their own: each adds up its "
+        "part, then finishes an equal share of the tile's columns of wgmma",
+    )
 
     @property
     def tokens(self) -> tuple[str, ...]:
