@@ -97,4 +97,5 @@ def test_only_a_batched_kernel_takes_batches(spec: KernelSpec, data: st.DataObje
     for name, lie in (("a", problem.batches_a), ("b", problem.batches_b)):
         if spec.operation.batched:
             assert launch.parameters[f"{name}_batches"] == lie.count
+            assert launch.parameters[f"{name}_repeat"] == lie.repeat
             assert next(m for m in maps if m.tensor == name).extents[2] == lie.count

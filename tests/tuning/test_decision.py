@@ -205,6 +205,19 @@ def test_without_a_model_the_nearest_record_is_taken_as_it_is(
     assert found.spec.schedule == SLIM and "no model of this GPU" in found.reason
 
 
+def test_the_default_stays_where_another_is_faster_by_less_than_predictions_are_sure_of(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each call near a record would compile a kernel of its own for nothing."""
+    monkeypatch.setattr(records, "load", lambda gpu: None)
+    records.forget()
+    default = choose(m=600).spec.schedule
+    for slower, kept in ((1 + decision.TIE / 2, default), (1 + 2 * decision.TIE, SLIM)):
+        tried = Timed(default, slower * 4e-5, 0.003)
+        keep(fresh, record(best=Timed(SLIM, 4e-5, 0.003), default=tried, runners_up=()))
+        assert choose(m=600).spec.schedule == kept
+
+
 def test_a_damaged_file_is_left_out_with_a_warning_and_explained(
     fresh: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,16 @@ def test_fixed_lengths_are_mapped_in_place_by_their_strides() -> None:
     assert (values["q_tiles"], values["tiles"], values["sharing"]) == (3, 3 * 8 * 3, 4)
 
 
+def test_each_tensor_is_read_by_its_own_strides() -> None:
+    """k and v come as parts of one projection, or k from a cache, and need not lie alike."""
+    own = {name: (8 * i, 16 * i, 32 * i) for i, name in enumerate("qkv", start=1)}
+    told = problem(**{f"strides_{name}": strides for name, strides in own.items()})
+    for name, (batch, head, seq) in own.items():
+        found = launch(spec(), told).parameters[f"{name}_map"]
+        assert isinstance(found, TensorMap)
+        assert (found.tensor, found.pitches) == (name, (2 * seq, 2 * head, 2 * batch))
+
+
 def test_a_packed_map_ends_every_box_where_its_sequence_does() -> None:
     kernel = spec(replace(OPERATION, lengths="packed"))
     values = launch(kernel, packed()).parameters

@@ -12,7 +12,7 @@ from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import Bias, Residual
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, gemm_layout
-from warploom.generator.families.gemm.schedule import Output
+from warploom.generator.families.gemm.schedule import Input, Output
 
 ARCH = architecture("sm_90a")
 OPERATION = GemmOperation("bf16", "bf16", "bf16")
@@ -73,6 +73,19 @@ def test_a_value_of_another_type_is_refused_although_it_may_be_equal(
 ) -> None:
     """Equal fields of two types would have one kernel and two digests."""
     assert reasons(**schedule) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "mixes"),
+    [("e4m3", "e5m2", True), ("fp16", "bf16", False), ("int8", "e4m3", False)],
+)
+def test_only_the_types_of_8_bit_floats_mix(a: Input, b: Input, mixes: bool) -> None:
+    """wgmma would read the bits of one type as those of the other."""
+    found = family("gemm").reasons(
+        ARCH, GemmOperation(a, b, "fp32"), replace(SCHEDULE, tile=(128, 256, 128 if mixes else 64))
+    )
+    assert (found == []) is mixes
+    assert mixes or found == [f"b {b}: must be of the type of a, {a}; only fp8 types mix"]
 
 
 def test_a_schedule_of_the_table_is_legal() -> None:
