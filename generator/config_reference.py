@@ -11,18 +11,34 @@ from warploom.generator.config_models import TAGS, summary
 from warploom.generator.families import every
 from warploom.generator.families.family import Family
 from warploom.generator.knob import Knob, knobs, types
-from warploom.generator.markdown import table
+from warploom.generator.markdown import insert, table
 
-MARKERS = "reference"
 _COLUMNS = ("field", "values", "default", "meaning")
 
 
 def reference() -> str:
     """Return the tables of every family: its operation, the steps of an epilogue, its schedule."""
-    return "\n\n".join(part for family in every() for part in _family(family))
+    return "\n\n".join(map(_family, every()))
 
 
-def _family(family: Family) -> Iterable[str]:
+def renewed(page: str) -> str:
+    """Return a page with the tables of each family whose markers it has; ValueError if it has none.
+
+    The markers of a family are `<!-- fields of NAME: begin -->` and `<!-- fields of NAME: end -->`.
+    """
+    told = [family for family in every() if f"<!-- fields of {family.name}: begin -->" in page]
+    if not told:
+        raise ValueError("the text has no <!-- fields of FAMILY: begin -->")
+    for family in told:
+        page = insert(page, f"fields of {family.name}", _family(family))
+    return page
+
+
+def _family(family: Family) -> str:
+    return "\n\n".join(_parts(family))
+
+
+def _parts(family: Family) -> Iterable[str]:
     yield f"**An operation of `{family.name}`.** {summary(family.operation)}"
     yield table(_COLUMNS, map(_row, _described(family.operation)))
     steps = [step for kind in types(family.operation).values() for step in _steps(kind)]

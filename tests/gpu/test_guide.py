@@ -1,4 +1,4 @@
-"""The guide's programs run on a GPU as they do on the CPU, those marked `gpu` included."""
+"""Programs of the guide and of the families' pages run on a GPU, those marked `gpu` included."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.gpu
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "guide.md", *sorted((DOCS / "families").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)(?: gpu)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_every_program_of_the_guide_works_on_a_gpu(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```(\w+)(?: gpu)?\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_program_of_a_page_works_on_a_gpu(page: Path, tmp_path: Path) -> None:
+    blocks = BLOCK.findall(page.read_text())
     for language, text in blocks:
         if language == "yaml":
             (tmp_path / text.splitlines()[0].removeprefix("# ")).write_text(text)
     program = "\n".join(text for language, text in blocks if language == "python")
-    assert "CUDAGraph" in program
+    assert "CUDAGraph" in program or page != PAGES[0]
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from warploom.generator import toolchain
 from warploom.generator.artifact import Artifact
 from warploom.generator.build import build
 from warploom.generator.epilogue import STEPS
-from warploom.generator.families import every
+from warploom.generator.families import every, names
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import parse_name
@@ -300,7 +301,7 @@ def test_schema_in_markdown_has_a_row_for_every_field_and_step() -> None:
     expected = [field.name for source in sources for field in fields(source)]
     assert sorted(first) == sorted([*expected, *steps])
     assert all(row[-1].removesuffix(" |").strip() for row in rows)
-    assert "| `stages` | an integer, or `auto` | `auto` | k tiles in flight" in tables
+    assert "| `stages` | an integer 2 to 32, or `auto` | `auto` | k tiles in flight" in tables
     assert "| `swap` | `false`, `true` | `false` |" in tables
     assert "| `cluster` | a list of 2 integers | `[1, 1]` |" in tables
 
@@ -309,13 +310,13 @@ def test_schema_write_puts_the_tables_between_the_markers_and_leaves_the_rest(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "some.md"
-    file.write_text("before\n<!-- reference: begin -->\nold\n<!-- reference: end -->\nafter\n")
+    marked = "before\n<!-- fields of {0}: begin -->\n{1}\n<!-- fields of {0}: end -->\nafter\n"
+    file.write_text("".join(marked.format(name, "old") for name in names()))
     assert run("schema", "--write", file).exit_code == 0
-    tables = run("schema", "--markdown").stdout
-    assert file.read_text() == (
-        f"before\n<!-- reference: begin -->\n{tables}<!-- reference: end -->\nafter\n"
-    )
+    tables = run("schema", "--markdown").stdout.removesuffix("\n")
+    parts = re.split(r"\n\n(?=\*\*An operation of)", tables)
+    assert file.read_text() == "".join(map(marked.format, names(), parts))
     file.write_text("no markers\n")
     result = run("schema", "--write", file)
     assert (result.exit_code, file.read_text()) == (1, "no markers\n")
-    assert "has no <!-- reference: begin -->" in result.stderr
+    assert "has no <!-- fields of FAMILY: begin -->" in result.stderr

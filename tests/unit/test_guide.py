@@ -8,25 +8,23 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 import warploom
-from benchmarks.peers import KINDS
 from benchmarks.report import anchor
 from warploom.cli import COMMANDS, EXIT_CODES
-from warploom.generator.config_reference import MARKERS, reference
-from warploom.generator.families.gemm import GemmSchedule
-from warploom.generator.markdown import insert
-from warploom.generator.space import expand_file
+from warploom.generator import families
+from warploom.generator.config_reference import renewed
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
+FAMILY_PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "families").glob("*.md")}
+PAGES = {"guide": GUIDE, **dict(sorted(FAMILY_PAGES.items()))}
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+SECTIONS = ("Calling it", "Numerics", "Limits", "Choosing a schedule", "Every field", "Messages")
 FUNCTIONS = ("produce", "consume")  # of every kernel, called by its entry
 ROOMS = ("src/warploom", "generator", "runtime", "tuning")
 
@@ -34,6 +32,18 @@ ROOMS = ("src/warploom", "generator", "runtime", "tuning")
 def blocks(text: str, language: str) -> list[str]:
     """The contents of the code blocks marked exactly so."""
     return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def section(text: str, title: str) -> str:
+    """What stands below a heading `## title`, up to the next."""
+    return re.split(r"\n##? ", text.partition(f"\n## {title}\n")[2])[0]
+
+
+def first_column(text: str, header: str = "") -> list[str]:
+    """The words in backticks that begin the rows of the tables whose first cell is `header`."""
+    tables = re.findall(rf"^\| {header}.*\n\| ---.*\n((?:\|.*\n?)*)", text, re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?`) \|", "".join(tables), re.MULTILINE)
+    return [word for row in rows for word in re.findall(r"\w+", row)]
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -50,27 +60,28 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every configuration that the guide says to save."""
+    """A folder with every configuration that the guide and the families' pages say to save."""
     folder = tmp_path_factory.mktemp("guide")
-    for block in blocks(GUIDE, "yaml"):
-        name = block.splitlines()[0].removeprefix("# ")
-        (folder / name).write_text(block)
+    for page in PAGES.values():
+        for block in blocks(page, "yaml"):
+            (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
     return folder
 
 
-def test_every_command_of_the_guide_that_needs_no_gpu_works(folder: Path) -> None:
-    lines = "".join(blocks(GUIDE, "console")).splitlines()
-    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
+    lines = "".join(block for page in PAGES.values() for block in blocks(page, "console"))
+    commands = [line.removeprefix("$ ") for line in lines.splitlines() if line.startswith("$ ")]
     assert len(commands) > 10
     for command in commands:
         done = run(command, folder)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
-def test_every_program_that_needs_no_gpu_works(folder: Path) -> None:
-    """Of the guide: test_pages.py runs the README's, for what it prints."""
-    (folder / "program.py").write_text("\n".join(blocks(GUIDE, "python")))
-    done = run("python program.py", folder)
+@pytest.mark.parametrize("page", PAGES)
+def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
+    """Of the guide and of families: test_pages.py runs the README's, for what it prints."""
+    (folder / f"{page}.py").write_text("\n".join(blocks(PAGES[page], "python")))
+    done = run(f"python {page}.py", folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -81,40 +92,53 @@ def test_the_configuration_of_the_readme_is_one(folder: Path) -> None:
     assert len(done.stdout.splitlines()) == 1, done.stderr
 
 
-def test_every_message_of_the_guide_is_one_that_is_raised() -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_every_message_of_a_page_is_one_that_is_raised(page: str) -> None:
     sources = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
     joined = re.sub(r'"\s*\n\s*f?"', "", sources)  # a message may span lines of source
-    table = GUIDE.partition("## Troubleshooting")[2]
+    table = PAGES[page].partition("## Troubleshooting" if page == "guide" else "## Messages")[2]
     messages = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
-    assert len(messages) > 10
+    assert messages
     assert [message for message in messages if message not in joined] == []
 
 
-def test_the_tables_of_fields_are_those_of_the_dataclasses() -> None:
-    renewed = insert(GUIDE, MARKERS, reference())
-    assert renewed == GUIDE, "`warploom schema --write docs/guide.md` renews them"
+def test_every_family_has_a_page_and_the_guide_leads_to_it() -> None:
+    assert FAMILY_PAGES.keys() == set(families.names())
+    assert [name for name in FAMILY_PAGES if f"](families/{name}.md)" not in GUIDE] == []
 
 
-def test_the_measured_errors_have_their_place() -> None:
-    assert GUIDE.partition("## Numerics")[2].partition("\n## ")[0].count("<!-- error table") == 1
+@pytest.mark.parametrize("name", FAMILY_PAGES)
+def test_the_page_of_a_family_has_what_people_look_for(name: str) -> None:
+    assert [title for title in SECTIONS if not section(FAMILY_PAGES[name], title)] == []
 
 
-def test_every_keyword_of_a_call_is_told() -> None:
-    keywords = set(inspect.signature(warploom.gemm).parameters) - {"a", "b", "epilogue"}
-    calling = GUIDE.partition("## Calling it")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?`) \|", calling, re.MULTILINE)
-    assert {word for row in rows for word in re.findall(r"\w+", row)} == keywords
+@pytest.mark.parametrize("name", FAMILY_PAGES)
+def test_the_tables_of_fields_are_those_of_the_dataclasses(name: str) -> None:
+    page = FAMILY_PAGES[name]
+    assert renewed(page) == page, f"`warploom schema --write docs/families/{name}.md` renews them"
+    assert f"**A schedule of `{name}`**" in section(page, "Every field")
 
 
-def test_every_field_of_a_schedule_has_advice() -> None:
-    advice = GUIDE.partition("## Choosing a schedule")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.*?`) \|", advice, re.MULTILINE)
-    told = [word for row in rows for word in re.findall(r"\w+", row)]
-    assert sorted(told) == sorted(field.name for field in fields(GemmSchedule))
+@pytest.mark.parametrize("name", FAMILY_PAGES)
+def test_every_field_of_a_schedule_has_advice(name: str) -> None:
+    told = first_column(section(FAMILY_PAGES[name], "Choosing a schedule"), "field")
+    assert sorted(told) == sorted(field.name for field in fields(families.family(name).schedule))
 
 
-@pytest.mark.parametrize("text", [GUIDE, PAGE], ids=["guide", "benchmarks"])
-def test_commands_that_need_a_gpu_have_the_options_that_they_are_given(text: str) -> None:
+def test_every_keyword_of_a_call_is_told_once() -> None:
+    """On the pages together whose titles name the call: gradients have keywords of their own."""
+    told: dict[str, list[str]] = {}
+    for page in FAMILY_PAGES.values():
+        (call,) = re.findall(r"^# .*`warploom\.(\w+)`$", page, re.MULTILINE)
+        told.setdefault(call, []).extend(first_column(section(page, "Calling it"), "keyword"))
+    for call, keywords in told.items():
+        parameters = inspect.signature(getattr(warploom, call)).parameters.values()
+        expected = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+        assert sorted(keywords) == sorted(expected), call
+
+
+def test_commands_that_need_a_gpu_have_the_options_that_they_are_given() -> None:
+    text = "\n".join((PAGE, *PAGES.values()))
     commands = re.findall(r"^\$ .*?-m (benchmarks\.\w+) (.*)", text, re.MULTILINE)
     assert commands
     for module in dict(commands):
@@ -122,18 +146,6 @@ def test_commands_that_need_a_gpu_have_the_options_that_they_are_given(text: str
         given = " ".join(arguments for other, arguments in commands if other == module)
         missing = set(re.findall(r"--\w+", given)) - set(re.findall(r"--\w+", done.stdout))
         assert missing == set(), (module, done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("text", "page", "file"),
-    [(GUIDE, GUIDE, ""), (README, GUIDE, "docs/guide.md"), (PAGE, PAGE, "")],
-    ids=["guide", "README", "benchmarks"],
-)
-def test_links_to_a_heading_lead_to_one(text: str, page: str, file: str) -> None:
-    anchors = {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
-    targets = re.findall(rf"\]\({re.escape(file)}#(.*?)\)", text)
-    assert targets
-    assert [target for target in targets if target not in anchors] == []
 
 
 def test_every_variable_of_the_guide_is_read_and_the_other_way_round() -> None:
@@ -156,38 +168,6 @@ def test_the_commands_and_exit_codes_of_the_guide_are_those_there_are() -> None:
     assert codes == [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
 
 
-def test_the_kernels_that_the_guide_lets_compete_compute_what_the_cells_do(folder: Path) -> None:
-    (arguments,) = re.findall(r"-m benchmarks.gemm (.*--specs.*)", GUIDE)
-    file, kind = (re.findall(rf"--{name} (\S+)", arguments)[0] for name in ("specs", "types"))
-    specs = expand_file(folder / file).specs
-    assert {spec.operation for spec in specs} == {KINDS[kind].operation()}
-
-
-def test_what_other_libraries_call_it_computes_the_same() -> None:
-    """The tables of `Coming from other libraries`, as far as torch on a CPU has the other side."""
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(5, 64), torch.randn(48, 64), torch.randn(48)
-    a, w = x.bfloat16(), weight.bfloat16()
-    c = torch.randn(5, 48).bfloat16()
-    close = partial(torch.testing.assert_close, rtol=0.02, atol=0.02, check_dtype=False)
-    close(warploom.gemm(a, w.t()), torch.mm(a, w.t()))
-    linear = torch.nn.functional.linear(a.float(), w.float(), bias)
-    close(warploom.gemm(a, w.t(), bias=bias, out_dtype=torch.float32), linear)
-    added = torch.addmm(c.float(), a.float(), w.t().float(), beta=0.5, alpha=2.0)
-    gemm = warploom.gemm(a, w.t(), residual=c, beta=0.5, scale_a=2.0, out_dtype=torch.float32)
-    close(gemm, added)
-    rows, columns = torch.rand(5, 1), torch.rand(1, 48)
-    scaled = (a.float() @ w.t().float()) * rows * columns
-    close(warploom.gemm(a, w.t(), scale_a=rows, scale_b=columns, out_dtype=torch.float32), scaled)
-
-    q, k, v = (torch.randn(2, heads, 20, 32).bfloat16() for heads in (4, 2, 2))
-    sdpa = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
-    close(warploom.attention(q, k, v, scale=0.3), sdpa(q, k, v, scale=0.3))
-    close(warploom.attention(q, k, v, causal=True), sdpa(q, k, v, is_causal=True))
-    short = q[:, :, :7]
-    close(warploom.attention(short, k, v, causal="top_left"), sdpa(short, k, v, is_causal=True))
-
-
 def test_every_golden_kernel_is_laid_out_as_the_guide_says() -> None:
     golden = list((ROOT / "emitted" / "golden").glob("*.cu"))
     assert golden
@@ -197,12 +177,20 @@ def test_every_golden_kernel_is_laid_out_as_the_guide_says() -> None:
         assert produce < consume < text.index(f"{path.stem}(const __grid_constant__"), path.name
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    documents = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md"))]
-    broken = [
-        (document.name, target)
+def test_links_between_documents_lead_to_a_file_and_a_heading() -> None:
+    documents = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+    links = [
+        (document, *target.partition("#")[::2])
         for document in documents
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
-        if not (document.parent / target).exists()
+        for target in re.findall(r"\]\(([^):]+)\)", document.read_text())
     ]
-    assert broken == []
+    assert sum(bool(heading) for *_, heading in links) > 10
+    assert [link for link in links if not leads_somewhere(*link)] == []
+
+
+def leads_somewhere(document: Path, file: str, heading: str) -> bool:
+    target = document.parent / file if file else document
+    if not target.exists() or not heading:
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    return heading in map(anchor, headings)

@@ -20,7 +20,7 @@ from warploom.errors import ConfigurationError
     "path",
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Put these tables between FILE's two markers.",
+    help="Renew the tables of each family whose markers FILE has.",
 )
 @reporting
 def command(output: Output, check: bool, markdown: bool, path: Path | None) -> None:
@@ -32,7 +32,7 @@ def command(output: Output, check: bool, markdown: bool, path: Path | None) -> N
     from warploom.generator.config_reference import reference
 
     if path:
-        _write(path, reference())
+        _write(path)
         return
     if markdown:
         output.text("reference", reference())
@@ -51,12 +51,11 @@ def command(output: Output, check: bool, markdown: bool, path: Path | None) -> N
     output.exit_code = 0 if current else 1
 
 
-def _write(path: Path, tables: str) -> None:
-    from warploom.generator.config_reference import MARKERS
-    from warploom.generator.markdown import insert
+def _write(path: Path) -> None:
+    from warploom.generator.config_reference import renewed
 
     try:
-        path.write_text(insert(path.read_text(), MARKERS, tables))
+        path.write_text(renewed(path.read_text()))
     except ValueError as error:
         raise ConfigurationError(
             f"{path}", rule=str(error), fix="add the two lines where the tables belong"
