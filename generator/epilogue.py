@@ -9,16 +9,28 @@ two rows by two columns in logical coordinates, so it does not depend on which s
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from warploom.generator.elements import element
 from warploom.generator.knob import frozen, knob
-from warploom.generator.parameters import Field, Kind
+from warploom.generator.parameters import Field, int64, pointer, scalar
 from warploom.generator.rules import Reason, one_of
 
 Function = Literal["relu", "gelu", "gelu_tanh", "silu"]
 By = Literal["host", "device", "row", "column"]
 Reads = Literal["nothing", "row", "column", "fragment", "place"]
+
+
+class Pitches(Protocol):
+    """What a launch knows of steps, by their index: how what they read lies, in elements."""
+
+    def pitch(self, step: int) -> int:
+        """From row to row."""
+        ...
+
+    def batch_pitch(self, step: int) -> int:
+        """From batch to batch."""
+        ...
 
 
 class Step:
@@ -55,16 +67,17 @@ class Step:
         """The C++ class, with its element type where it has one."""
         raise NotImplementedError
 
-    def fields(self, index: int) -> tuple[Field, ...]:
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
         """The step's entries in the parameter block, in the order of the C++ constructor."""
         return ()
 
-    def batch_field(self, index: int) -> Field | None:
+    def batch_field(self, index: int) -> Field[Pitches] | None:
         """Where D has batches: the distance between those of what the step reads of them."""
         if self.reads in ("nothing", "place"):
             return None
         name = self.fields(index)[0].name
-        return Field(f"{name}_batch", Kind.INT64, "int64_t", f"elements between batches of {name}")
+        meaning = f"elements between batches of {name}"
+        return int64(f"{name}_batch", meaning, lambda at: at.batch_pitch(index))
 
 
 @frozen
@@ -99,10 +112,12 @@ class Scale(Step):
     def cpp(self) -> str:
         return f"Scale{self.by.title()}"
 
-    def fields(self, index: int) -> tuple[Field, ...]:
-        kind = Kind.FLOAT if self.by == "host" else Kind.POINTER
-        extent = {"host": "", "device": "[1]", "row": "[m]", "column": "[n]"}[self.by]
-        return (Field(f"scale_{index}", kind, "float", f"scale{extent}"),)
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"scale_{index}"
+        if self.by == "host":
+            return (scalar(name, "scale"),)
+        extent = {"device": "1", "row": "m", "column": "n"}[self.by]
+        return (pointer(name, "float", f"scale[{extent}]"),)
 
 
 @frozen
@@ -131,8 +146,8 @@ class Bias(Step):
     def cpp(self) -> str:
         return f"Bias<{element(self.element).cpp}>"
 
-    def fields(self, index: int) -> tuple[Field, ...]:
-        return (Field(f"bias_{index}", Kind.POINTER, element(self.element).cpp, "bias[n]"),)
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        return (pointer(f"bias_{index}", element(self.element).cpp, "bias[n]"),)
 
 
 @frozen
@@ -184,11 +199,12 @@ class Residual(Step):
     def cpp(self) -> str:
         return f"Residual<{element(self.element).cpp}>"
 
-    def fields(self, index: int) -> tuple[Field, ...]:
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"residual_{index}"
         return (
-            Field(f"residual_{index}", Kind.POINTER, element(self.element).cpp, "C[m][pitch]"),
-            Field(f"residual_{index}_pitch", Kind.INT64, "int64_t", "elements between rows of C"),
-            Field(f"residual_{index}_beta", Kind.FLOAT, "float", "C is not read when this is 0"),
+            pointer(name, element(self.element).cpp, "C[m][pitch]"),
+            int64(f"{name}_pitch", "elements between rows of C", lambda at: at.pitch(index)),
+            scalar(f"{name}_beta", "C is not read when this is 0"),
         )
 
 
@@ -222,8 +238,8 @@ class Amax(Step):
     def cpp(self) -> str:
         return "Amax"
 
-    def fields(self, index: int) -> tuple[Field, ...]:
-        return (Field(f"amax_{index}", Kind.POINTER, "float", "amax[1]"),)
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        return (pointer(f"amax_{index}", "float", "amax[1]"),)
 
 
 EpilogueStep = Scale | Bias | Activation | Residual | Amax

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic
+
+from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator.gpus import DEFAULT, kind
+from warploom.generator.specification import KernelSpec, OperationT, ScheduleT
 from warploom.generator.tensor_maps import TensorMap
+
+ProblemT = TypeVar("ProblemT", covariant=True, default=object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,25 @@ class DeviceLimits:
 
 # What calls on the CPU are planned for: a GPU like the default, that nothing was tuned on.
 NO_GPU = DeviceLimits(DEFAULT.multiprocessors)
+
+
+@dataclass(frozen=True)
+class AtLaunch(Generic[OperationT, ScheduleT, ProblemT]):
+    """What the parameters of a launch are functions of. A family's own has what it derives."""
+
+    spec: KernelSpec[OperationT, ScheduleT]
+    problem: ProblemT
+    device: DeviceLimits
+
+    @property
+    def operation(self) -> OperationT:
+        """What is computed."""
+        return self.spec.operation
+
+    @property
+    def schedule(self) -> ScheduleT:
+        """How it is computed."""
+        return self.spec.schedule
 
 
 @dataclass(frozen=True, slots=True)

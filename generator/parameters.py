@@ -1,4 +1,5 @@
-"""A kernel's parameter block, declared once: it renders the C++ struct and packs its bytes.
+"""A kernel's parameter block, declared once: it renders the C++ struct, says what a launch's values
+are, and packs their bytes.
 
 The block is a plain struct passed by value: tensor maps first (128-byte aligned), then pointers,
 64-bit integers, 32-bit integers, floats. The C++ text asserts sizeof and every offset, so that a
@@ -8,10 +9,18 @@ disagreement is a compile error and never a wrong argument.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Generic
+
+from typing_extensions import TypeVar  # whose variables have defaults
+
+from warploom.generator.launches import Address, Argument, Value
+from warploom.generator.tensor_maps import TensorMap
+
+AtT = TypeVar("AtT", contravariant=True, default=object)
 
 
 class Kind(Enum):
@@ -39,13 +48,16 @@ _ALIGNMENT = 128  # of CUtensorMap in the headers of CUDA 13; sizeof is rounded 
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """One field: name, kind, the C++ type (of the pointee, for a pointer) and what it holds."""
+class Field(Generic[AtT]):
+    """One field: name, kind, the C++ type (of the pointee, for a pointer), what it holds, and that
+    as a function of the launch.
+    """
 
     name: str
     kind: Kind
     cpp: str
     meaning: str
+    value: Callable[[AtT], Value]
 
     @property
     def declaration(self) -> str:
@@ -53,11 +65,37 @@ class Field:
         return f"{self.cpp}{'*' if self.kind is Kind.POINTER else ''} {self.name}"
 
 
+def tensor_map(name: str, meaning: str, value: Callable[[AtT], TensorMap]) -> Field[AtT]:
+    """A tensor map."""
+    return Field(name, Kind.TENSOR_MAP, "cute::TmaDescriptor", meaning, value)
+
+
+def pointer(name: str, cpp: str, meaning: str, *, tensor: str = "") -> Field:
+    """The address of a tensor of C++ type `cpp`, which is called as the field where not told."""
+    address = Address(tensor or name)
+    return Field(name, Kind.POINTER, cpp, meaning, lambda at: address)
+
+
+def int64(name: str, meaning: str, value: Callable[[AtT], int]) -> Field[AtT]:
+    """A number that may be beyond 32 bits."""
+    return Field(name, Kind.INT64, "int64_t", meaning, value)
+
+
+def int32(name: str, meaning: str, value: Callable[[AtT], int]) -> Field[AtT]:
+    """A number within 32 bits, which the family refuses to go beyond."""
+    return Field(name, Kind.INT32, "int32_t", meaning, value)
+
+
+def scalar(name: str, meaning: str) -> Field:
+    """The call's host scalar of the same name."""
+    return Field(name, Kind.FLOAT, "float", meaning, lambda at: Argument(name))
+
+
 @dataclass(frozen=True)
-class ParameterBlock:
+class ParameterBlock(Generic[AtT]):
     """The fields of one kernel's parameters, in layout order (see `block`)."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[Field[AtT], ...]
 
     @cached_property
     def offsets(self) -> dict[str, int]:
@@ -85,12 +123,16 @@ class ParameterBlock:
             end = self.offsets[field.name] + field.kind.size
         return struct.Struct(f"{text}{self.size - end}x")
 
+    def values(self, at: AtT) -> dict[str, Value]:
+        """What every field holds: one mapping serves all launches that read the block."""
+        return {field.name: field.value(at) for field in self.fields}
+
     def pack(self, values: Mapping[str, bytes | int | float]) -> bytes:
         """Return the block's bytes, padding zeroed; `values` has exactly the fields' names."""
         return self._packer.pack(*(values[field.name] for field in self.fields))
 
 
-def block(fields: list[Field]) -> ParameterBlock:
+def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:
     """Lay out `fields` by kind; fields of one kind keep their order."""
     names = [field.name for field in fields]
     if len(set(names)) != len(names):

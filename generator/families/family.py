@@ -66,7 +66,7 @@ class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
         """The spec with the fields that `name` shows, or None when it is not of this family."""
 
     @abstractmethod
-    def parameters(self, spec: KernelSpec[OperationT, ScheduleT]) -> ParameterBlock:
+    def parameters(self, spec: KernelSpec[OperationT, ScheduleT]) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
 
     @abstractmethod

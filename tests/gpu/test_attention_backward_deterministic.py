@@ -12,7 +12,7 @@ from arena import assert_repeats
 from attention_backward_cases import LENGTHS, MANY_TILES, SIMPLE, operation, short
 from attention_cases import MASKS, SHAPES, Shape
 
-from warploom.generator.families.attention_backward import launch
+from warploom.generator.families.attention_backward import order as kv_order
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.attention_backward import plan as attention_backward
 
@@ -24,7 +24,7 @@ FEW = [Shape(2, 4, 2, 257, 193), SHAPES["few rows"], SHAPES["few columns"]]
 def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kv tiles of a bounded mask add to dq in this order, however many there are."""
     rounds = 0 if request.param == "leftward" else math.inf
-    monkeypatch.setattr(launch, "LEFTWARD_ROUNDS", rounds)
+    monkeypatch.setattr(kv_order, "LEFTWARD_ROUNDS", rounds)
     monkeypatch.setattr(attention_backward, "_plans", {})
 
 

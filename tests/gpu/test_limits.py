@@ -23,7 +23,7 @@ from attention_cases import MASKS, operation, short
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_backward import launch
+from warploom.generator.families.attention_backward import order
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Call
@@ -332,7 +332,7 @@ def test_no_offsets_lead_a_backward_pass_outside_or_let_it_wait_for_ever(
     deterministic = attention_backward_cases.operation(kernel).deterministic
     if rounds == 0 and not deterministic:
         pytest.skip("kv tiles have a direction only where they add to dq in order")
-    monkeypatch.setattr(launch, "LEFTWARD_ROUNDS", rounds)
+    monkeypatch.setattr(order, "LEFTWARD_ROUNDS", rounds)
     monkeypatch.setattr(attention_backward, "_plans", {})
     keywords = MASKS[operation(kernel).mask][0]
     made = attention_backward_arena.packed(kernel, [TOTAL], [TOTAL], **keywords)

@@ -1,58 +1,48 @@
-"""What kernels of both passes are told of lengths and the mask."""
+"""What kernels of both passes are told of lengths, the mask and scores."""
 
 from __future__ import annotations
 
-from warploom.generator.families._attention.problem import AttentionProblem
-from warploom.generator.launches import Address, Value
-from warploom.generator.parameters import Field, Kind
+from warploom.generator.families._attention.launch import AtLaunch
+from warploom.generator.parameters import Field, int32, pointer, scalar
 
-FIXED = (
-    Field("lse", Kind.POINTER, "float", "[batch, heads, seq_q]"),
-    Field("heads", Kind.INT32, "int32_t", "query heads of one batch"),
-    Field("seq_q", Kind.INT32, "int32_t", "rows"),
-    Field("seq_k", Kind.INT32, "int32_t", "columns"),
+Attention = Field[AtLaunch]
+
+_FIXED: tuple[Attention, ...] = (
+    pointer("lse", "float", "[batch, heads, seq_q]"),
+    int32("heads", "query heads of one batch", lambda at: at.problem.heads),
+    int32("seq_q", "rows", lambda at: at.problem.seq_q),
+    int32("seq_k", "columns", lambda at: at.problem.seq_k),
 )
-PACKED = (
-    Field("lse", Kind.POINTER, "float", "[heads, total_q]"),
-    Field("cu_seqlens_q", Kind.POINTER, "int32_t", "first row of each sequence, and the end"),
-    Field("cu_seqlens_k", Kind.POINTER, "int32_t", "first column of each, and the end"),
-    Field("batch", Kind.INT32, "int32_t", "sequences"),
-    Field("total_q", Kind.INT32, "int32_t", "rows, those after the last sequence too"),
-    Field("total_k", Kind.INT32, "int32_t", "columns, those after the last sequence too"),
+_PACKED: tuple[Attention, ...] = (
+    pointer("lse", "float", "[heads, total_q]"),
+    pointer("cu_seqlens_q", "int32_t", "first row of each sequence, and the end"),
+    pointer("cu_seqlens_k", "int32_t", "first column of each, and the end"),
+    int32("batch", "sequences", lambda at: at.problem.batch),
+    int32("total_q", "rows, those after the last sequence too", lambda at: at.problem.total_q),
+    int32("total_k", "columns, those after the last sequence too", lambda at: at.problem.total_k),
 )
-SOFTCAP = Field("softcap", Kind.FLOAT, "float", "that no score gets beyond")
-_LEFT = Field("left", Kind.INT32, "int32_t", "row r sees no column before r - left")
-_RIGHT = Field("right", Kind.INT32, "int32_t", "row r sees no column after r + right")
-_BOTTOM_RIGHT = Field(
-    "bottom_right", Kind.INT32, "int32_t", "r counts so that the last is seq_k - 1"
+SHARING: Attention = int32(
+    "sharing", "query heads of one kv head", lambda at: at.problem.heads // at.problem.kv_heads
 )
+SCALE = scalar("scale", "of the products")
+SOFTCAP = scalar("softcap", "that no score gets beyond")
 
 
-def bounds(mask: str, *, packed: bool) -> list[Field]:
+def lengths(*, packed: bool) -> tuple[Attention, ...]:
+    """How many sequences, rows and columns there are, and where lse lies."""
+    return _PACKED if packed else _FIXED
+
+
+def bounds(mask: str, *, packed: bool) -> list[Attention]:
     """What bounds the columns that a row attends to."""
-    fields = [_LEFT] if mask == "window" else []
+    fields: list[Attention] = []
+    if mask == "window":
+        left = "row r sees no column before r - left"
+        fields.append(int32("left", left, lambda at: at.problem.left))
     if mask != "none":
-        fields.append(_RIGHT)
+        right = "row r sees no column after r + right"
+        fields.append(int32("right", right, lambda at: at.problem.right))
     if mask != "none" and packed:
-        fields.append(_BOTTOM_RIGHT)
+        last = "r counts so that the last is seq_k - 1"
+        fields.append(int32("bottom_right", last, lambda at: int(at.problem.bottom_right)))
     return fields
-
-
-def length_values(problem: AttentionProblem, *, packed: bool) -> dict[str, Value]:
-    """What both passes are told of lengths: FIXED or PACKED."""
-    if packed:
-        offsets: dict[str, Value]
-        offsets = {name: Address(name) for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        totals = {"total_q": problem.total_q, "total_k": problem.total_k}
-        return {**offsets, "batch": problem.batch, **totals}
-    return {"heads": problem.heads, "seq_q": problem.seq_q, "seq_k": problem.seq_k}
-
-
-def bound_values(mask: str, problem: AttentionProblem, *, packed: bool) -> dict[str, Value]:
-    """What both passes are told of the mask: `bounds`."""
-    values: dict[str, Value] = {"left": problem.left} if mask == "window" else {}
-    if mask != "none":
-        values["right"] = problem.right
-    if mask != "none" and packed:
-        values["bottom_right"] = int(problem.bottom_right)
-    return values

@@ -6,12 +6,12 @@ from typing import Any
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.attention_backward import launch, names, rules, template
-from warploom.generator.families.attention_backward.launch import AttentionBackwardProblem
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
     attention_backward_layout,
 )
 from warploom.generator.families.attention_backward.parameters import parameters
+from warploom.generator.families.attention_backward.problem import AttentionBackwardProblem
 from warploom.generator.families.attention_backward.rules import suits
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
@@ -55,7 +55,7 @@ class AttentionBackward(
         """The spec with the fields that `name` shows, or None when it is not of this family."""
         return names.parse_name(name)
 
-    def parameters(self, spec: AttentionBackwardSpec) -> ParameterBlock:
+    def parameters(self, spec: AttentionBackwardSpec) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
         return parameters(spec)
 

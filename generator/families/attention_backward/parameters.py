@@ -2,70 +2,157 @@
 
 from __future__ import annotations
 
-from warploom.generator.families._attention.parameters import FIXED, PACKED, SOFTCAP, bounds
+from collections.abc import Callable
+from functools import cached_property
+
+from warploom.generator.elements import element
+from warploom.generator.families._attention import launch
+from warploom.generator.families._attention.parameters import (
+    SCALE,
+    SHARING,
+    SOFTCAP,
+    bounds,
+    lengths,
+)
+from warploom.generator.families.attention_backward.layout import (
+    MINIMUM_SPAN,
+    AttentionBackwardLayout,
+    attention_backward_layout,
+)
+from warploom.generator.families.attention_backward.order import Order, order_of
+from warploom.generator.families.attention_backward.problem import (
+    AttentionBackwardProblem,
+    Tiles,
+    tiles_of,
+)
 from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
     AttentionBackwardSpec,
 )
-from warploom.generator.parameters import Field, Kind, ParameterBlock, block
-
-_BOXES = {
-    "q": "a q tile", "k": "rows of a block", "v": "rows of a block", "do": "a q tile"
-}  # fmt: skip
-_GRADIENT_BOXES = {"dk": "64 rows", "dv": "64 rows"}
-_EVERY = (
-    Field("dlse", Kind.POINTER, "float", "the gradient of lse, laid out as it is; may be null"),
-    Field("statistics", Kind.POINTER, "float", "[head, q tile, 2, row]: lse in base 2, delta"),
-    Field("dq_sum", Kind.POINTER, "float", "[head, q tile, ...]: dq, as accumulators lie"),
-    Field("kv_tiles", Kind.INT32, "int32_t", "of one head"),
-    Field("q_tiles", Kind.INT32, "int32_t", "of one head"),
-    Field("section", Kind.INT32, "int32_t", "kv heads whose tiles are worked off together"),
-    Field("all_kv_heads", Kind.INT32, "int32_t", "of all batches"),
-    Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
-    Field("dim", Kind.INT32, "int32_t", "of the tensors, at most kDim"),
-    Field("scale", Kind.FLOAT, "float", "of the products"),
+from warploom.generator.parameters import (
+    Field,
+    ParameterBlock,
+    block,
+    int32,
+    int64,
+    pointer,
+    tensor_map,
 )
-_ORDERED = (
-    Field("turns", Kind.POINTER, "int32_t", "[head, q tile, part]: kv tiles that added to dq"),
-    Field("counter", Kind.POINTER, "int32_t", "of tickets that blocks of main have taken"),
-    Field("leftward", Kind.INT32, "int32_t", "whether kv tiles add to dq from right to left"),
+from warploom.generator.tensor_maps import TensorMap
+from warploom.generator.wgmma import WGMMA_M
+
+
+class AtLaunch(
+    launch.AtLaunch[AttentionBackwardOperation, AttentionBackwardSchedule, AttentionBackwardProblem]
+):
+    """What the backward's parameters are functions of."""
+
+    @cached_property
+    def layout(self) -> AttentionBackwardLayout:
+        """Where everything of one block lies."""
+        return attention_backward_layout(self.spec.architecture, self.operation, self.schedule)
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        """How many tiles there are."""
+        return tiles_of(self.spec, self.problem)
+
+    @cached_property
+    def order(self) -> Order:
+        """In which order kv tiles are worked off."""
+        return order_of(self.spec, self.problem, self.device, self.tiles)
+
+    def statistics_map(self) -> TensorMap:
+        """The map of lse and delta.
+
+        A bulk copy without a map would do, but compute-sanitizer takes it for the thread's own
+        write, and its racecheck knows no barrier that completes by bytes: what threads read is a
+        hazard.
+        """
+        q_tile = self.schedule.q_tile
+        return TensorMap(
+            tensor="statistics",
+            element=element("fp32"),
+            extents=(q_tile, 2 * self.tiles.all_q_tiles),
+            pitches=(4 * q_tile,),
+            box=(q_tile, 2),
+            span=MINIMUM_SPAN,
+        )
+
+
+_EVERY: tuple[Field[AtLaunch], ...] = (
+    pointer("dlse", "float", "the gradient of lse, laid out as it is; may be null"),
+    pointer("statistics", "float", "[head, q tile, 2, row]: lse in base 2, delta"),
+    pointer("dq_sum", "float", "[head, q tile, ...]: dq, as accumulators lie"),
+    int32("kv_tiles", "of one head", lambda at: at.tiles.kv_tiles),
+    int32("q_tiles", "of one head", lambda at: at.tiles.q_tiles),
+    int32("section", "kv heads whose tiles are worked off together", lambda at: at.order.section),
+    int32("all_kv_heads", "of all batches", lambda at: at.tiles.all_kv_heads),
+    SHARING,
+    int32("dim", "of the tensors, at most kDim", lambda at: at.problem.dim),
+    SCALE,
+)
+_ORDERED: tuple[Field[AtLaunch], ...] = (
+    pointer("turns", "int32_t", "[head, q tile, part]: kv tiles that added to dq"),
+    pointer("counter", "int32_t", "of tickets that blocks of main have taken"),
+    int32(
+        "leftward", "whether kv tiles add to dq from right to left", lambda at: at.order.leftward
+    ),
 )
 
 
-def _rows(name: str) -> tuple[Field, ...]:
-    """A tensor that is read or written without TMA."""
-    return (
-        Field(f"{name}_rows", Kind.POINTER, "Element", f"{name}, by the strides below"),
-        *(
-            Field(f"{name}_{axis}", Kind.INT64, "int64_t", f"stride of {name}, in elements")
-            for axis in ("batch", "head", "seq")
-        ),
-    )
+def _maps(dimensions: str, gradients: tuple[str, ...]) -> list[Field[AtLaunch]]:
+    """The tensors that are read by TMA, and those of dk and dv that are written so."""
 
+    def mapped(name: str, box: str, rows: Callable[[AtLaunch], int]) -> Field[AtLaunch]:
+        meaning = f"{dimensions}, by {box}"
+        return tensor_map(f"{name}_map", meaning, lambda at: at.tensor_map(name, rows(at)))
 
-def parameters(spec: AttentionBackwardSpec) -> ParameterBlock:
-    """The parameter block: what every kernel reads, then what only some do."""
-    operation, schedule = spec.operation, spec.schedule
-    packed, alone = operation.lengths == "packed", schedule.cluster == 1
-    dimensions = "[dim, row, head, first]" if packed else "[dim, seq, head, batch]"
-    fields = [
-        *(
-            Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
-            for name, box in (_BOXES | (_GRADIENT_BOXES if alone else {})).items()
-        ),
-        Field(
+    return [
+        mapped("q", "a q tile", lambda at: at.schedule.q_tile),
+        mapped("k", "rows of a block", lambda at: at.layout.kv_rows),
+        mapped("v", "rows of a block", lambda at: at.layout.kv_rows),
+        mapped("do", "a q tile", lambda at: at.schedule.q_tile),
+        *(mapped(name, "64 rows", lambda at: WGMMA_M) for name in gradients),
+        tensor_map(
             "statistics_map",
-            Kind.TENSOR_MAP,
-            "cute::TmaDescriptor",
             "[row, lse or delta of q tiles], by a q tile",
+            AtLaunch.statistics_map,
         ),
-        *(PACKED if packed else FIXED),
-        *_EVERY,
-        *(field for name in ("o", "do", "dq") for field in _rows(name)),
     ]
-    if not alone:
-        fields += [*_rows("dk"), *_rows("dv")]
+
+
+def _rows(name: str) -> list[Field[AtLaunch]]:
+    """A tensor that is read or written without TMA."""
+
+    def stride(index: int) -> Callable[[AtLaunch], int]:
+        return lambda at: at.strides(name)[index]
+
+    return [
+        pointer(f"{name}_rows", "Element", f"{name}, by the strides below", tensor=name),
+        *(
+            int64(f"{name}_{axis}", f"stride of {name}, in elements", stride(index))
+            for index, axis in enumerate(("batch", "head", "seq"))
+        ),
+    ]
+
+
+def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
+    """The parameter block: what every kernel reads, then what only some do."""
+    operation, packed = spec.operation, spec.operation.lengths == "packed"
+    alone = spec.schedule.cluster == 1  # else dk and dv are summed up by several blocks
+    gradients = ("dk", "dv")
+    dimensions = "[dim, row, head, first]" if packed else "[dim, seq, head, batch]"
+    fields: list[Field[AtLaunch]] = [
+        *_maps(dimensions, gradients if alone else ()),
+        *lengths(packed=packed),
+        *_EVERY,
+    ]
+    for name in ("o", "do", "dq", *(() if alone else gradients)):
+        fields += _rows(name)
     if operation.deterministic:
         fields += _ORDERED
     if operation.softcap:
         fields.append(SOFTCAP)
-    return block(fields + bounds(operation.mask, packed=packed))
+    return block([*fields, *bounds(operation.mask, packed=packed)])

@@ -7,9 +7,8 @@ from typing import Any
 from warploom.generator.architectures import Architecture
 from warploom.generator.families._attention import AttentionProblem
 from warploom.generator.families.attention_forward import launch, names, rules, template
-from warploom.generator.families.attention_forward.launch import q_tiles
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
-from warploom.generator.families.attention_forward.parameters import parameters
+from warploom.generator.families.attention_forward.parameters import parameters, q_tiles
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -48,7 +47,7 @@ class AttentionForward(Family[AttentionOperation, AttentionSchedule, AttentionPr
         """The spec with the fields that `name` shows, or None when it is not of this family."""
         return names.parse_name(name)
 
-    def parameters(self, spec: AttentionSpec) -> ParameterBlock:
+    def parameters(self, spec: AttentionSpec) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
         return parameters(spec)
 

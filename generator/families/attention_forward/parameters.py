@@ -1,46 +1,115 @@
-"""The parameter block of an attention kernel: what it reads beside the tensors."""
+"""The parameter block of an attention kernel: what every kernel reads, then what only some do."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from warploom.generator.elements import element
-from warploom.generator.families._attention.parameters import FIXED, PACKED, SOFTCAP, bounds
+from warploom.generator.families._attention import launch
+from warploom.generator.families._attention.parameters import (
+    SCALE,
+    SHARING,
+    SOFTCAP,
+    bounds,
+    lengths,
+)
+from warploom.generator.families._attention.problem import AttentionProblem
+from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
 from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
     AttentionSpec,
 )
-from warploom.generator.parameters import Field, Kind, ParameterBlock, block
-
-_EVERY = (
-    Field("o_batch_stride", Kind.INT64, "int64_t", "elements"),
-    Field("o_head_stride", Kind.INT64, "int64_t", "elements"),
-    Field("o_row_stride", Kind.INT64, "int64_t", "elements"),
-    Field("dim", Kind.INT32, "int32_t", "of a head; at most kDim"),
-    Field("tiles", Kind.INT32, "int32_t", "of all heads and batches"),
-    Field("q_tiles", Kind.INT32, "int32_t", "of one head"),
-    Field("section", Kind.INT32, "int32_t", "heads whose tiles are worked off together"),
-    Field("all_heads", Kind.INT32, "int32_t", "of all batches"),
-    Field("sharing", Kind.INT32, "int32_t", "query heads of one kv head"),
-    Field("scale", Kind.FLOAT, "float", "of the products"),
+from warploom.generator.parameters import (
+    Field,
+    ParameterBlock,
+    block,
+    int32,
+    int64,
+    pointer,
+    tensor_map,
 )
-_COUNTER = Field("counter", Kind.POINTER, "uint32_t", "tiles taken so far; 0 between launches")
+from warploom.generator.wgmma import WGMMA_M
+
+# Of k and v that the tiles in flight are kept within: with q and o they then stay in 50 MB of L2.
+SECTION_BYTES = 32 << 20
 
 
-def _maps(dimensions: str) -> tuple[Field, ...]:
-    boxes = {"q": "64 rows", "k": "a kv tile", "v": "a kv tile"}
-    return tuple(
-        Field(f"{name}_map", Kind.TENSOR_MAP, "cute::TmaDescriptor", f"{dimensions}, by {box}")
-        for name, box in boxes.items()
+def q_tiles(schedule: AttentionSchedule, problem: AttentionProblem, *, packed: bool = False) -> int:
+    """Tiles of one head; packed: as many as its sequences can need."""
+    if packed:
+        return problem.total_q // schedule.q_tile + problem.batch
+    return -(-problem.seq_q // schedule.q_tile)
+
+
+class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionProblem]):
+    """What an attention kernel's parameters are functions of."""
+
+    @cached_property
+    def layout(self) -> AttentionLayout:
+        """Where everything of one block lies."""
+        return attention_layout(self.spec.architecture, self.operation, self.schedule)
+
+    @property
+    def q_tiles(self) -> int:
+        """Tiles of one head."""
+        return q_tiles(self.schedule, self.problem, packed=self.packed)
+
+    @property
+    def all_heads(self) -> int:
+        """Heads of all batches."""
+        return self.problem.heads * (1 if self.packed else self.problem.batch)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of all heads."""
+        return self.q_tiles * self.all_heads
+
+    @property
+    def section(self) -> int:
+        """Query heads whose k and v stay in L2 together: whole groups, at least one."""
+        problem = self.problem
+        kv_head_bytes = 2 * problem.seq_k * problem.dim * 2
+        kv_heads = max(1, SECTION_BYTES // kv_head_bytes)
+        return min(kv_heads * (problem.heads // problem.kv_heads), self.all_heads)
+
+
+_EVERY: tuple[Field[AtLaunch], ...] = (
+    int64("o_batch_stride", "elements", lambda at: at.problem.strides_o[0]),
+    int64("o_head_stride", "elements", lambda at: at.problem.strides_o[1]),
+    int64("o_row_stride", "elements", lambda at: at.problem.strides_o[2]),
+    int32("dim", "of a head; at most kDim", lambda at: at.problem.dim),
+    int32("tiles", "of all heads and batches", lambda at: at.tiles),
+    int32("q_tiles", "of one head", lambda at: at.q_tiles),
+    int32("section", "heads whose tiles are worked off together", lambda at: at.section),
+    int32("all_heads", "of all batches", lambda at: at.all_heads),
+    SHARING,
+    SCALE,
+)
+_COUNTER = pointer("counter", "uint32_t", "tiles taken so far; 0 between launches")
+
+
+def _maps(dimensions: str) -> tuple[Field[AtLaunch], ...]:
+    q, kv = f"{dimensions}, by 64 rows", f"{dimensions}, by a kv tile"
+    return (
+        tensor_map("q_map", q, lambda at: at.tensor_map("q", WGMMA_M)),
+        tensor_map("k_map", kv, lambda at: at.tensor_map("k", at.schedule.kv_tile)),
+        tensor_map("v_map", kv, lambda at: at.tensor_map("v", at.schedule.kv_tile)),
     )
 
 
-def parameters(spec: AttentionSpec) -> ParameterBlock:
-    """The kernel's parameter block: what every kernel reads, then what only some do."""
+def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
+    """The kernel's parameter block."""
     operation, schedule = spec.operation, spec.schedule
     packed = operation.lengths == "packed"
-    maps = _maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]")
-    o = Field("o", Kind.POINTER, element(operation.element).cpp, "as q, but for its strides")
-    fields = [*maps, o, *(PACKED if packed else FIXED), *_EVERY]
+    fields: list[Field[AtLaunch]] = [
+        *_maps("[dim, row, head, first]" if packed else "[dim, seq, head, batch]"),
+        pointer("o", element(operation.element).cpp, "as q, but for its strides"),
+        *lengths(packed=packed),
+        *_EVERY,
+    ]
     if operation.softcap:
         fields.append(SOFTCAP)
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
-    return block(fields + bounds(operation.mask, packed=packed))
+    return block([*fields, *bounds(operation.mask, packed=packed)])

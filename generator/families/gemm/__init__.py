@@ -8,8 +8,9 @@ from typing import Any
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.family import Family
 from warploom.generator.families.gemm import launch, names, rules, template
-from warploom.generator.families.gemm.launch import Batches, GemmProblem, parameters, tiles
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
+from warploom.generator.families.gemm.parameters import parameters
+from warploom.generator.families.gemm.problem import Batches, GemmProblem, tiles
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
     Accumulation,
@@ -63,7 +64,7 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmProblem]):
         """The spec with the fields that `name` shows, or None when it is not of this family."""
         return names.parse_name(name)
 
-    def parameters(self, spec: GemmSpec) -> ParameterBlock:
+    def parameters(self, spec: GemmSpec) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
         return parameters(spec)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.gemm.launch import parameters
 from warploom.generator.families.gemm.layout import gemm_layout, held
+from warploom.generator.families.gemm.parameters import parameters
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 

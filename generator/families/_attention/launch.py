@@ -1,0 +1,91 @@
+"""What the parameters of both passes are functions of, and their tensor maps."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from typing_extensions import TypeVar  # whose variables have defaults
+
+from warploom.generator import launches
+from warploom.generator.elements import element
+from warploom.generator.families._attention.problem import BACK, AttentionProblem, Strides
+from warploom.generator.specification import Operation, ScheduleT
+from warploom.generator.tensor_maps import TensorMap
+
+_KEYS = ("k", "v", "dk", "dv")  # laid out by kv heads, and columns
+
+
+class Pass(Operation, Protocol):
+    """What the operations of both passes have."""
+
+    @property
+    def element(self) -> str:
+        """The element type of q, k and v."""
+        ...
+
+    @property
+    def lengths(self) -> str:
+        """Fixed or packed."""
+        ...
+
+
+class Boxes(Protocol):
+    """How the layouts of both passes cut tiles into boxes."""
+
+    @property
+    def span(self) -> int:
+        """Bytes of a box's row."""
+        ...
+
+    @property
+    def box_columns(self) -> int:
+        """Elements of a box's row."""
+        ...
+
+
+PassT = TypeVar("PassT", bound=Pass, covariant=True, default=Pass)
+ProblemT = TypeVar("ProblemT", bound=AttentionProblem, covariant=True, default=AttentionProblem)
+
+
+class AtLaunch(launches.AtLaunch[PassT, ScheduleT, ProblemT]):
+    """What a pass's parameters are functions of."""
+
+    @property
+    def layout(self) -> Boxes:
+        """Where everything of one block lies."""
+        raise NotImplementedError
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie one after the other."""
+        return self.operation.lengths == "packed"
+
+    def strides(self, tensor: str) -> Strides:
+        """The strides of a tensor, of (batch, head, seq)."""
+        found: Strides = getattr(self.problem, f"strides_{tensor}")
+        return found
+
+    def tensor_map(self, tensor: str, rows: int) -> TensorMap:
+        """The map of one of q, k, v, do, dk and dv, in boxes of `rows`.
+
+        Packed, a box begins with any row of any sequence: templates/_attention/lengths_packed.cuh
+        says how.
+        """
+        problem, kind = self.problem, element(self.operation.element)
+        of_keys = tensor in _KEYS
+        seq = problem.total_k if of_keys else problem.total_q
+        heads = problem.kv_heads if of_keys else problem.heads
+        batch_stride, head_stride, seq_stride = (s * kind.bytes for s in self.strides(tensor))
+        extents: tuple[int, ...] = (problem.dim, seq, heads, problem.batch)
+        pitches: tuple[int, ...] = (seq_stride, head_stride, batch_stride)
+        if self.packed:
+            extents = (problem.dim, rows, heads, BACK - rows + seq + 1, BACK + 1)
+            pitches = (seq_stride, head_stride, seq_stride, 2**34 - seq_stride)
+        return TensorMap(
+            tensor=tensor,
+            element=kind,
+            extents=extents,
+            pitches=pitches,
+            box=(self.layout.box_columns, rows, *(1 for _ in extents[2:])),
+            span=self.layout.span,
+        )
