@@ -73,6 +73,7 @@ REFUSED = {
     "an integer of 5,000 digits": digits(GOOD, 5000),
     "an integer of 4,300 digits, of which a multiple has more": digits(GOOD, 4300),
     "an integer of 64 bits": scheduled(stages=2**63),
+    "consumers that are true": scheduled(consumers=True),  # and equal 1
     "an extent of 400 digits": shaped(m=10**400),
     "seconds of 400 digits": timed(seconds=10**400),
     "multiprocessors of 400 digits": changed(

@@ -185,6 +185,15 @@ def test_a_strided_out_is_filled_and_nothing_beside_it() -> None:
     assert (room == -7.0).all()
 
 
+@pytest.mark.parametrize("pitch", [0, 1, 12])
+def test_an_out_with_two_elements_in_one_place_is_refused(pitch: int) -> None:
+    """At a pitch of 12 the last column of each row is the first of the next."""
+    room = torch.empty(11 * 13, dtype=BF16)
+    with pytest.raises(ProblemError, match="no two elements in one place"):
+        warploom.gemm(A, B, out=room.as_strided((11, 13), (pitch, 1)))
+    warploom.gemm(A, B, out=room.as_strided((11, 13), (13, 1)))
+
+
 def test_operands_are_left_as_they_were() -> None:
     given = [A, B, ROW, COLUMN, BIAS, C]
     before = [tensor.clone() for tensor in given]
@@ -198,8 +207,10 @@ def test_a_plan_runs_what_it_was_made_for_and_nothing_else() -> None:
     assert plan(A, B, out) is out
     other = random(11, 24) * 2
     assert_close(plan(other, B, out), other, B, [])
+    beside = torch.cat((A.new_empty(1), A.flatten()))[1:].view(A.shape)  # TMA cannot read it
     for a, b, d in (
         (A[:5], B, out),
+        (beside, B, out),
         (A, B.t().contiguous().t(), out),
         (A.half(), B, out),
         (A, B, None),
