@@ -86,7 +86,7 @@ def measured(
 def shapes(asked: Asked) -> list[Shape]:
     """The shapes of products that were asked for."""
     if asked.cells == "tuned":
-        from warploom.tuning.families import cells as listed
+        from warploom.generator.configurations import cells as listed
 
         rows = [m for m in listed()["gemm"]["tuned_m"] if not asked.m or m in asked.m]
         return cells("llm", rows)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any, cast
+
+import yaml
 
 
 def folder() -> Path:
@@ -42,3 +45,9 @@ def spaces() -> dict[str, tuple[Path, ...]]:
             together[name] = (*together.get(name, ()), path)
     several = {name: paths for name, paths in together.items() if len(paths) > 1}
     return dict(sorted((several | own).items()))
+
+
+@cache
+def cells() -> dict[str, Any]:
+    """benchmarks/cells.yaml, which the package has among its configurations."""
+    return cast("dict[str, Any]", yaml.safe_load((folder() / "cells.yaml").read_text()))

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from warploom.errors import RecordsError, SpecificationError, UnknownNameError
 from warploom.generator.families import family
-from warploom.generator.model.shapes import Shape, distance, empty, shape_type, text
 from warploom.generator.restore import restore
+from warploom.generator.shapes import Shape, distance
 from warploom.generator.specification import Operation, Schedule
 
 RUNNERS_UP = 4  # kept beside the best
@@ -116,7 +116,7 @@ def problem_key(operation: Operation, shape: Shape) -> tuple[str, ...]:
 
 def problem_text(operation: Operation, shape: Shape) -> str:
     """An operation and a shape for people."""
-    return f"{'_'.join((operation.family, *operation.tokens))} {text(shape)}"
+    return f"{'_'.join((operation.family, *operation.tokens))} {shape}"
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,9 @@ def restore_operation(fields: Mapping[str, Any]) -> Operation:
 
 def restore_shape(name: str, fields: Any) -> Shape:  # noqa: ANN401 (parsed JSON)
     """Return the shape that `fields` are of, of a problem of the family called `name`."""
-    shape: Shape = restore(cast("Any", shape_type(name)), fields)
-    if wrong := empty(shape):
-        raise SpecificationError(f"shape {text(shape)}", rule=f"{wrong} must be positive")
+    shape: Shape = restore(family(name).shape, fields)
+    if wrong := shape.empty:
+        raise SpecificationError(f"shape {shape}", rule=f"{wrong} must be positive")
     return shape
 
 

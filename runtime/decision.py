@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, predict, rank
-from warploom.generator.model.shapes import Shape, text
 from warploom.generator.records import Environment, Record
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 from warploom.runtime.records import environment, known
 
@@ -131,7 +131,7 @@ def _carried(
             usual = seconds * math.exp(sum(factors) / len(factors))
             found.append(Alternative(untuned, usual, "predicted"))
     found.sort(key=lambda one: one.seconds * ((1 - TIE) if one.spec == untuned else 1))
-    told = f"nearest record, {text(record.shape)}"
+    told = f"nearest record, {record.shape}"
     told += ", carried over by the model" if factors else ", as it is: no model of this GPU"
     if stale := record.environment.differences(here):
         told += f"; stale: {'; '.join(stale)}"

@@ -22,11 +22,11 @@ from warploom.generator.families.gemm import (
     GemmOperation,
     GemmProblem,
     GemmSchedule,
+    GemmShape,
     complete,
     tiles,
 )
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.model.shapes import GemmShape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from warploom.errors import ConfigurationError
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 from warploom.generator.records import problem_text
+from warploom.generator.shapes import Shape
 from warploom.generator.space import operations
 from warploom.generator.specification import Operation
 from warploom.runtime.decision import Choice

@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol, cast
 
 from warploom.errors import DeviceError, SpecificationError
 from warploom.generator import json_file
-from warploom.generator.model.shapes import Shape
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.generator.workers import ending, search_path
 from warploom.tuning.journal import Outcome, Result, restore_result

@@ -22,7 +22,6 @@ from warploom.generator import json_file
 from warploom.generator.families import family
 from warploom.generator.held_file import hold, unwritable
 from warploom.generator.model.fit import Measurement
-from warploom.generator.model.shapes import Shape
 from warploom.generator.records import (
     Environment,
     restore_environment,
@@ -32,6 +31,7 @@ from warploom.generator.records import (
     restore_spread,
 )
 from warploom.generator.restore import restore
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation, Schedule
 
 SCHEMA = 1

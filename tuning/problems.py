@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warploom.errors import ProblemError
-from warploom.generator.model.shapes import AttentionShape, Shape, text
+from warploom.generator.families import family
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.records import problem_text
+from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.tuning.families import tuned
@@ -52,13 +54,13 @@ def problems(
             if not space:
                 if isinstance(shape, AttentionShape):
                     raise ProblemError(
-                        f"{path}: no schedule for {text(shape)}",
+                        f"{path}: no schedule for {shape}",
                         rule="blocks of a cluster share out the query heads of a kv head, of which "
                         "there is one",
                         fix="add schedules with cluster: 1",
                     )
                 raise ProblemError(
-                    f"{path}: no schedule for {text(shape)}",
+                    f"{path}: no schedule for {shape}",
                     rule="none of them can be stored directly, which this n takes: its rows do not "
                     "end at a multiple of 16 bytes",
                     fix="add schedules with store: direct",
@@ -77,7 +79,7 @@ def shapes_of(
     operation: Operation, shapes: Sequence[str], model: str | None, rows: Sequence[int]
 ) -> list[Shape]:
     """Return the shapes that are given, each once, or the cells of an operation."""
-    known = tuned(operation.family)
+    known = family(operation.family)
     if shapes:
-        return list(dict.fromkeys(known.parse(operation, written) for written in shapes))
+        return list(dict.fromkeys(known.parse_shape(operation, written) for written in shapes))
     return list(dict.fromkeys(known.cells(operation, model, rows)))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from warploom.errors import RecordsError
-from warploom.generator.model.shapes import Shape
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Entry, Result, measurements

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -12,25 +12,29 @@ from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
+ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 ProblemT = TypeVar("ProblemT", default=Any)
 
 _FOLDERS = __name__.rpartition(".")[0] + "."
 
 
-class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
+class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     """One family. Reasons say why something is not legal: none of them when it is.
 
     operation, schedule   frozen dataclasses: their fields are the configuration's too
+    shape                 what a record and the cost model know of a problem
     revision              raised when a template's performance changes: records of an older one
                           are hints
     """
 
     operation: type[OperationT]
     schedule: type[ScheduleT]
+    shape: type[ShapeT]
     revision: int = 1
 
     @property
@@ -84,3 +88,20 @@ class Family(ABC, Generic[OperationT, ScheduleT, ProblemT]):
     ) -> list[Workspace]:
         """The buffers that the launches of one call need, beside its tensors."""
         return []
+
+    @abstractmethod
+    def parse_shape(self, operation: OperationT, text: str) -> ShapeT:
+        """The shape that `text` is, as a command line has it; ProblemError for what is none."""
+
+    @abstractmethod
+    def cells(
+        self, operation: OperationT, model: str | None, rows: Sequence[int]
+    ) -> Sequence[ShapeT]:
+        """The cells of benchmarks/cells.yaml: of one model or of all, of these rows or of all.
+
+        WarploomError for a model that the family has none of.
+        """
+
+    @abstractmethod
+    def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The extents of the problem of a benchmark's result; None where it says too little."""

@@ -13,15 +13,11 @@ from warploom.generator.model.constants import (
     load,
 )
 from warploom.generator.model.predict import Prediction, predict, proposals, rank
-from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
 
 __all__ = [
-    "AttentionShape",
     "Constants",
     "FamilyConstants",
-    "GemmShape",
     "Prediction",
-    "Shape",
     "load",
     "predict",
     "proposals",

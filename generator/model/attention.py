@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.model.gemm import slowest
-from warploom.generator.model.shapes import AttentionShape
 
 # As in gemm.py: where a fit begins, and what it is drawn to.
 START = {

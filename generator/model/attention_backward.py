@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.generator.architectures import architecture
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardLayout,
     AttentionBackwardOperation,
@@ -23,7 +24,6 @@ from warploom.generator.families.attention_backward import (
 )
 from warploom.generator.gpus import DEFAULT
 from warploom.generator.model.gemm import slowest
-from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.wgmma import WGMMA_M
 
 # As in gemm.py: where a fit begins, and what it is drawn to. The clocks and what is exposed are

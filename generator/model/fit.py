@@ -21,7 +21,7 @@ from warploom.errors import RecordsError
 from warploom.generator.gpus import kind
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.model.predict import MODELS, proposals, rank
-from warploom.generator.model.shapes import Shape
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 MEAN_WEIGHT = 0.3  # of a problem's mean error, beside 1 for how its schedules compare

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.model.shapes import GemmShape
 
 # Where a fit begins, and what it is drawn to where measurements do not tell: the hardware's own
 # figures (H100 tuning guide, PTX ISA) at the clock of a busy H200, and round numbers.

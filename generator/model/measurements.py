@@ -8,13 +8,11 @@ from typing import Any
 
 from warploom.errors import RecordsError, SpecificationError, UnknownNameError
 from warploom.generator import json_file
+from warploom.generator.families import family
 from warploom.generator.model.fit import Measurement
-from warploom.generator.model.shapes import Shape
 from warploom.generator.records import Records, restore_seconds, restore_shape
 from warploom.generator.restore import restore
 from warploom.generator.specification import parse_name
-
-ATTENTION = ("attention_forward", "attention_backward")  # whose cells are alike
 
 
 def of_results(path: Path) -> tuple[str, list[Measurement]]:
@@ -53,9 +51,11 @@ def _measurement(
         spec = parse_name(entry["kernel"])
     except UnknownNameError:
         return None
-    shape, seconds = _shape(spec.operation.family, problem), restore_seconds(entry["seconds"])
-    if shape is None:
+    name, seconds = spec.operation.family, restore_seconds(entry["seconds"])
+    extents = family(name).extents_of_cell(problem)
+    if extents is None:
         return None
+    shape = restore_shape(name, extents)
     return Measurement(spec.operation, shape, spec.schedule, seconds, multiprocessors)
 
 
@@ -72,16 +72,3 @@ def of_records(records: Records) -> list[Measurement]:
         for record in records
         for timed in record.contenders
     ]
-
-
-def _shape(family: str, problem: Mapping[str, Any]) -> Shape | None:
-    """The shape of a cell; None where it does not say enough."""
-    if family == "gemm" and {"m", "n", "k"} <= problem.keys():
-        extents = {name: problem[name] for name in ("m", "n", "k")}
-        return restore_shape(family, {**extents, "batches": problem.get("batch", 1)})
-    if family in ATTENTION and "seq" in problem and not problem.get("lengths"):
-        seq, window = problem["seq"], problem.get("window")
-        extents = {name: problem[name] for name in ("batch", "heads", "kv_heads", "dim")}
-        within = 0 if window is None else window + 1
-        return restore_shape(family, {**extents, "seq_q": seq, "seq_k": seq, "window": within})
-    return None

@@ -10,7 +10,7 @@ from typing import Any
 from warploom.generator.knob import knobs
 from warploom.generator.model import attention, attention_backward, gemm
 from warploom.generator.model.constants import Constants
-from warploom.generator.model.shapes import Shape
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Schedule
 
 # (constants, operation, schedule, shape, multiprocessors) -> seconds

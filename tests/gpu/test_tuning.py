@@ -14,12 +14,13 @@ import torch
 
 from warploom.errors import WarploomError
 from warploom.generator.build import build_many
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.model.shapes import AttentionShape, GemmShape
+from warploom.generator.families.gemm import GemmShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 from warploom.tuning.gpu import Batch, GpuProcess, visible

@@ -53,7 +53,7 @@ def default_of(problem: Problem) -> KernelSpec:
 def swept_seconds(problem: Problem, spec: KernelSpec, roughness: float = 0.05) -> float:
     start, seconds = MODELS[problem.operation.family]
     smooth = seconds(start, problem.operation, spec.schedule, problem.shape, MULTIPROCESSORS)
-    return smooth * (1 + roughness * own_share(f"{spec.name} {problem.shape}"))
+    return smooth * (1 + roughness * own_share(f"{spec.name} {problem.shape!r}"))
 
 
 def entries(

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 from warploom.generator.model.attention_backward import START, Blocks, seconds
-from warploom.generator.model.shapes import AttentionShape
 
 
 def time(

@@ -12,8 +12,9 @@ from disks import limited
 from sweeps import entries
 
 from warploom.errors import RecordsError
+from warploom.generator.families.gemm import GemmShape
 from warploom.generator.model.fit import Measurement
-from warploom.generator.model.shapes import GemmShape, Shape
+from warploom.generator.shapes import Shape
 from warploom.tuning import journal
 from warploom.tuning.journal import Entry, Journal, Result
 from warploom.tuning.problems import Problem

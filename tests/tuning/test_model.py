@@ -14,8 +14,9 @@ from sweeps import GPU, MULTIPROCESSORS, entries
 
 from warploom.cli import main
 from warploom.errors import RecordsError
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import GemmOperation
+from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.model import constants as files
 from warploom.generator.model import fit as fits
 from warploom.generator.model import predict, proposals, rank
@@ -26,7 +27,7 @@ from warploom.generator.model.fit import Measurement, fit
 from warploom.generator.model.gemm import START, seconds
 from warploom.generator.model.measurements import of_results
 from warploom.generator.model.predict import MODELS
-from warploom.generator.model.shapes import AttentionShape, GemmShape, distance
+from warploom.generator.shapes import distance
 from warploom.generator.specification import KernelSpec
 from warploom.tuning import search
 from warploom.tuning.journal import Journal, measurements

@@ -20,14 +20,14 @@ from warploom.cli import main
 from warploom.errors import RecordsError, SpecificationError
 from warploom.generator import records_file
 from warploom.generator.epilogue import Bias, Residual, Scale
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.held_file import hold
-from warploom.generator.model.shapes import AttentionShape, GemmShape
 from warploom.generator.records import Record, Records, Timed, from_plain, to_plain
 
 PLAIN = GemmOperation("bf16", "bf16", "bf16")

@@ -307,7 +307,7 @@ def test_shapes_of_attention(tmp_path: Path) -> None:
 
 
 def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
-    from warploom.tuning.families import tuned
+    from warploom.generator.families import family
     from warploom.tuning.problems import problems
 
     root = Path(__file__).parents[2]
@@ -315,7 +315,7 @@ def test_shipped_spaces_have_hundreds_of_legal_points_for_every_cell() -> None:
         path = root / "configs" / "gemm" / f"{name}.yaml"
         few = problems(path, rows=(1, 8192))  # a space does not vary with m
         assert len(few) == operations * 10 * 2 and min(len(one.space) for one in few) > 500
-        every = {shape for one in few for shape in tuned("gemm").cells(one.operation, None, ())}
+        every = {shape for one in few for shape in family("gemm").cells(one.operation, None, ())}
         assert len(every) == 10 * 9
     attention = problems(root / "configs" / "attention_forward" / "space.yaml")
     assert len(attention) == 35 and min(len(one.space) for one in attention) > 50

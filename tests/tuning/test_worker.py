@@ -19,13 +19,14 @@ import torch
 
 from warploom.errors import DeviceError, ProblemError
 from warploom.generator.epilogue import STEPS, Activation, Amax, Bias, Residual, Scale
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
-from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import api
 from warploom.runtime.families.attention_backward import reference as gradients

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from warploom.errors import KernelMissingError
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule
-from warploom.generator.model.shapes import AttentionShape, GemmShape, Shape
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.tuning.worker import Worker

@@ -1,8 +1,9 @@
-"""What both passes of attention share: problem, parameters, tensor maps."""
+"""What both passes of attention share: shapes, problem, parameters, tensor maps."""
 
 from __future__ import annotations
 
 from warploom.generator.families._attention.operation import DIMS, Dim
 from warploom.generator.families._attention.problem import UNBOUNDED, AttentionProblem, Strides
+from warploom.generator.families._attention.shape import AttentionShape
 
-__all__ = ["DIMS", "UNBOUNDED", "AttentionProblem", "Dim", "Strides"]
+__all__ = ["DIMS", "UNBOUNDED", "AttentionProblem", "AttentionShape", "Dim", "Strides"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.architectures import Architecture
+from warploom.generator.families._attention.family import AttentionFamily
 from warploom.generator.families.attention_backward import launch, names, rules, template
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
@@ -18,7 +19,6 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardSchedule,
     AttentionBackwardSpec,
 )
-from warploom.generator.families.family import Family
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class AttentionBackward(
-    Family[AttentionBackwardOperation, AttentionBackwardSchedule, AttentionBackwardProblem]
+    AttentionFamily[AttentionBackwardOperation, AttentionBackwardSchedule, AttentionBackwardProblem]
 ):
     """The backward pass."""
 

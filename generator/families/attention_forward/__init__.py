@@ -6,6 +6,7 @@ from typing import Any
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.families._attention import AttentionProblem
+from warploom.generator.families._attention.family import AttentionFamily
 from warploom.generator.families.attention_forward import launch, names, rules, template
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
 from warploom.generator.families.attention_forward.parameters import parameters, q_tiles
@@ -14,7 +15,6 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionSchedule,
     AttentionSpec,
 )
-from warploom.generator.families.family import Family
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-class AttentionForward(Family[AttentionOperation, AttentionSchedule, AttentionProblem]):
+class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
     """The forward pass."""
 
     operation = AttentionOperation

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.family import Family
-from warploom.generator.families.gemm import launch, names, rules, template
+from warploom.generator.families.gemm import launch, names, rules, shape, template
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.parameters import parameters
 from warploom.generator.families.gemm.problem import Batches, GemmProblem, tiles
@@ -19,6 +19,7 @@ from warploom.generator.families.gemm.schedule import (
     GemmSpec,
     Layout,
 )
+from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.parameters import ParameterBlock
 
@@ -30,6 +31,7 @@ __all__ = [
     "GemmOperation",
     "GemmProblem",
     "GemmSchedule",
+    "GemmShape",
     "GemmSpec",
     "Layout",
     "complete",
@@ -38,11 +40,12 @@ __all__ = [
 ]
 
 
-class Gemm(Family[GemmOperation, GemmSchedule, GemmProblem]):
+class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     """Matrix products with an epilogue."""
 
     operation = GemmOperation
     schedule = GemmSchedule
+    shape = GemmShape
 
     def operation_reasons(self, operation: GemmOperation) -> list[str]:
         """Why the operation is not legal; empty when it is."""
@@ -75,6 +78,20 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmProblem]):
     def launches(self, spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
         """The kernel launches of one call: see launch.py."""
         return launch.launches(spec, problem, device)
+
+    def parse_shape(self, operation: GemmOperation, text: str) -> GemmShape:
+        """The shape that `text` is: see shape.py."""
+        return shape.parse_shape(operation, text)
+
+    def cells(
+        self, operation: GemmOperation, model: str | None, rows: Sequence[int]
+    ) -> Sequence[GemmShape]:
+        """The cells of an operation: see shape.py."""
+        return shape.cells(operation, model, rows)
+
+    def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The extents of the problem of a benchmark's result: see shape.py."""
+        return shape.extents_of_cell(problem)
 
 
 FAMILY = Gemm()

@@ -17,11 +17,10 @@ import yaml
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import limits
 from warploom.generator.families import family
-from warploom.generator.families._attention import UNBOUNDED
+from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.launches import NO_GPU, DeviceLimits
-from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec, Schedule
 from warploom.runtime.decision import Choice, decide
 from warploom.runtime.families._attention.mask import Band

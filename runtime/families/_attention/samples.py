@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from warploom.generator.model.shapes import AttentionShape
+from warploom.generator.families._attention import AttentionShape
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.dispatch import Operation
 from warploom.runtime.trial import generator

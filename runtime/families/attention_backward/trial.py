@@ -13,9 +13,8 @@ from functools import cached_property, partial
 
 import torch
 
-from warploom.generator.families._attention import UNBOUNDED
+from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
-from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
 from warploom.runtime.families._attention.mask import Band, band

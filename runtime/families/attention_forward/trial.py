@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.generator.model.shapes import AttentionShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
 from warploom.runtime.families._attention.mask import band

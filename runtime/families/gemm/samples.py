@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from warploom.generator.epilogue import Activation, Amax, Bias, EpilogueStep, Residual, Scale
-from warploom.generator.families.gemm import GemmOperation
-from warploom.generator.model.shapes import GemmShape
+from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.gemm.epilogue import Item
 from warploom.runtime.trial import generator

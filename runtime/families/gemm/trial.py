@@ -6,8 +6,7 @@ from functools import cached_property, partial
 
 import torch
 
-from warploom.generator.families.gemm import GemmOperation
-from warploom.generator.model.shapes import GemmShape
+from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
 from warploom.runtime.families.gemm import reference

@@ -16,8 +16,8 @@ from warploom.errors import ConfigurationError, RecordsError
 
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
-    from warploom.generator.model.shapes import Shape
     from warploom.generator.records import Record, Records
+    from warploom.generator.shapes import Shape
     from warploom.generator.specification import Operation, Schedule
 
 COLUMNS = ("us", "default / best", "nvrtc", "revision", "measured", "noisy", "problem", "schedule")
@@ -74,7 +74,6 @@ def _filter(name: str | None, type_name: str | None, shape: str | None) -> Calla
     """Which records are wanted; UnknownNameError for a family or type that there is not."""
     from warploom.generator.elements import element
     from warploom.generator.families import family
-    from warploom.generator.model.shapes import text
 
     of_family = family(name).name if name else None
     of_type = element(type_name).name if type_name else None
@@ -83,7 +82,7 @@ def _filter(name: str | None, type_name: str | None, shape: str | None) -> Calla
         return (
             of_family in (None, record.operation.family)
             and (of_type is None or of_type in record.operation.tokens)
-            and (shape is None or fnmatchcase(text(record.shape), shape))
+            and (shape is None or fnmatchcase(str(record.shape), shape))
         )
 
     return wanted
@@ -175,8 +174,8 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
 def _legal() -> Callable[[Operation, Shape], int]:
     """How many schedules the package's spaces have that suit a problem."""
     from warploom.generator.configurations import spaces
+    from warploom.generator.families._attention import AttentionShape
     from warploom.generator.families.attention_backward import suits
-    from warploom.generator.model.shapes import AttentionShape
     from warploom.generator.space import expand_file
 
     schedules: dict[Operation, list[Schedule]] = {}

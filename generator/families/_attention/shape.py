@@ -1,0 +1,114 @@
+"""The shapes of both passes: as they are kept, written on a command line, and listed as cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar
+
+from warploom.errors import ProblemError, SpecificationError
+from warploom.generator import configurations
+from warploom.generator.families._attention.operation import Operation
+from warploom.generator.shapes import Shape, extents_of, named_of
+
+TOKENS, HIDDEN = 16_384, 2048  # of cells: batch = tokens / seq, heads = hidden / dim
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionShape(Shape):
+    """q [batch, heads, seq_q, dim] over k and v [batch, kv_heads, seq_k, dim].
+
+    batch     of packed sequences: how many there are; seq_q and seq_k are then the longest
+    window    columns that a row attends to at most; 0: as many as the mask leaves
+    total_q   rows of all packed sequences together; 0 where lengths are fixed
+    total_k   columns, likewise
+    """
+
+    optional: ClassVar[frozenset[str]] = frozenset({"window", "total_q", "total_k"})
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_q: int
+    seq_k: int
+    dim: int
+    window: int = 0
+    total_q: int = 0
+    total_k: int = 0
+
+    @property
+    def sharing(self) -> int:
+        """Query heads of one kv head."""
+        return self.heads // max(1, self.kv_heads)
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """How many query heads share a kv head is compared, too: schedules depend on it."""
+        return (*astuple(self), self.sharing)
+
+
+def parse_shape(operation: Operation, text: str) -> AttentionShape:
+    """The shape that `4x32x8x2048` is, or with two lengths `4x32x8x1x2048`.
+
+    Windows and packed lengths end in `:window=128` and `:total=4096`.
+    """
+    lead = ["batch", "heads", "kv_heads"]
+    extents, *more = text.split(":")
+    found = extents_of(extents, [[*lead, "seq"], [*lead, "seq_q", "seq_k"]], "attention")
+    seq = found.pop("seq", 0)
+    found = {"seq_q": seq, "seq_k": seq, **found, "dim": operation.dim}
+    packed = operation.lengths == "packed"
+    wanted = (["window"] if operation.mask == "window" else []) + (["total"] if packed else [])
+    others = "it is of masks that are windows, or packed lengths"
+    given = named_of(text, more, wanted, "_".join(operation.tokens), others)
+    if found["heads"] % found["kv_heads"]:
+        raise ProblemError(
+            f"shape {text!r}", rule="heads must be a multiple of kv_heads", fix="change one of them"
+        )
+    if packed:
+        total = given["total"]
+        if not max(seq, found["batch"]) <= total <= found["batch"] * seq:
+            raise ProblemError(
+                f"shape {text!r}",
+                rule="the total must lie between the longest sequence and all as long as it",
+                fix="change total, batch or length",
+            )
+        found |= {"total_q": total, "total_k": total}
+    return AttentionShape(**found, window=given.get("window", 0))
+
+
+def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[AttentionShape]:
+    """The cells of an operation's dimension and mask, at these lengths or at all."""
+    if model is not None:
+        raise SpecificationError(
+            f"--model {model} for attention",
+            rule="a model names weights; attention has cells",
+            fix="give --cells or --shapes",
+        )
+    if operation.lengths == "packed" or operation.mask == "window" or operation.softcap:
+        return []
+    listed = configurations.cells()["attention"]
+    if operation.family.removeprefix("attention_") not in listed["passes"]:
+        return []
+    causal, dim = operation.mask == "causal", operation.dim
+    found = []
+    if dim in listed["dim"] and causal in listed["causal"]:
+        for seq in rows or listed["seq"]:
+            heads = HIDDEN // dim
+            found.append(AttentionShape(max(1, TOKENS // seq), heads, heads, seq, seq, dim))
+    found += [
+        AttentionShape(batch, heads, kv_heads, seq, seq, dim)
+        for batch, heads, kv_heads, seq, of_dim, of_causal in listed["grouped"]
+        if (of_dim, of_causal) == (dim, causal) and (not rows or seq in rows)
+    ]
+    return found
+
+
+def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The extents of a measured cell; None where it does not say enough."""
+    if "seq" not in problem or problem.get("lengths"):
+        return None
+    seq, window = problem["seq"], problem.get("window")
+    extents = {name: problem[name] for name in ("batch", "heads", "kv_heads", "dim")}
+    within = 0 if window is None else window + 1
+    return {**extents, "seq_q": seq, "seq_k": seq, "window": within}

@@ -1,0 +1,57 @@
+"""The shapes of products: as they are kept, written on a command line, and listed as cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from warploom.errors import UnknownNameError
+from warploom.generator import configurations
+from warploom.generator.families.gemm.schedule import GemmOperation
+from warploom.generator.shapes import Shape, extents_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GemmShape(Shape):
+    """`batches` products of A [m, k] and B [k, n]."""
+
+    m: int
+    n: int
+    k: int
+    batches: int = 1
+
+    def __str__(self) -> str:
+        """4096x6144x4096, and how many of them."""
+        product = f"{self.m}x{self.n}x{self.k}"
+        return product if self.batches == 1 else f"{self.batches} of {product}"
+
+
+def parse_shape(operation: GemmOperation, text: str) -> GemmShape:
+    """The shape that `4096x6144x4096` is, of batched products `16x4096x6144x4096`."""
+    names = ["batches", "m", "n", "k"] if operation.batched else ["m", "n", "k"]
+    return GemmShape(**extents_of(text, [names], "this product"))
+
+
+def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[GemmShape]:
+    """The weights of a model or of all, at these numbers of rows; no batches are among them."""
+    listed = configurations.cells()["gemm"]
+    models = listed["models"]
+    if model is not None and model not in models:
+        raise UnknownNameError(
+            f"model {model!r}",
+            rule=f"benchmarks/cells.yaml has {', '.join(models)}",
+            fix="name one of them, or give --shapes",
+        )
+    if operation.batched:
+        return []
+    which = models[model] if model else range(len(listed["weights"]))
+    weights = [listed["weights"][index] for index in which]
+    return [GemmShape(m, n, k) for n, k in weights for m in rows or listed["tuned_m"]]
+
+
+def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The extents of a measured cell; None where it does not say enough."""
+    if not {"m", "n", "k"} <= problem.keys():
+        return None
+    return {**{name: problem[name] for name in ("m", "n", "k")}, "batches": problem.get("batch", 1)}
