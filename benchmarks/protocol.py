@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from typing import Any
 import torch
 
 from warploom.errors import ResultError, WarploomError
+from warploom.generator.gpus import DEFAULT, GpuKind, kind
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 from warploom.runtime.trial import uncollected
 
 SCHEMA = 1
 MISSING = 4  # the exit code where a contender that was asked for could not be measured
-FLOPS_PER_SECOND = {16: 800e12, 8: 1600e12}  # what a power-limited H200 sustains, by input bits
-BYTES_PER_SECOND = 4.35e12  # what it reads
 TIE = 0.02  # ratios this close to 1 are neither won nor lost
 
 
@@ -36,10 +36,16 @@ class Floor:
     limit: str  # flops or bytes
 
 
+@cache
+def here() -> GpuKind:
+    """The kind whose limits set floors: that of the GPU here, the default where there is none."""
+    return kind(torch.cuda.get_device_name()) if torch.cuda.is_available() else DEFAULT
+
+
 def gemm_floor(m: int, n: int, k: int, input_bits: int, output_bits: int) -> Floor:
     """The floor of D[m, n] = A[m, k] B[k, n], each matrix moved once."""
-    flops = 2 * m * n * k / FLOPS_PER_SECOND[input_bits]
-    moved = gemm_bytes(m, n, k, input_bits, output_bits) / BYTES_PER_SECOND
+    flops = 2 * m * n * k / here().flops[input_bits]
+    moved = gemm_bytes(m, n, k, input_bits, output_bits) / here().bytes_per_second
     return Floor(max(flops, moved), "flops" if flops > moved else "bytes")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import protocol
 from warploom.cli import device
 from warploom.errors import DeviceError
 from warploom.generator.architectures import ARCHITECTURES
@@ -29,7 +30,12 @@ from warploom.runtime.families.gemm.problem import Options
 ROOT = Path(__file__).parents[2]
 
 OTHER = GpuKind(
-    "Maker's Other", "sm_90a", 40, at_a_time={1: 40, 2: 18, 3: 12, 4: 5, 5: 5, 6: 5, 7: 4, 8: 4}
+    "Maker's Other",
+    "sm_90a",
+    40,
+    flops={16: 1e12, 8: 3e12},
+    bytes_per_second=1e12,
+    at_a_time={1: 40, 2: 18, 3: 12, 4: 5, 5: 5, 6: 5, 7: 4, 8: 4},
 )
 
 
@@ -44,6 +50,7 @@ def test_rows_stand_under_their_names_and_the_default_has_every_figure() -> None
     assert {name: row.name for name, row in KINDS.items()} == {name: name for name in KINDS}
     assert DEFAULT.at_a_time
     for row in KINDS.values():
+        assert row.arch in ARCHITECTURES and sorted(row.flops) == [8, 16]
         assert sorted(row.at_a_time) in ([], list(range(1, 9))), "all sizes, or nobody asked"
         assert not row.at_a_time or row.at_a_time[1] == row.multiprocessors
 
@@ -74,6 +81,13 @@ def test_a_row_is_a_gpu_that_kernels_can_be_chosen_for_by_name(other: GpuKind) -
 def test_calls_on_the_cpu_are_planned_for_the_default() -> None:
     assert (NO_GPU.multiprocessors, NO_GPU.arch) == (DEFAULT.multiprocessors, DEFAULT.arch)
     assert NO_GPU.gpu == "" and kind(NO_GPU.gpu) is DEFAULT
+
+
+def test_floors_are_of_the_gpu_that_a_benchmark_runs_on(
+    other: GpuKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "here", lambda: other)
+    assert protocol.gemm_floor(4096, 4096, 4096, 8, 16).seconds == 2 * 4096**3 / 3e12
 
 
 # ---- Another architecture ------------------------------------------------------------------------
