@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from warploom.generator import limits
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS, Residual
@@ -18,7 +19,15 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import Batches, GemmOperation, GemmProblem, GemmSchedule
+from warploom.generator.families.gemm import (
+    Batches,
+    GemmOperation,
+    GemmProblem,
+    GemmSchedule,
+)
+from warploom.generator.families.gemm import (
+    tiles as tile_count,
+)
 from warploom.generator.specification import KernelSpec
 
 GEMM, ATTENTION = family("gemm"), family("attention_forward")
@@ -181,6 +190,7 @@ def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
     rows_a = m if operation.layout_a == "row" else k
     rows_b = n if operation.layout_b == "col" else k
     fields = (step.batch_field(i) for i, step in enumerate(operation.epilogue))
+    assume(tile_count(schedule, problem) * prod(own) <= limits.LARGEST // 2)  # launches refuse more
     return replace(
         problem,
         batches=prod(own),
