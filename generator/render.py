@@ -44,7 +44,17 @@ def environment() -> jinja2.Environment:
 
 
 def render(spec: KernelSpec) -> str:
-    """Return the translation unit of `spec`, a complete .cu file."""
+    """Return the translation unit of `spec`, a complete .cu file.
+
+    The template has the spec, its parts, layout and parameters, and what its family adds.
+    """
     described = family(spec.operation.family)
     template = environment().get_template(f"{described.name}/kernel.cu.jinja")
-    return template.render(spec=spec, **described.context(spec))
+    return template.render(
+        spec=spec,
+        operation=spec.operation,
+        schedule=spec.schedule,
+        layout=described.layout(spec),
+        parameters=described.parameters(spec),
+        **described.context(spec),
+    )

@@ -60,6 +60,16 @@ class Schedule(Protocol):
         """The schedule in a kernel's name."""
         ...
 
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """What one block works on at a time, by dimension."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        ...
+
 
 OperationT = TypeVar("OperationT", bound=Operation, covariant=True, default=Operation)
 ScheduleT = TypeVar("ScheduleT", bound=Schedule, covariant=True, default=Schedule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
@@ -21,6 +21,15 @@ ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 ProblemT = TypeVar("ProblemT", default=Any)
 
 _FOLDERS = __name__.rpartition(".")[0] + "."
+
+
+class Layout(Protocol):
+    """Where everything of one block lies."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the launch; of the largest, where there are several."""
+        ...
 
 
 class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
@@ -70,12 +79,16 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         """The spec with the fields that `name` shows, or None when it is not of this family."""
 
     @abstractmethod
+    def layout(self, spec: KernelSpec[OperationT, ScheduleT]) -> Layout:
+        """Shared memory and registers, derived from operation and schedule."""
+
+    @abstractmethod
     def parameters(self, spec: KernelSpec[OperationT, ScheduleT]) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
 
-    @abstractmethod
     def context(self, spec: KernelSpec[OperationT, ScheduleT]) -> dict[str, Any]:
-        """What the template is rendered with, beside the spec."""
+        """What the template is rendered with, beside what every family's is: see `render`."""
+        return {}
 
     @abstractmethod
     def launches(

@@ -55,12 +55,16 @@ class AttentionBackward(
         """The spec with the fields that `name` shows, or None when it is not of this family."""
         return names.parse_name(name)
 
+    def layout(self, spec: AttentionBackwardSpec) -> AttentionBackwardLayout:
+        """Shared memory and registers: see layout.py."""
+        return attention_backward_layout(spec.architecture, spec.operation, spec.schedule)
+
     def parameters(self, spec: AttentionBackwardSpec) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
         return parameters(spec)
 
     def context(self, spec: AttentionBackwardSpec) -> dict[str, Any]:
-        """What the template is rendered with, beside the spec."""
+        """What the template is rendered with: see template.py."""
         return template.context(spec)
 
     def launches(

@@ -8,6 +8,7 @@ registers of a thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
@@ -104,6 +105,7 @@ class AttentionBackwardLayout:
         return -(-every // ALIGNMENT) * ALIGNMENT  # as long as the struct that the kernel declares
 
 
+@lru_cache(maxsize=1024)  # each is asked for a few times in a row
 def attention_backward_layout(
     arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
 ) -> AttentionBackwardLayout:

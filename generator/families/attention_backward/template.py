@@ -10,15 +10,12 @@ from warploom.generator.families.attention_backward.layout import (
     CROWDED_SOFTCAPS,
     attention_backward_layout,
 )
-from warploom.generator.families.attention_backward.parameters import parameters
-from warploom.generator.families.attention_backward.schedule import (
-    AttentionBackwardSpec,
-)
+from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.wgmma import wgmma
 
 
 def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
-    """What the template is rendered with, beside the spec itself."""
+    """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = attention_backward_layout(spec.architecture, operation, schedule)
     kind, shares_rows = element(operation.element), schedule.share == "rows"
@@ -30,10 +27,6 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and shares_rows
     )
     return {
-        "operation": operation,
-        "schedule": schedule,
-        "layout": layout,
-        "parameters": parameters(spec),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
         "row_threads": ROW_THREADS,

@@ -47,12 +47,16 @@ class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
         """The spec with the fields that `name` shows, or None when it is not of this family."""
         return names.parse_name(name)
 
+    def layout(self, spec: AttentionSpec) -> AttentionLayout:
+        """Shared memory and registers: see layout.py."""
+        return attention_layout(spec.architecture, spec.operation, spec.schedule)
+
     def parameters(self, spec: AttentionSpec) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
         return parameters(spec)
 
     def context(self, spec: AttentionSpec) -> dict[str, Any]:
-        """What the template is rendered with, beside the spec."""
+        """What the template is rendered with: see template.py."""
         return template.context(spec)
 
     def launches(

@@ -7,6 +7,7 @@ swizzle span that divides it. All figures are bytes, or 32-bit registers of a th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
@@ -64,6 +65,7 @@ class AttentionLayout:
         return q_bytes + 2 * self.stages * self.kv_bytes + BARRIERS_AND_WORK_BYTES
 
 
+@lru_cache(maxsize=1024)  # each is asked for a few times in a row
 def attention_layout(
     arch: Architecture, operation: AttentionOperation, schedule: AttentionSchedule
 ) -> AttentionLayout:

@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.attention_forward.layout import attention_layout
-from warploom.generator.families.attention_forward.parameters import parameters
-from warploom.generator.families.attention_forward.schedule import (
-    AttentionSpec,
-)
+from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.wgmma import wgmma
 
 
 def context(spec: AttentionSpec) -> dict[str, Any]:
-    """What the template is rendered with, beside the spec itself."""
+    """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     kind = element(operation.element)
     return {
-        "operation": operation,
-        "schedule": schedule,
-        "layout": attention_layout(spec.architecture, operation, schedule),
-        "parameters": parameters(spec),
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
         "scores_wgmma": wgmma(kind, kind, schedule.kv_tile, name="ScoresWgmma"),

@@ -67,12 +67,16 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
         """The spec with the fields that `name` shows, or None when it is not of this family."""
         return names.parse_name(name)
 
+    def layout(self, spec: GemmSpec) -> GemmLayout:
+        """Shared memory and registers: see layout.py."""
+        return gemm_layout(spec.operation, spec.schedule)
+
     def parameters(self, spec: GemmSpec) -> ParameterBlock[Any]:
         """The parameter block of the spec's kernels."""
         return parameters(spec)
 
     def context(self, spec: GemmSpec) -> dict[str, Any]:
-        """What the template is rendered with, beside the spec."""
+        """What the template is rendered with: see template.py."""
         return template.context(spec)
 
     def launches(self, spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:

@@ -7,6 +7,7 @@ allow. All figures are bytes, or 32-bit registers of a thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import EpilogueStep
@@ -67,6 +68,7 @@ class GemmLayout:
         return -(-(self.fixed_bytes + stages) // 1024) * 1024
 
 
+@lru_cache(maxsize=1024)  # each is asked for a few times in a row
 def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     """Lay out a schedule, legal or not."""
     m, n, k = schedule.tile

@@ -6,13 +6,12 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm.layout import gemm_layout, held
-from warploom.generator.families.gemm.parameters import parameters
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
 
 def context(spec: GemmSpec) -> dict[str, Any]:
-    """What the template is rendered with, beside the spec itself."""
+    """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = gemm_layout(operation, schedule)
     d = element(operation.d)
@@ -20,10 +19,6 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
     stage_part = _stage_part(operation, schedule)
     return {
-        "operation": operation,
-        "schedule": schedule,
-        "layout": layout,
-        "parameters": parameters(spec),
         "accumulator": operation.accumulator,
         "d": d,
         "wgmma": wgmma(

@@ -175,13 +175,13 @@ def row(spec: KernelSpec, artifact: Artifact, *, stored: bool = False) -> list[o
     """Return what COLUMNS says of a kernel; one that was `stored` shows no time."""
     from warploom.generator.families import family
 
-    context = family(spec.operation.family).context(spec)
+    layout = family(spec.operation.family).layout(spec)
     resources = artifact.resources.values()
     return [
         artifact.name[-8:],
-        "x".join(map(str, context["schedule"].tile)),
-        context["schedule"].threads,
-        context["layout"].shared_bytes,
+        "x".join(map(str, spec.schedule.tile)),
+        spec.schedule.threads,
+        layout.shared_bytes,
         max(entry.registers for entry in resources),
         all(entry.clean for entry in resources) and not artifact.serialised,
         "stored" if stored else artifact.compile_seconds,
