@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, Protocol
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -37,6 +39,7 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 
     operation, schedule   frozen dataclasses: their fields are the configuration's too
     shape                 what a record and the cost model know of a problem
+    constants             of the cost model, where a fit begins; none where there is no model
     revision              raised when a template's performance changes: records of an older one
                           are hints
     """
@@ -44,6 +47,7 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     operation: type[OperationT]
     schedule: type[ScheduleT]
     shape: type[ShapeT]
+    constants: Mapping[str, float] = MappingProxyType({})
     revision: int = 1
 
     @property
@@ -118,3 +122,14 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     @abstractmethod
     def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
         """The extents of the problem of a benchmark's result; None where it says too little."""
+
+    def seconds(
+        self,
+        constants: Mapping[str, float],
+        operation: OperationT,
+        schedule: ScheduleT,
+        shape: ShapeT,
+        multiprocessors: int,
+    ) -> float:
+        """The seconds that one call should take, by these constants of the cost model."""
+        return math.inf

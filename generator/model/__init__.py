@@ -1,8 +1,8 @@
 """The cost model: seconds that a kernel should take, from its spec and shape, without a GPU.
 
-Each family has a module with its arithmetic; what a GPU kind is like lies in constants, fitted from
-measurements (`fit.py`) and kept in configs/model, a file for each kind. The model ranks schedules
-of one problem and carries a measured time to a near shape; it is no promise of a time.
+The arithmetic is the families' own (`Family.seconds`); what a GPU kind is like lies in constants,
+fitted from measurements (`fit.py`) and kept in configs/model, a file for each kind. The model ranks
+schedules of one problem and carries a measured time to a near shape; it is no promise of a time.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from warploom.errors import RecordsError
+from warploom.generator.families import family, names
 from warploom.generator.gpus import kind
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
-from warploom.generator.model.predict import MODELS, proposals, rank
+from warploom.generator.model.predict import proposals, rank
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
@@ -67,22 +68,22 @@ def fit(
             fix="give the journal of a tuning run, or a result of the benchmarks",
         )
     families = dict(known.families) if known and known.gpu == gpu else {}
-    for name in MODELS:
+    for name in names():
         own = [one for one in measurements if one.operation.family == name]
-        if own:
+        if own and family(name).constants:
             families[name] = _fit(name, own, legal or _unknown, kind(gpu).arch)
     return Constants(gpu, measurements[0].multiprocessors, families)
 
 
 def _fit(name: str, measured: Sequence[Measurement], legal: Legal, arch: str) -> FamilyConstants:
-    start, seconds = MODELS[name]
-    names = list(start)
+    start, seconds = family(name).constants, family(name).seconds
+    keys = list(start)
     groups = _groups(measured)
     weights = [_weights(group) for group in groups]
-    begin = np.log([start[key] for key in names])
+    begin = np.log(list(start.values()))
 
     def errors(logarithms: Vector) -> Vector:
-        values = dict(zip(names, np.exp(logarithms).tolist(), strict=True))
+        values = dict(zip(keys, np.exp(logarithms).tolist(), strict=True))
         found = []
         for group, weight in zip(groups, weights, strict=True):
             own = np.array([_error(seconds, values, one) for one in group])
@@ -92,10 +93,10 @@ def _fit(name: str, measured: Sequence[Measurement], legal: Legal, arch: str) ->
         return np.concatenate([*found, PULL * (logarithms - begin)])
 
     fitted = _least_squares(errors, begin)
-    values = dict(zip(names, np.exp(fitted).tolist(), strict=True))
+    values = dict(zip(keys, np.exp(fitted).tolist(), strict=True))
     off = median(abs(_error(seconds, values, one)) for one in measured)
-    told = (_slopes(errors, fitted)[: -len(names)] ** 2).sum(axis=0)
-    assumed = tuple(key for key, size in zip(names, told, strict=True) if size < PULL**2)
+    told = (_slopes(errors, fitted)[: -len(keys)] ** 2).sum(axis=0)
+    assumed = tuple(key for key, size in zip(keys, told, strict=True) if size < PULL**2)
     found = FamilyConstants(values, len(measured), len(groups), off, assumed)
     return replace(found, quality=quality(name, values, measured, legal, arch))
 

@@ -1,26 +1,16 @@
-"""Predictions of any family: one function for each, the same arguments for all."""
+"""Predictions: a family's arithmetic with the constants of a GPU kind."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
+from warploom.generator.families import family
 from warploom.generator.knob import knobs
-from warploom.generator.model import attention, attention_backward, gemm
 from warploom.generator.model.constants import Constants
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Schedule
-
-# (constants, operation, schedule, shape, multiprocessors) -> seconds
-Seconds = Callable[[Mapping[str, float], Any, Any, Any, int], float]
-
-MODELS: dict[str, tuple[Mapping[str, float], Seconds]] = {
-    "gemm": (gemm.START, gemm.seconds),
-    "attention_forward": (attention.START, attention.seconds),
-    "attention_backward": (attention_backward.START, attention_backward.seconds),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +27,16 @@ def predict(
     """Return the seconds that `spec` should take for `shape`; None where no model knows."""
     name = spec.operation.family
     fitted = constants and constants.families.get(name)
-    if not fitted or name not in MODELS:
+    if not fitted or not family(name).constants:
         return None
-    _, seconds = MODELS[name]
-    return seconds(fitted.values, spec.operation, spec.schedule, shape, multiprocessors)
+    return _seconds(fitted.values, spec, shape, multiprocessors)
+
+
+def _seconds(
+    values: Mapping[str, float], spec: KernelSpec, shape: Shape, multiprocessors: int
+) -> float:
+    known = family(spec.operation.family)
+    return known.seconds(values, spec.operation, spec.schedule, shape, multiprocessors)
 
 
 def rank(
@@ -55,10 +51,10 @@ def rank(
     predictions = []
     for spec in specs:
         found = predict(constants, spec, shape, multiprocessors)
-        if found is None and spec.operation.family in MODELS:
-            start, seconds = MODELS[spec.operation.family]
-            found = seconds(start, spec.operation, spec.schedule, shape, multiprocessors)
-        predictions.append(Prediction(spec, math.inf if found is None else found))
+        if found is None:
+            start = family(spec.operation.family).constants
+            found = _seconds(start, spec, shape, multiprocessors)
+        predictions.append(Prediction(spec, found))
     return sorted(predictions, key=lambda one: (one.seconds, *preference(one.spec)))
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.model.predict import MODELS
 from warploom.generator.records import Environment
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.families import tuned
@@ -51,8 +50,9 @@ def default_of(problem: Problem) -> KernelSpec:
 
 
 def swept_seconds(problem: Problem, spec: KernelSpec, roughness: float = 0.05) -> float:
-    start, seconds = MODELS[problem.operation.family]
-    smooth = seconds(start, problem.operation, spec.schedule, problem.shape, MULTIPROCESSORS)
+    known = family(problem.operation.family)
+    asked = (problem.operation, spec.schedule, problem.shape, MULTIPROCESSORS)
+    smooth = known.seconds(known.constants, *asked)
     return smooth * (1 + roughness * own_share(f"{spec.name} {problem.shape!r}"))
 
 

@@ -11,7 +11,7 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.model.attention_backward import START, Blocks, seconds
+from warploom.generator.families.attention_backward.model import START, Blocks, seconds
 
 
 def time(

@@ -20,13 +20,13 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
+from warploom.generator.families.attention_backward.model import START as BACKWARD
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, GemmShape
+from warploom.generator.families.gemm.model import START
 from warploom.generator.gpus import file_name
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.model.attention_backward import START as BACKWARD
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
-from warploom.generator.model.gemm import START
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import decision, dispatch, records, targets

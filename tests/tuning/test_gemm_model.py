@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
-from warploom.generator.model import gemm
-from warploom.generator.model.gemm import START, Tiling, seconds, slowest
+from warploom.generator.families.gemm import model as gemm
+from warploom.generator.families.gemm.model import START, Tiling, seconds
+from warploom.generator.model.arithmetic import slowest
 
 BF16 = GemmOperation("bf16", "bf16", "bf16")
 PINGPONG = GemmSchedule((128, 128, 64), 6, (2, 1), roles="pingpong")

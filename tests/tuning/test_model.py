@@ -14,19 +14,19 @@ from sweeps import GPU, MULTIPROCESSORS, entries
 
 from warploom.cli import main
 from warploom.errors import RecordsError
+from warploom.generator import families
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.families.attention_forward.model import START as ATTENTION
+from warploom.generator.families.attention_forward.model import seconds as attention_seconds
 from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.families.gemm.model import START, seconds
 from warploom.generator.model import constants as files
 from warploom.generator.model import fit as fits
 from warploom.generator.model import predict, proposals, rank
-from warploom.generator.model.attention import START as ATTENTION
-from warploom.generator.model.attention import seconds as attention_seconds
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.model.fit import Measurement, fit
-from warploom.generator.model.gemm import START, seconds
 from warploom.generator.model.measurements import of_results
-from warploom.generator.model.predict import MODELS
 from warploom.generator.shapes import distance
 from warploom.generator.specification import KernelSpec
 from warploom.tuning import search
@@ -203,8 +203,8 @@ def test_damaged_constants_are_refused(tmp_path: Path, damage: str) -> None:
 def test_shipped_constants_have_every_name_of_their_model_and_are_near_what_was_measured() -> None:
     shipped = files.load(GPU)
     assert shipped and not shipped.stand_in
-    for name, family in shipped.families.items():
-        assert family.values.keys() == MODELS[name][0].keys()
+    for name, fitted in shipped.families.items():
+        assert fitted.values.keys() == families.family(name).constants.keys()
     errors: dict[str, list[float]] = {name: [] for name in shipped.families}
     for path in (RESULTS / "bench_gemm_bf16.json", RESULTS / "bench_attention.json"):
         for one in of_results(path)[1]:

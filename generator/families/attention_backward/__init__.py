@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from warploom.generator.architectures import Architecture
+from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families._attention.family import AttentionFamily
-from warploom.generator.families.attention_backward import launch, names, rules, template
+from warploom.generator.families.attention_backward import launch, model, names, rules, template
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
     attention_backward_layout,
@@ -41,6 +43,7 @@ class AttentionBackward(
 
     operation = AttentionBackwardOperation
     schedule = AttentionBackwardSchedule
+    constants = model.START
 
     def schedule_reasons(
         self,
@@ -78,6 +81,17 @@ class AttentionBackward(
     ) -> list[Workspace]:
         """The buffers of one call: see launch.py."""
         return launch.workspaces(spec, problem)
+
+    def seconds(
+        self,
+        constants: Mapping[str, float],
+        operation: AttentionBackwardOperation,
+        schedule: AttentionBackwardSchedule,
+        shape: AttentionShape,
+        multiprocessors: int,
+    ) -> float:
+        """The seconds that one call should take: see model.py."""
+        return model.seconds(constants, operation, schedule, shape, multiprocessors)
 
 
 FAMILY = AttentionBackward()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from warploom.generator.architectures import Architecture
-from warploom.generator.families._attention import AttentionProblem
+from warploom.generator.families._attention import AttentionProblem, AttentionShape
 from warploom.generator.families._attention.family import AttentionFamily
-from warploom.generator.families.attention_forward import launch, names, rules, template
+from warploom.generator.families.attention_forward import launch, model, names, rules, template
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
 from warploom.generator.families.attention_forward.parameters import parameters, q_tiles
 from warploom.generator.families.attention_forward.schedule import (
@@ -35,6 +36,7 @@ class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
 
     operation = AttentionOperation
     schedule = AttentionSchedule
+    constants = model.START
     revision = 2  # since outputs are rescaled less often where that is `needed`
 
     def schedule_reasons(
@@ -68,6 +70,17 @@ class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
     def workspaces(self, spec: AttentionSpec, problem: AttentionProblem) -> list[Workspace]:
         """The buffers of one call: see launch.py."""
         return launch.workspaces(spec, problem)
+
+    def seconds(
+        self,
+        constants: Mapping[str, float],
+        operation: AttentionOperation,
+        schedule: AttentionSchedule,
+        shape: AttentionShape,
+        multiprocessors: int,
+    ) -> float:
+        """The seconds that one call should take: see model.py."""
+        return model.seconds(constants, operation, schedule, shape, multiprocessors)
 
 
 FAMILY = AttentionForward()

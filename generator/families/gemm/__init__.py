@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.family import Family
-from warploom.generator.families.gemm import launch, names, rules, shape, template
+from warploom.generator.families.gemm import launch, model, names, rules, shape, template
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.parameters import parameters
 from warploom.generator.families.gemm.problem import Batches, GemmProblem, tiles
@@ -46,6 +46,7 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     operation = GemmOperation
     schedule = GemmSchedule
     shape = GemmShape
+    constants = model.START
 
     def operation_reasons(self, operation: GemmOperation) -> list[str]:
         """Why the operation is not legal; empty when it is."""
@@ -96,6 +97,17 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
         """The extents of the problem of a benchmark's result: see shape.py."""
         return shape.extents_of_cell(problem)
+
+    def seconds(
+        self,
+        constants: Mapping[str, float],
+        operation: GemmOperation,
+        schedule: GemmSchedule,
+        shape: GemmShape,
+        multiprocessors: int,
+    ) -> float:
+        """The seconds that one call should take: see model.py."""
+        return model.seconds(constants, operation, schedule, shape, multiprocessors)
 
 
 FAMILY = Gemm()

@@ -11,13 +11,13 @@ Times in comments are of an H200, from sweeps of six products of bf16 and the tu
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
+from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.model.arithmetic import Value, slowest
 
 # Where a fit begins, and what it is drawn to where measurements do not tell: the hardware's own
 # figures (H100 tuning guide, PTX ISA) at the clock of a busy H200, and round numbers.
@@ -45,16 +45,8 @@ START = {
     "promotion": 0.5,  # of the fp32 additions that promotion does not hide
     "transposed": 0.5,  # more shared-memory time where neither operand is K-major
 }
-SHARPNESS = 8  # of `slowest`: two equal times take 1.09 of one
 _LINE = 128  # bytes of a row of an operand's stage: tile k
 _TPC = 2  # multiprocessors of a TPC
-
-Value = Mapping[str, float]
-
-
-def slowest(*seconds: float) -> float:
-    """The largest of times that overlap, and somewhat more where two are close."""
-    return math.pow(sum(part**SHARPNESS for part in seconds), 1 / SHARPNESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,23 +11,24 @@ postprocess kernels move bytes, and do nothing else that takes time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families._attention import AttentionShape
-from warploom.generator.families.attention_backward import (
+from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
-    AttentionBackwardOperation,
-    AttentionBackwardSchedule,
     attention_backward_layout,
 )
+from warploom.generator.families.attention_backward.schedule import (
+    AttentionBackwardOperation,
+    AttentionBackwardSchedule,
+)
 from warploom.generator.gpus import DEFAULT
-from warploom.generator.model.gemm import slowest
+from warploom.generator.model.arithmetic import Value, slowest
 from warploom.generator.wgmma import WGMMA_M
 
-# As in gemm.py: where a fit begins, and what it is drawn to. The clocks and what is exposed are
-# rounded from the first times of these kernels on an H200.
+# Where a fit begins, and what it is drawn to where measurements do not tell. The clocks and what is
+# exposed are rounded from the first times of these kernels on an H200.
 START = {
     "launch": 6e-6,  # seconds of the three launches in a graph
     "tensor_clock": 1.8e9,  # of the tensor core under load, in Hz
@@ -48,7 +49,6 @@ START = {
     "hbm_bandwidth": 3.5e12,  # bytes a second of memory, in the kernels of rows
 }
 PREPROCESS_BYTES, POSTPROCESS_BYTES = 2 + 2 + 4, 4 + 2  # an element: o, do, zeros; sums and dq
-Value = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ the longest tile, which depends on how tiles are dealt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from warploom.generator.families._attention import AttentionShape
-from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.model.gemm import slowest
+from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
+)
+from warploom.generator.model.arithmetic import Value, slowest
 
-# As in gemm.py: where a fit begins, and what it is drawn to.
+# Where a fit begins, and what it is drawn to where measurements do not tell.
 START = {
     "launch": 3e-6,  # seconds of a launch in a graph
     "tensor_clock": 1.45e9,  # of the tensor core under load, in Hz
@@ -33,7 +34,6 @@ START = {
     "softcap": 0.5,  # more exponentials' time where scores are capped
     "hbm_bandwidth": 4.2e12,  # bytes a second of memory
 }
-Value = Mapping[str, float]
 
 
 def seconds(
