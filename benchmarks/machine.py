@@ -1,7 +1,6 @@
 """The machine that a benchmark ran on, and the state of its GPU at a moment.
 
-Read through pynvml where it is installed (nvidia-ml-py), else from nvidia-smi; what neither gives
-is recorded as unavailable, with the reason.
+What nvidia-smi does not give is recorded as unavailable, with the reason.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ import platform
 import subprocess
 import time
 from datetime import date
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import click
 import torch
 
 from warploom.errors import DeviceError, ToolchainError
@@ -76,11 +73,8 @@ def require_gpu() -> None:
 
 
 def warm(seconds: float = 2.0) -> None:
-    """Keep the GPU busy until its clocks settle; where there is none, end with a line saying so."""
-    try:
-        require_gpu()
-    except DeviceError as error:
-        raise click.ClickException(str(error)) from error
+    """Keep the GPU busy until its clocks settle; DeviceError where there is none."""
+    require_gpu()
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -93,29 +87,9 @@ def state() -> dict[str, Any]:
     """Return driver, clocks (MHz), power (watts) and temperature (Celsius) of the current GPU."""
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     try:
-        return _from_pynvml(uuid)
-    except ImportError:
-        pass
-    except Exception as error:  # pynvml's own class is known only where it is
-        return {"unavailable": f"pynvml: {error}"}
-    try:
         return _from_nvidia_smi(uuid)
     except (OSError, subprocess.SubprocessError) as error:
         return {"unavailable": f"nvidia-smi: {error}"}
-
-
-def _from_pynvml(uuid: str) -> dict[str, Any]:
-    nvml = import_module("pynvml")
-    nvml.nvmlInit()
-    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    return {
-        "driver": nvml.nvmlSystemGetDriverVersion(),
-        "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
-        "power_watts": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-        "power_limit_watts": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-        "temperature_celsius": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-    }
 
 
 def _from_nvidia_smi(uuid: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`python -m benchmarks.pictures --out DIR FILE...`: the pictures of results, as SVG.
 
-Of products a heat map over layer and M, of attention TFLOP/s over length, and of everything the
-sorted ratios with what is lost named. They are drawn from JSON and from nothing else.
+Of each family a heat map of ratios or rates along its axis, and of everything the sorted ratios
+with what is lost named. They are drawn from JSON and from nothing else.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from typing import Any
 import click
 
 from benchmarks import plots
+from benchmarks.families import CellJson, family_of, group_of
 from benchmarks.protocol import read
 from benchmarks.wording import (
-    KINDS,
     RATIO,
-    CellJson,
     DocumentJson,
     absences,
     beside,
     by_kind,
-    fair,
-    is_product,
     kind_name,
-    kind_of,
+    kind_order,
     losses,
     peer,
     point,
@@ -68,16 +65,21 @@ class Picture:
 def of_section(stem: str, title: str, document: DocumentJson) -> list[Picture]:
     """The pictures that a section of a document has enough cells for: a heat map, or rates."""
     where, cells = _where([document]), sections(document)[title]
-    kind = "_".join(kind_of(cells[0]).split())
+    problem = cells[0]["problem"]
+    if group_of(cells[0]).listed:
+        return []
+    kind = "_".join(problem[key] for key in ("type", "pass") if key in problem)
     stem = stem if kind in stem else f"{stem}_{kind}"
-    found = _heat(stem, title, where, cells) or _rates(stem, title, where, cells)
+    panels = any(family_of(cell).panel(cell["problem"]) for cell in cells)
+    found = (_rates if panels else _heat)(stem, title, where, cells)
     return [found] if found else []
 
 
 def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
     """Every cell of these documents, sorted, and the lost ones by name; None of too few."""
-    groups = by_kind(cell for document in documents for cell in document["cells"])
-    kinds = {kind_name(kind): groups[kind] for kind in sorted(groups, key=_order)}
+    cells = (cell for document in documents for cell in document["cells"])
+    every = (cell for cell in cells if not group_of(cell).listed)
+    kinds = by_kind(sorted(every, key=kind_order), kind_name)
     panels = {
         kind: [(cell["ratio"], cell["verdict"]) for cell in cells if cell["ratio"]]
         for kind, cells in kinds.items()
@@ -99,15 +101,10 @@ def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
 def draw(name: str, document: DocumentJson, folder: Path) -> list[Path]:
     """Draw every picture of a document into `folder`; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = fair(document)
     sorted_ratios = overview(f"{name}_sorted", [document])
     found = [p for title in sections(document) for p in of_section(name, title, document)]
     found += [sorted_ratios] if sorted_ratios else []
     return [picture.save(folder) for picture in found]
-
-
-def _order(kind: str) -> int:
-    return [*KINDS, kind].index(kind)
 
 
 def _where(documents: Sequence[DocumentJson]) -> str:
@@ -118,11 +115,11 @@ def _where(documents: Sequence[DocumentJson]) -> str:
 
 
 def _heat(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Picture | None:
-    """Ratios over layer and M, where they fill most of a grid of several rows and columns."""
-    products = sorted((cell for cell in cells if is_product(cell)), key=size)
-    found = {(subject(cell), point(cell)[1]): cell["ratio"] for cell in products if cell["ratio"]}
-    rows = list(dict.fromkeys(subject(cell) for cell in products))
-    every = sorted({point(cell)[1] for cell in products})
+    """Ratios by subject and point, where they fill most of a grid of several rows and columns."""
+    ordered = sorted(cells, key=size)
+    found = {(subject(cell), point(cell)): cell["ratio"] for cell in ordered if cell["ratio"]}
+    rows = list(dict.fromkeys(map(subject, ordered)))
+    every = sorted(set(map(point, cells)))
     filled = 2 * len(found) > len(rows) * len(every)
     if len(found) < _FEWEST or min(len(rows), len(every)) < 2 or not filled:
         return None
@@ -131,43 +128,41 @@ def _heat(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Pictur
     title = f"{what}: {where}, compared with {beside(cells)}"
     reason = f"no ratio, absent: {absences(cells)}" if len(found) < len(rows) * len(every) else ""
     worst, best = min(found.values()), max(found.values())
+    axis, words = family_of(cells[0]).axis
     alt = (
-        f"Heat map. {title}. {RATIO} for {len(rows)} layers and {len(every)} values of M, "
+        f"Heat map. {title}. {RATIO} for {len(rows)} layers and {len(every)} values of {axis}, "
         f"{worst:.2f} to {best:.2f}: {verdicts(cells)}."
     )
     data = [title, reason, groups, [[*key, ratio] for key, ratio in found.items()]]
-    paint = partial(plots.heat, found, groups, title, "M, rows of the input", reason)
+    paint = partial(plots.heat, found, groups, title, words, reason)
     return Picture(f"{stem}_layers", alt, data, paint)
 
 
 def _rates(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Picture | None:
-    """TFLOP/s over length, a panel for each mask and head dimension, where there are several."""
+    """TFLOP/s over the axis, a panel for each row and column that the family has cells in."""
     panels: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
-    plain = [cell for cell in cells if "seq" in cell["problem"] and _plain(cell["problem"])]
+    family = family_of(cells[0])
+    plain = [cell for cell in cells if family.panel(cell["problem"])]
     for cell in sorted(plain, key=size):
-        problem = cell["problem"]
-        place = ("causal" if problem["causal"] else "no mask", f"head dimension {problem['dim']}")
+        panel, work = family.panel(cell["problem"]), family.flops(cell["problem"]) or 0.0
         for entry in filter(right, cell["entries"]):
-            lines = panels.setdefault(place, {}).setdefault(peer(entry["contender"]), [])
-            lines.append((problem["seq"], problem["flops"] / entry["seconds"] * 1e-12))
+            lines = panels.setdefault(panel or ("", ""), {}).setdefault(
+                peer(entry["contender"]), []
+            )
+            lines.append((point(cell), work / entry["seconds"] * 1e-12))
     if len(plain) < _FEWEST or len(panels) < 2:
         return None
-    title = f"{what}: {where}, 16k tokens, hidden size 2048"
-    alt = f"TFLOP/s over length. {title}. One line each: {', '.join(_lines(panels))}."
+    title = f"{what}: {where}{family.drawn}"
+    axis, words = family.axis
+    alt = f"TFLOP/s over {axis}. {title}. One line each: {', '.join(_lines(panels))}."
     data = [title, [[*place, lines] for place, lines in panels.items()]]
-    return Picture(
-        f"{stem}_rates", alt, data, partial(plots.rates, panels, title, "length of a sequence")
-    )
+    names = [peer(name) for name in family.peers.values()]
+    paint = partial(plots.rates, panels, names, title, words)
+    return Picture(f"{stem}_rates", alt, data, paint)
 
 
 def _lines(panels: Mapping[Any, Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for lines in panels.values() for name in lines))
-
-
-def _plain(problem: CellJson) -> bool:
-    """One length, as many heads of k and v as of q, no window."""
-    alone = problem["heads"] == problem["kv_heads"] and not problem["lengths"]
-    return alone and problem["window"] is None
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)

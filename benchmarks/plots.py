@@ -22,16 +22,15 @@ _VERDICTS = {  # of sorted ratios: colour and mark, which the colour-blind tell 
     "tied": ("#999999", "s"),
     "lost": ("#d55e00", "v"),
 }
-_LINES = {  # of contenders: colour, mark and stroke
-    "Warploom": ("#000000", "o", "-"),
-    "FlashAttention-4": ("#d55e00", "^", "--"),
-    "FlashAttention-3": ("#0072b2", "s", "--"),
-    "cuDNN": ("#009e73", "D", "-."),
-    "FlashAttention-2": ("#cc79a7", "v", ":"),
-    "Triton": ("#e69f00", "x", ":"),
-    "Warploom, not deterministic": ("#777777", ".", "-"),
-}
-_OTHER = ("#56b4e9", "+", ":")
+_OURS = ("#000000", "o", "-")  # colour, mark and stroke of a contender
+_PEERS = (  # of a family's peers, in their order
+    ("#009e73", "D", "-."),
+    ("#cc79a7", "v", ":"),
+    ("#0072b2", "s", "--"),
+    ("#d55e00", "^", "--"),
+    ("#e69f00", "x", ":"),
+)
+_OTHER = ("#777777", ".", "-")
 _MARKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 2.5, 3, 4, 6, 8)  # of ratios
 
 
@@ -164,10 +163,12 @@ def _curve(axes: Any, cells: Sequence[tuple[float, str]]) -> list[Any]:  # noqa:
 
 def rates(
     panels: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[int, float]]]],
+    peers: Sequence[str],
     title: str,
     axis: str,
 ) -> Any:  # noqa: ANN401
     """TFLOP/s of each contender over `axis`: a panel for each (row, column) of the keys."""
+    styles = {"Warploom": _OURS, **dict(zip(peers, _PEERS, strict=False))}
     rows, columns = (list(dict.fromkeys(key[place] for key in panels)) for place in (0, 1))
     picture = figure(0.8 + 3.3 * len(columns), 1.2 + 2.5 * len(rows))
     grid = picture.subplots(len(rows), len(columns), sharex=True, sharey=True, squeeze=False)
@@ -176,7 +177,7 @@ def rates(
     for (y, row), (x, column) in product(enumerate(rows), enumerate(columns)):
         axes, lines = grid[y][x], panels.get((row, column), {})
         for name, points in lines.items():
-            colour, mark, stroke = _LINES.get(name, _OTHER)
+            colour, mark, stroke = styles.get(name, _OTHER)
             heavy = name == "Warploom"
             (handles[name],) = axes.plot(
                 *zip(*points, strict=True),
@@ -202,7 +203,7 @@ def rates(
         axes.set_xlabel(axis, fontsize=8)
     picture.supylabel("TFLOP/s, higher is better", fontsize=9)
     picture.suptitle(title, fontsize=10)
-    names = sorted(handles, key=[*_LINES, *handles].index)
+    names = sorted(handles, key=[*styles, *handles].index)
     picture.legend(
         [handles[name] for name in names],
         names,

@@ -1,8 +1,8 @@
 """How things are measured and recorded: contenders, cells, floors, verdicts and the JSON document.
 
-Contenders of a cell take turns (warploom.runtime.measure); the first is ours, the second its peer,
-and the cell's figure is their ratio. Whatever is missing or refuses a problem is recorded as absent
-with the reason. Times are seconds. The document is rewritten after every cell.
+Contenders of a cell take turns (warploom.runtime.measure); the first is ours, the second its
+fastest peer, and the cell's figure is their ratio. Whatever is missing or refuses a problem is
+recorded as absent with the reason. Times are seconds. The document is rewritten after every cell.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from warploom.errors import ResultError, WarploomError
 from warploom.generator.gpus import DEFAULT, GpuKind, kind
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
-from warploom.runtime.trial import uncollected
+from warploom.runtime.trial import buffer_sets, uncollected
 
+Operands = TypeVar("Operands")
+Sampling = Callable[[Sequence[Call]], Sampler]
 SCHEMA = 1
 MISSING = 4  # the exit code where a contender that was asked for could not be measured
 TIE = 0.02  # ratios this close to 1 are neither won nor lost
@@ -35,6 +37,12 @@ class Floor:
     seconds: float
     limit: str  # flops or bytes
 
+    @classmethod
+    def of(cls, flops: float, moved: float = 0.0, bits: int = 16) -> Floor:
+        """The floor of so many operations on inputs of so many bits, and bytes moved once."""
+        products, memory = flops / here().flops[bits], moved / here().bytes_per_second
+        return cls(products, "flops") if products > memory else cls(memory, "bytes")
+
 
 @cache
 def here() -> GpuKind:
@@ -42,16 +50,12 @@ def here() -> GpuKind:
     return kind(torch.cuda.get_device_name()) if torch.cuda.is_available() else DEFAULT
 
 
-def gemm_floor(m: int, n: int, k: int, input_bits: int, output_bits: int) -> Floor:
-    """The floor of D[m, n] = A[m, k] B[k, n], each matrix moved once."""
-    flops = 2 * m * n * k / here().flops[input_bits]
-    moved = gemm_bytes(m, n, k, input_bits, output_bits) / here().bytes_per_second
-    return Floor(max(flops, moved), "flops" if flops > moved else "bytes")
-
-
-def gemm_bytes(m: int, n: int, k: int, input_bits: int, output_bits: int) -> int:
-    """The bytes of A, B and D together."""
-    return ((m + n) * k * input_bits + m * n * output_bits) // 8
+def rotated(make: Callable[[], Operands], set_bytes: int, device: str) -> list[Operands]:
+    """As many sets of operands as outlast the GPU's L2 cache when used in turn."""
+    count = 1
+    if device == "cuda":
+        count = buffer_sets(set_bytes, torch.cuda.get_device_properties(0).L2_cache_size)
+    return [make() for _ in range(count)]
 
 
 # ---- A cell --------------------------------------------------------------------------------------
@@ -61,13 +65,15 @@ def gemm_bytes(m: int, n: int, k: int, input_bits: int, output_bits: int) -> int
 class Contender:
     """Something to time: one call for each set of buffers.
 
-    `error_share` is asked after the timing (see warploom.runtime.measure), `kernel` likewise.
+    `error_share` is asked after the timing (see warploom.runtime.measure), `told` likewise: ours
+    tells its kernel and what decided on it. A cell's figure is of the fastest `peer`.
     """
 
     name: str
     calls: Sequence[Call]
     error_share: Callable[[], float] | None = None
-    kernel: Callable[[], str] | None = None
+    told: Callable[[], tuple[str, str]] | None = None
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +87,15 @@ class Entry:
     error_share: float | None = None
     absent: str | None = None
 
+    @property
+    def right(self) -> bool:
+        """True of a contender that is there and answers rightly."""
+        return self.seconds is not None and (self.error_share or 0) <= 1
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One problem with all its contenders: ours first, its peer second."""
+    """One problem with all its contenders: ours first, its fastest right peer second."""
 
     name: str
     problem: Mapping[str, Any]
@@ -93,8 +104,8 @@ class Cell:
 
     @property
     def ratio(self) -> float | None:
-        """The peer's time over ours; None without both."""
-        if len(self.entries) < 2:
+        """The peer's time over ours; None without both, and beside a peer that is wrong."""
+        if len(self.entries) < 2 or not self.entries[1].right:
             return None
         ours, peer = (entry.seconds for entry in self.entries[:2])
         return peer / ours if ours and peer else None
@@ -113,15 +124,6 @@ class Cell:
         """The cell as it stands in the document."""
         return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
 
-    def __str__(self) -> str:
-        """One line on how it went."""
-        told = [
-            f"{entry.contender} {entry.absent or f'{(entry.seconds or 0) * 1e6:.1f} us'}"
-            for entry in self.entries
-        ]
-        ratio = "" if self.ratio is None else f" {self.ratio:.3f}"
-        return f"{self.name}: {', '.join(told)}: {self.verdict}{ratio}"
-
 
 def compete(
     name: str,
@@ -129,8 +131,9 @@ def compete(
     contenders: Sequence[Contender],
     floor: Floor | None = None,
     *,
-    sampler: Callable[[Sequence[Call]], Sampler] = graph_sampler,
+    sampler: Sampling = graph_sampler,
     rounds: int = 9,
+    discarded: int = 2,
 ) -> Cell:
     """Time `contenders` in turns, then check what they computed on the buffers that were timed."""
     samplers: dict[str, Sampler] = {}
@@ -143,20 +146,27 @@ def compete(
                 raise
             except (RuntimeError, AttributeError, ValueError, WarploomError) as error:
                 absent[contender.name] = (str(error) or type(error).__name__).splitlines()[0]
-    timings = interleave(samplers, rounds=rounds)
-    entries = tuple(
-        Entry(contender.name, absent=absent[contender.name])
-        if contender.name in absent
-        else Entry(
-            contender.name,
-            seconds=timings[contender.name].median,
-            spread=timings[contender.name].spread,
-            kernel=contender.kernel() if contender.kernel else None,
-            error_share=contender.error_share() if contender.error_share else None,
-        )
-        for contender in contenders
-    )
-    return Cell(name, problem, entries, floor)
+    timings = interleave(samplers, rounds=rounds, discarded=discarded)
+    entries: dict[str, Entry] = {}
+    for contender in contenders:
+        if reason := absent.get(contender.name):
+            entries[contender.name] = Entry(contender.name, absent=reason)
+            continue
+        timing = timings[contender.name]
+        kernel, decision = contender.told() if contender.told else (None, "")
+        share = contender.error_share() if contender.error_share else None
+        entries[contender.name] = Entry(contender.name, timing.median, timing.spread, kernel, share)
+        if contender is contenders[0] and decision:
+            problem = {**problem, "decision": decision}
+    first, *others = contenders
+    peers = sorted((entries[one.name] for one in others if one.peer), key=_rank)
+    more = (entries[one.name] for one in others if not one.peer)
+    return Cell(name, problem, (entries[first.name], *peers, *more), floor)
+
+
+def _rank(entry: Entry) -> tuple[bool, float]:
+    """Those that are there and right come first, the fastest of them first."""
+    return not entry.right, entry.seconds or 0.0
 
 
 # ---- The document --------------------------------------------------------------------------------

@@ -17,14 +17,15 @@ from textwrap import dedent
 
 import click
 
+from benchmarks.families import CellJson, group_of
 from benchmarks.pictures import overview
 from benchmarks.report import OVERVIEW, documents, grids, image
 from benchmarks.tables import summaries
-from benchmarks.wording import CellJson, DocumentJson, beside, by_kind, kind_name, kind_of, losses
+from benchmarks.wording import DocumentJson, by_kind, kind_name, losses
 from warploom.generator.markdown import insert
+from warploom.generator.space import expand_file
 
 ROOT = Path(__file__).parents[1]
-KERNEL = "gemm_sm90a_bf16_bf16_bf16_row_col_cooperative_128x256x64_cluster2x1_*.cu"
 _LOOP = re.compile(r"^  for \(int tile = cluster;.*?^  }$", re.MULTILINE | re.DOTALL)
 _WORST = 3  # subjects of each kind whose losses the README names
 
@@ -37,9 +38,9 @@ def renewed(text: str) -> str:
         shown = image(picture, "docs/pictures")
         line = re.compile(rf"^!\[.*\]\(.*/{OVERVIEW}\.svg\)$", re.MULTILINE)
         text = line.sub(lambda _: shown, text)
-    text = insert(text, "measured", _measured(listed))
+    text = insert(text, "measured", summaries(rows(listed)))
     text = insert(text, "losses", _losses(grids(listed)))
-    return _in_block(_in_block(text, "cpp", excerpt()), "text", printed(text))
+    return _in_block(_in_block(text, "cpp", excerpt(kernel(text))), "text", printed(text))
 
 
 def _in_block(text: str, language: str, content: str) -> str:
@@ -49,23 +50,13 @@ def _in_block(text: str, language: str, content: str) -> str:
 
 
 def rows(listed: Mapping[str, DocumentJson]) -> dict[str, list[CellJson]]:
-    """The cells of each row of the README's table: types of products, heads of attention."""
-    grid = [cell for document in grids(listed) for cell in document["cells"]]
-    found = by_kind(grid, _row)
-    for document in listed.values():
-        if document["benchmark"] == "attention_backward_deterministic":
-            found["Attention backward, bf16, deterministic"] = document["cells"]
-    return found
+    """The cells of each row of the README's table, as their families name them."""
+    every = (cell for document in listed.values() for cell in document["cells"])
+    return by_kind((cell for cell in every if group_of(cell).row), _row)
 
 
 def _row(cell: CellJson) -> str:
-    kind, problem = kind_name(kind_of(cell)), cell["problem"]
-    return f"{kind}, head dimension {problem['dim']}" if "dim" in problem else kind
-
-
-def _measured(listed: Mapping[str, DocumentJson]) -> str:
-    found = rows(listed)
-    return summaries(found, {name: beside(cells) for name, cells in found.items()})
+    return group_of(cell).row.format(kind=kind_name(cell), **cell["problem"])
 
 
 def _losses(documents: Sequence[DocumentJson]) -> str:
@@ -74,13 +65,23 @@ def _losses(documents: Sequence[DocumentJson]) -> str:
     kinds = by_kind(cell for document in documents for cell in document["cells"])
     for kind, cells in kinds.items():
         if told := losses(cells, _WORST):
-            lines.append(f"- {kind_name(kind)}: {'; '.join(told)}")
+            lines.append(f"- {kind}: {'; '.join(told)}")
     return "\n".join(lines)
 
 
-def excerpt() -> str:
+def kernel(text: str) -> str:
+    """The name of the kernel that the README's configuration is of."""
+    (configuration,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "readme.yaml"
+        file.write_text(configuration)
+        (spec,) = expand_file(file).specs
+    return spec.name
+
+
+def excerpt(name: str) -> str:
     """The producer's loop of a golden kernel, as it was emitted but for the indentation."""
-    (path,) = (ROOT / "emitted" / "golden").glob(KERNEL)
+    path = ROOT / "emitted" / "golden" / f"{name}.cu"
     found = _LOOP.search(path.read_text())
     if found is None:
         raise ValueError(f"{path.name}: no loop over tiles")

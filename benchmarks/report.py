@@ -13,32 +13,36 @@ from pathlib import Path
 import click
 
 from benchmarks import tables
+from benchmarks.families import group_of
 from benchmarks.pictures import Picture, of_section, overview
 from benchmarks.protocol import read
-from benchmarks.wording import TITLES, DocumentJson, absences, beside, fair, losses, place, sections
+from benchmarks.wording import (
+    DocumentJson,
+    absences,
+    beside,
+    losses,
+    of_grid,
+    order,
+    place,
+    sections,
+)
 from warploom.generator.markdown import insert
 
 RESULTS = Path(__file__).parent / "results"
 MARKERS = "benchmarks"
 OVERVIEW = "every_cell"
 NOTHING = "Nothing has been measured yet."
-_GRIDS = ("bench_gemm", "bench_attention")  # measured by `warploom bench`, each with all its peers
 
 
 def documents(folder: Path = RESULTS) -> dict[str, DocumentJson]:
     """Every result by the stem of its file, in the order of the page."""
-    found = {path.stem: fair(read(path)) for path in sorted(folder.glob("*.json"))}
-
-    def place(item: tuple[str, DocumentJson]) -> int:
-        benchmark = item[1]["benchmark"]
-        return [*TITLES, benchmark].index(benchmark)
-
-    return dict(sorted(found.items(), key=place))
+    found = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    return dict(sorted(found.items(), key=lambda item: order(item[1]["cells"][0])))
 
 
 def grids(listed: Mapping[str, DocumentJson]) -> list[DocumentJson]:
-    """Of these the two grids, of products and of attention."""
-    return [document for document in listed.values() if document["benchmark"] in _GRIDS]
+    """Of these what all peers were measured in."""
+    return [document for document in listed.values() if of_grid(document["cells"][0])]
 
 
 def pictures(listed: Mapping[str, DocumentJson]) -> list[Picture]:
@@ -79,7 +83,7 @@ def image(picture: Picture, folder: str = "pictures") -> str:
 def _section(stem: str, title: str, document: DocumentJson) -> str:
     cells = sections(document)[title]
     told = [f"{place(document)}. Drawn from `{stem}.json`."]
-    if document["benchmark"] not in tables.LISTED:
+    if not group_of(cells[0]).listed:
         told.append(f"Compared with {beside(cells) or 'nothing'}.")
     if absent := absences(cells):
         told.append(f"Absent: {absent}.")
@@ -88,8 +92,8 @@ def _section(stem: str, title: str, document: DocumentJson) -> str:
         f"## {title}",
         "\n".join(told),
         *(image(picture) for picture in of_section(stem, title, document)),
-        f"Lost:\n\n{lost}" if lost and document["benchmark"] in _GRIDS else "",
-        tables.of_section(document["benchmark"], cells),
+        f"Lost:\n\n{lost}" if lost and of_grid(cells[0]) else "",
+        tables.of_section(cells),
     ]
     return "\n\n".join(filter(None, parts))
 

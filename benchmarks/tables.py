@@ -1,4 +1,4 @@
-"""The tables of documents: verdicts by type, and every cell beside its peers.
+"""The tables of pages and of the terminal: verdicts by kind, and every cell beside its peers.
 
 Cells are taken as JSON has them (see `protocol`).
 """
@@ -6,49 +6,29 @@ Cells are taken as JSON has them (see `protocol`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
 
-from benchmarks.cells import layers
+from benchmarks.families import CellJson, family_of, group_of
 from benchmarks.protocol import summary
-from benchmarks.wording import (
-    RATIO,
-    CellJson,
-    by_kind,
-    is_product,
-    measured_peers,
-    peer,
-    right,
-    size,
-    subject,
-)
+from benchmarks.wording import RATIO, beside, by_kind, measured_peers, peer, right, size
 from warploom.generator.markdown import table
 
 _COUNTS = ("cells", "won", "tied", "lost", "absent", "wrong")
-LISTED = ("gemm_compile", "gemm_fused", "gemm_host", "gemm_operations")  # whose ratios say little
+Table = tuple[list[str], list[tuple[str, ...]]]  # columns and rows
 
 
-def of_section(benchmark: str, cells: Sequence[CellJson]) -> str:
+def of_section(cells: Sequence[CellJson]) -> str:
     """Every table of a section."""
-    if benchmark == "gemm_compile":
-        return _compilations(cells)
-    if benchmark in LISTED:
-        return _entries(cells)
-    if is_product(cells[0]):
-        return f"{totals('type', by_kind(cells))}\n\n{every_cell(cells)}"
-    kinds = by_kind(sorted(cells, key=size), _heads)
+    if group_of(cells[0]).listed:
+        return table(*of_cells(cells))
+    kinds = by_kind(sorted(cells, key=size), _division)
     if len(kinds) > 1:
         kinds["all"] = list(cells)
-    return f"{totals('cells of', kinds)}\n\n{every_cell(cells)}"
+    what, every = family_of(cells[0]).divided, table(*of_cells(cells), numbers=True)
+    return f"{totals(what, kinds)}\n\n{every}"
 
 
-def _heads(cell: CellJson) -> str:
-    problem = cell["problem"]
-    if problem["lengths"]:
-        return "packed sequences"
-    shared = ", grouped queries" if problem["heads"] != problem["kv_heads"] else ""
-    window = "" if problem["window"] is None else ", window"
-    return f"head dimension {problem['dim']}{window}{shared}"
+def _division(cell: CellJson) -> str:
+    return family_of(cell).division(cell["problem"])
 
 
 def totals(what: str, kinds: Mapping[str, Sequence[CellJson]]) -> str:
@@ -69,38 +49,37 @@ def figures(cells: Sequence[CellJson]) -> tuple[str, str, str]:
     return f"{mean:.3f}", f"{least:.3f}", f"{most:.3f}"
 
 
-def every_cell(cells: Sequence[CellJson]) -> str:
+def of_cells(cells: Sequence[CellJson]) -> Table:
     """Times in microseconds of all that were measured somewhere; who chose the kernel, if known.
 
-    Rows are sorted by size; `-` is a peer that was not measured there.
+    Rows are sorted by size; `-` is a peer that was not measured there. Of what is listed, a row
+    for each contender.
     """
-    peers = list(measured_peers(cells))
-    decided = any("decision" in cell["problem"] for cell in cells)
-    rows = []
-    for cell in sorted(cells, key=size):
-        found = {entry["contender"]: entry for entry in cell["entries"]}
-        rows.append(
-            (
-                _label(cell),
-                _floor(cell),
-                *(_microseconds(found.get(name)) for name in ("warploom", *peers)),
-                _rate(cell),
-                "-" if cell["ratio"] is None else f"{cell['ratio']:.3f}",
-                cell["verdict"] + (", noisy" if cell["problem"].get("noisy") else ""),
-                *((_decision(cell),) if decided else ()),
-            )
-        )
-    names = [f"{peer(name)} us" for name in ("warploom", *peers)]
-    lead = ["cell", "floor us", *names, "Warploom TFLOP/s", RATIO, "verdict"]
-    return table([*lead, *(["kernel by"] if decided else [])], rows, numbers=True)
+    if group_of(cells[0]).listed:
+        every = [(cell, entry) for cell in cells for entry in cell["entries"]]
+        rows = [
+            (str(cell["name"]), peer(one["contender"]), _microseconds(one)) for cell, one in every
+        ]
+        return ["what", "contender", "us"], [*rows]
+    names = ["warploom", *measured_peers(cells)]
+    decided = ["kernel by"] if any("decision" in cell["problem"] for cell in cells) else []
+    times = [f"{peer(name)} us" for name in names]
+    columns = ["cell", "floor us", *times, "Warploom TFLOP/s", RATIO, "verdict", *decided]
+    ordered = sorted(cells, key=size)
+    return columns, [_row(cell, names)[: len(columns)] for cell in ordered]
 
 
-def _label(cell: CellJson) -> str:
-    """The cell's own name, and that of the layer where it has one."""
-    name, problem = str(cell["name"]), cell["problem"]
-    known = is_product(cell) and (problem["n"], problem["k"]) in layers()
-    named = name.endswith(f" {problem['m']}x{problem['n']}x{problem['k']}") if known else False
-    return f"{name}, {subject(cell)}" if named and name.startswith(problem["type"]) else name
+def _row(cell: CellJson, names: Sequence[str]) -> tuple[str, ...]:
+    found = {entry["contender"]: entry for entry in cell["entries"]}
+    return (
+        family_of(cell).label(cell),
+        _floor(cell),
+        *(_microseconds(found.get(name)) for name in names),
+        _rate(cell),
+        "-" if cell["ratio"] is None else f"{cell['ratio']:.3f}",
+        cell["verdict"] + (", noisy" if cell["problem"].get("noisy") else ""),
+        _decision(cell),
+    )
 
 
 def _floor(cell: CellJson) -> str:
@@ -115,10 +94,7 @@ def _microseconds(entry: CellJson | None) -> str:
 
 
 def _rate(cell: CellJson) -> str:
-    problem, seconds = cell["problem"], cell["entries"][0]["seconds"]
-    flops = problem.get("flops")
-    if is_product(cell):
-        flops = 2 * problem["m"] * problem["n"] * problem["k"]
+    flops, seconds = family_of(cell).flops(cell["problem"]), cell["entries"][0]["seconds"]
     return f"{flops / seconds * 1e-12:.0f}" if flops and seconds else "-"
 
 
@@ -128,31 +104,12 @@ def _decision(cell: CellJson) -> str:
     return reason.partition(",")[0].partition("(")[0].partition(":")[0].strip()
 
 
-def _entries(cells: Sequence[CellJson]) -> str:
-    rows = [
-        (cell["name"], peer(entry["contender"]), _microseconds(entry))
-        for cell in cells
-        for entry in cell["entries"]
-    ]
-    return table(["what", "contender", "us"], rows)
-
-
-def _compilations(cells: Sequence[CellJson]) -> str:
-    seconds = [cell["entries"][0]["seconds"] for cell in cells]
-    ratios = [1 / cell["ratio"] for cell in cells if cell["ratio"]]
-    told = [("kernels", f"{len(seconds)}"), ("median s", f"{median(seconds):.2f}")]
-    told.append(("slowest s", f"{max(seconds):.2f}"))
-    if ratios:
-        told.append(("slowest / baseline", f"{max(ratios):.2f}"))
-    return table(["what", "value"], told, numbers=True)
-
-
-def summaries(rows: Mapping[str, Sequence[CellJson]], beside: Mapping[str, str]) -> str:
+def summaries(rows: Mapping[str, Sequence[CellJson]]) -> str:
     """The README's table: a line each of `rows`, and what it was compared with."""
     lines: list[tuple[str, ...]] = []
     for name, cells in rows.items():
-        told: dict[str, Any] = summary(cells)
+        told = summary(cells)
         mean, least, most = figures(cells)
         verdicts = " / ".join(str(told[word]) for word in ("won", "tied", "lost"))
-        lines.append((name, mean, f"{least} to {most}", verdicts, beside[name]))
+        lines.append((name, mean, f"{least} to {most}", verdicts, beside(cells)))
     return table(["", RATIO, "range", "won / tied / lost", "compared with"], lines)

@@ -1,4 +1,4 @@
-"""What documents, kinds, cells and peers are called on pages and pictures, and their order.
+"""What kinds, cells and peers are called on pages and pictures, and their order.
 
 Cells and documents are taken as JSON has them (see `protocol`).
 """
@@ -9,68 +9,30 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.cells import layers
+from benchmarks.families import CellJson, families, family_of, group_of
 
-CellJson = Mapping[str, Any]
 DocumentJson = Mapping[str, Any]
 RATIO = "fastest peer / Warploom"
-KINDS = {  # of cells, as `kind_of` has them
-    "bf16": "GEMM, bf16",
-    "e4m3": "GEMM, e4m3, one scale per tensor",
-    "e4m3_row_column": "GEMM, e4m3, a scale per row and column",
-    "int8": "GEMM, int8",
-    "bf16 forward": "Attention forward, bf16",
-    "bf16 backward": "Attention backward, bf16",
-}
-TITLES = {  # of sections by benchmark, in the order of the page
-    "bench_gemm": "{kind}, {products}",
-    "bench_attention": "{kind}",
-    "gemm_llm": "{kind}, {products}, compared with cuBLAS alone",
-    "gemm_squares": "{kind}, large products, not tuned",
-    "gemm_training": "{kind}, every layout, and the three products of training a layer",
-    "gemm_operations": "GEMM, promoted sums, 8-bit results, batches, sums in place",
-    "gemm_fused": "GEMM, bf16, with scale, bias, gelu and residual in the kernel",
-    "gemm_host": "GEMM, bf16, host time of a warm call",
-    "gemm_compile": "Compilation of a shipped kernel by NVRTC, in a fresh process",
-    "attention_forward": "Attention forward, bf16, without FlashAttention-4",
-    "attention_window": "Attention forward, bf16, in a causal window of 1024",
-    "attention_packed": "Attention forward, bf16, packed sequences of varying length",
-    "attention_backward": "Attention backward, bf16, without FlashAttention-4",
-    "attention_backward_deterministic": "Attention backward, bf16, deterministic",
-    "attention_backward_window": "Attention backward, bf16, in a causal window of 1024",
-    "attention_backward_packed": "Attention backward, bf16, packed sequences of varying length",
-    "attention_autograd": "Attention forward and backward, bf16, by autograd, host time included",
-}
-PEERS = {
-    "warploom": "Warploom",
-    "torch.mm": "torch.mm (cuBLAS)",
-    "torch._scaled_mm": "torch._scaled_mm (cuBLAS)",
-    "quack": "QuACK",
-    "triton": "Triton",
-    "warploom, in any order": "Warploom, not deterministic",
-}
-_ABSENT = (  # what a peer's own words mean
-    ("No module named", "not installed in that run"),
-    ("size(0) needs to be greater than 16", "it takes more than 16 rows"),
-    ("one causal mask and one length only", "torch has no windows and no packed sequences"),
-    ("torch has no deterministic one", "torch has no deterministic one"),
-    ("Deterministic backward not supported for hdim 256", "not for head dimension 256"),
-)
 
 
-def kind_name(kind: str) -> str:
-    """What pages call a kind."""
-    return KINDS.get(kind, kind)
+def kind_name(cell: CellJson) -> str:
+    """What pages call a cell's kind: its family and type."""
+    kinds = family_of(cell).kinds
+    return kinds.get(cell["problem"].get("type", ""), family_of(cell).name)
 
 
-def kind_of(cell: CellJson) -> str:
-    """What cells are grouped by: the type, and of attention the pass where a document has both."""
-    problem = cell["problem"]
-    return " ".join(str(problem[key]) for key in ("type", "pass") if key in problem)
+def title(cell: CellJson) -> str:
+    """The title of a cell's section."""
+    return group_of(cell).title.format(kind=kind_name(cell))
+
+
+def of_grid(cell: CellJson) -> bool:
+    """True of what is measured with all its peers, and drawn together."""
+    return cell["problem"]["cells"] in family_of(cell).grid
 
 
 def by_kind(
-    cells: Iterable[CellJson], kind: Callable[[CellJson], str] = kind_of
+    cells: Iterable[CellJson], kind: Callable[[CellJson], str] = kind_name
 ) -> dict[str, list[CellJson]]:
     """Cells by what `kind` calls them, in the order in which kinds first come."""
     found: dict[str, list[CellJson]] = {}
@@ -80,32 +42,8 @@ def by_kind(
 
 
 def sections(document: DocumentJson) -> dict[str, list[CellJson]]:
-    """The cells of a document by title: a section for each type, and of attention each pass."""
-    benchmark = str(document["benchmark"])
-    title = TITLES.get(benchmark, benchmark)
-    if "{kind}" not in title:
-        return {title: list(document["cells"])}
-    return {
-        title.format(kind=kind_name(kind), products=_products(cells)): cells
-        for kind, cells in by_kind(document["cells"]).items()
-    }
-
-
-def _products(cells: Sequence[CellJson]) -> str:
-    weights = [(cell["problem"].get("n"), cell["problem"].get("k")) for cell in cells]
-    known = all(weight in layers() for weight in weights)
-    return "layers of language models" if known else "large products"
-
-
-def fair(document: DocumentJson) -> dict[str, Any]:
-    """The document without ratios to a peer that answers wrongly."""
-    cells = [
-        {**cell, "ratio": None, "verdict": "absent"}
-        if cell["verdict"] != "wrong" and not all(map(right, cell["entries"][1:2]))
-        else cell
-        for cell in document["cells"]
-    ]
-    return {**document, "cells": cells}
+    """The cells of a document by title."""
+    return by_kind(document["cells"], title)
 
 
 def place(document: DocumentJson) -> str:
@@ -119,44 +57,37 @@ def place(document: DocumentJson) -> str:
 # ---- Cells ---------------------------------------------------------------------------------------
 
 
-def is_product(cell: CellJson) -> bool:
-    """True of a GEMM."""
-    return set(cell["problem"]) >= {"m", "n", "k"}
+def order(cell: CellJson) -> tuple[bool, int, int]:
+    """Where a cell's section stands: the grid first, then by family."""
+    family = family_of(cell)
+    groups = list(family.groups)
+    return (
+        not of_grid(cell),
+        list(families()).index(family.name),
+        groups.index(cell["problem"]["cells"]),
+    )
+
+
+def kind_order(cell: CellJson) -> tuple[int, int]:
+    """Where a cell's kind stands among all."""
+    family = family_of(cell)
+    kinds = list(family.kinds.values())
+    return list(families()).index(family.name), [*kinds, kind_name(cell)].index(kind_name(cell))
 
 
 def subject(cell: CellJson) -> str:
-    """What a cell is of: the layer, or the head dimension and mask; `point` says where on it."""
-    problem = cell["problem"]
-    if is_product(cell):
-        n, k = problem["n"], problem["k"]
-        return layers().get((n, k), f"{n}x{k}")
-    if problem["lengths"]:
-        return f"head dimension {problem['dim']}, {len(problem['lengths'])} packed sequences"
-    mask = "causal" if problem["causal"] else "no mask"
-    if problem["window"] is not None:
-        mask = f"window of {problem['window'] + 1}"
-    shared = problem["heads"] != problem["kv_heads"]
-    groups = f", {problem['heads']} query heads on {problem['kv_heads']}" if shared else ""
-    return f"head dimension {problem['dim']}, {mask}{groups}"
+    """What a cell is of; `point` says where on it."""
+    return family_of(cell).subject(cell["problem"])
 
 
-def point(cell: CellJson) -> tuple[str, int]:
-    """The axis along which a subject is measured, and where on it: ("M", 64), ("length", 512)."""
-    problem = cell["problem"]
-    return ("M", problem["m"]) if is_product(cell) else ("length", problem["seq"])
+def point(cell: CellJson) -> int:
+    """Where on its family's axis a cell is."""
+    return family_of(cell).at(cell["problem"])
 
 
 def size(cell: CellJson) -> tuple[int, ...]:
-    """What cells are sorted by: products by layer, then M; attention by heads, mask and length."""
-    problem = cell["problem"]
-    if is_product(cell):
-        known = list(layers())
-        weight = (problem["n"], problem["k"])
-        order = known.index(weight) if weight in known else len(known)
-        return order, *weight, problem["m"]
-    windowed = problem["window"] is not None
-    shared = problem["heads"] != problem["kv_heads"]
-    return shared, problem["dim"], windowed, problem["causal"], problem["seq"], problem["batch"]
+    """What cells of a family are sorted by."""
+    return family_of(cell).size(cell["problem"])
 
 
 def verdicts(cells: Sequence[CellJson]) -> str:
@@ -174,11 +105,11 @@ def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:
     lines = []
     groups = sorted(by_kind(lost, subject).values(), key=lambda g: min(c["ratio"] for c in g))
     for group in groups[:most]:
-        ordered = sorted(group, key=size)
-        points = ", ".join(str(point(cell)[1]) for cell in ordered)
+        points = ", ".join(str(point(cell)) for cell in sorted(group, key=size))
         low, high = (f"{pick(cell['ratio'] for cell in group):.2f}" for pick in (min, max))
         figures = low if low == high else f"{low} to {high}"
-        lines.append(f"{subject(group[0])}, {point(group[0])[0]} {points}: {figures}")
+        axis, _ = family_of(group[0]).axis
+        lines.append(f"{subject(group[0])}, {axis} {points}: {figures}")
     if most is not None and groups[most:]:
         lines.append(f"{sum(map(len, groups[most:]))} more")
     return lines
@@ -189,7 +120,10 @@ def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:
 
 def peer(name: str) -> str:
     """What a contender is called."""
-    return PEERS.get(name, name)
+    called = {"warploom": "Warploom"}
+    for family in families().values():
+        called |= family.called
+    return called.get(name, name)
 
 
 def right(entry: Mapping[str, Any]) -> bool:
@@ -221,14 +155,12 @@ def absences(cells: Sequence[CellJson]) -> str:
     """Which peers are missing in how many cells, and why; empty where none is."""
     found: Counter[tuple[str, str]] = Counter()
     for cell in cells:
+        meanings = {"No module named": "not installed in that run", **family_of(cell).absences}
         for entry in cell["entries"][1:]:
-            if entry["absent"]:
-                found[entry["contender"], _why(entry["absent"])] += 1
+            if words := entry["absent"]:
+                why = next((told for part, told in meanings.items() if part in words), words)
+                found[entry["contender"], why] += 1
     return "; ".join(
         f"{peer(name)} in {count} of {len(cells)} cells ({why})"
         for (name, why), count in found.items()
     )
-
-
-def _why(words: str) -> str:
-    return next((meaning for part, meaning in _ABSENT if part in words), words)

@@ -1,31 +1,29 @@
-"""`warploom bench`: missing and wrong peers, unsteady clocks, exit codes, documents."""
-
-# ruff: noqa: ANN401 (peers are made up)
+"""`warploom bench`: what is measured, missing and wrong peers, unsteady clocks, documents."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import warploom.generator
-from benchmarks import attention, bench, gemm_peers, pictures
+from benchmarks import machine, runner
+from benchmarks.families import Asked, Case, families
+from benchmarks.peers import gemm
 from benchmarks.protocol import Cell, Contender, Entry, Floor, read
 from warploom.cli import bench as command
 from warploom.cli import main
 from warploom.errors import ConfigurationError
+from warploom.generator import families as kernels
 from warploom.runtime.measure import Call, Sampler
 
-SHAPE = (64, 64, 128)
+ROOT = Path(__file__).parents[2]
 
 
 def taking(*seconds: float) -> Callable[[Sequence[Call]], Sampler]:
@@ -41,87 +39,117 @@ def taking(*seconds: float) -> Callable[[Sequence[Call]], Sampler]:
     return sampler
 
 
-def product(*peers: str, seconds: tuple[float, ...] = (1e-3, 2e-3), kind: str = "bf16") -> Cell:
-    with torch.no_grad():
-        return bench.gemm_cell(kind, SHAPE, peers, "cpu", taking(*seconds))
+def measured(*contenders: Contender, seconds: tuple[float, ...] = (1e-3, 2e-3)) -> Cell:
+    case = Case("made up", {"m": 1}, Floor(1e-4, "bytes"), lambda _asked: contenders)
+    return runner.measure(case, Asked(), taking(*seconds))
 
 
-def test_a_cell_has_its_floor_its_ratio_and_what_decided() -> None:
-    cell = product("cublas")
-    assert (cell.ratio, cell.verdict) == (2.0, "won")
-    assert cell.floor and cell.floor.limit == "bytes"
-    assert cell.problem["decision"].startswith("least waves * cost")
-    told = ["warploom", "torch.mm"]
-    line = dict(zip(bench.columns(told), bench.row(cell, told), strict=True))
-    assert (line["warploom"], line["torch.mm"], line["peer / warploom"]) == (1000.0, 2000.0, 2.0)
+def answering(name: str, share: float = 0.5, *, peer: bool = True) -> Contender:
+    return Contender(name, [lambda: None], lambda: share, peer=peer)
 
 
-def test_peers_that_are_not_installed_are_rows_marked_absent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for module in ("triton", "quack", "quack.gemm_interface"):
-        monkeypatch.setitem(sys.modules, module, None)
-    cell = product("cublas", "triton", "quack")
-    assert [entry.contender for entry in cell.entries] == [
-        "warploom",
-        "torch.mm",
-        "triton",
-        "quack",
+def refusing(name: str) -> Contender:
+    def call() -> None:
+        raise RuntimeError(f"{name} is not installed\nand more lines")
+
+    return Contender(name, [call], peer=True)
+
+
+OURS = Contender("warploom", [lambda: None], lambda: 0.5, lambda: ("a kernel", "a record"))
+
+
+# ---- Cells and families --------------------------------------------------------------------------
+
+
+def listed(*names: str, **asked: Any) -> list[Case]:
+    return list(runner.cases(runner.named(names), Asked(**asked)))
+
+
+def test_every_family_of_kernels_is_measured() -> None:
+    assert sorted(families()) == sorted(kernels.names())
+    assert [one.name for one in runner.named(["attention"])] == [
+        "attention_forward",
+        "attention_backward",
     ]
-    assert [bool(entry.absent) for entry in cell.entries] == [False, False, True, True]
-    assert bench.missing([cell]).keys() == {"triton", "quack"}
-    assert bench.exit_code([cell], allow_missing=False) == 4
-    assert bench.exit_code([cell], allow_missing=True) == 0
-    assert bench.row(cell, ["triton"])[3] == "absent"
 
 
-def test_a_peer_of_another_type_is_absent_with_the_reason() -> None:
-    cell = product("quack", kind="int8")
-    assert "not for int8" in (cell.entries[1].absent or "")
-    assert bench.verdict(cell) == "absent" and cell.ratio is None
+def test_the_cells_are_those_of_the_list() -> None:
+    assert len(listed("gemm")) == len(listed("gemm", cells=("all",))) == 4 * (5 + 180)
+    assert len(listed("attention")) == 2 * 35
+    assert len(listed("gemm", cells=("tuned",), types=("bf16",))) == 90
+    assert len(listed()) == 4 * 185 + 70
+    squares = listed("attention_forward", cells=("square",))
+    assert {case.problem["batch"] * case.problem["seq"] for case in squares} == {16_384}
+    assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}
 
 
-def test_a_peer_that_answers_wrongly_is_marked_and_not_the_fastest(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("names", "asked", "count"),
+    [
+        (("gemm",), {"cells": ("llm",), "m": (17,)}, 40),  # a number that no list has
+        (("gemm",), {"cells": ("tuned",), "types": ("bf16",), "match": " 64x2112x7168"}, 1),
+        (("gemm",), {"cells": ("squares", "training")}, 20 + 7),
+        (("attention_backward",), {"m": (512,)}, 6),
+        (("attention",), {"match": "d256 causal 16384 backward"}, 1),
+        (("attention",), {"cells": ("window",)}, 2 * 6),
+        (("attention",), {"cells": ("packed",)}, 2),
+        (("attention",), {"cells": ("deterministic",)}, 35),
+        (("attention",), {"cells": ("packed_deterministic",)}, 1),
+        (("attention_backward",), {"cells": ("autograd",)}, 18 + 3),
+        (("gemm",), {"cells": ("operations",)}, 5 + 12 + 5 + 1),
+    ],
+)
+def test_cells_are_those_that_were_asked_for(
+    names: tuple[str, ...], asked: dict[str, Any], count: int
 ) -> None:
-    plain = gemm_peers.cublas
+    assert len(listed(*names, **asked)) == count
 
-    def wrong(kind: Any, sets: Any) -> Contender:
-        return Contender("fast and wrong", [lambda: None], lambda: 7.0)
 
-    monkeypatch.setitem(bench.GEMM_PEERS, "triton", wrong)
-    monkeypatch.setitem(bench.GEMM_PEERS, "cublas", plain)
-    cell = product("triton", "cublas", seconds=(1e-3, 1e-4, 2e-3))
-    assert [entry.contender for entry in cell.entries] == ["warploom", "torch.mm", "fast and wrong"]
+# ---- Contenders ----------------------------------------------------------------------------------
+
+
+def test_a_cell_has_its_ratio_its_kernel_and_what_decided() -> None:
+    cell = measured(OURS, answering("peer"))
+    assert (cell.ratio, cell.verdict) == (2.0, "won")
+    assert cell.entries[0].kernel == "a kernel"
+    assert cell.problem["decision"] == "a record"
+
+
+def test_the_fastest_right_peer_stands_beside_ours_and_our_own_variants_last() -> None:
+    slow, fast, wrong = answering("slow"), answering("fast"), answering("wrong", 7.0)
+    spec = answering("a spec", peer=False)
+    seconds = (1e-3, 4e-3, 2e-3, 1e-4, 9e-4)
+    cell = measured(OURS, slow, fast, wrong, spec, seconds=seconds)
+    names = [entry.contender for entry in cell.entries]
+    assert names == ["warploom", "fast", "slow", "wrong", "a spec"]
     assert cell.ratio == 2.0
-    assert bench.missing([cell])["fast and wrong"].endswith("wrong: 7 times its bound")
-    assert bench.exit_code([cell], allow_missing=False) == 4
-    assert bench.row(cell, ["fast and wrong"])[3] == "wrong"
-    alone = product("triton", seconds=(1e-3, 1e-4))
-    assert bench.verdict(alone) == "absent"
-    assert bench.conclusion([alone, cell])["geometric_mean"] == pytest.approx(2.0)
+    assert runner.missing([cell])["wrong"].endswith("wrong: 7 times its bound")
 
 
-def test_a_wrong_result_of_ours_is_exit_code_3() -> None:
-    cell = product("cublas")
-    broken = replace(cell, entries=(replace(cell.entries[0], error_share=2.0), *cell.entries[1:]))
-    assert bench.verdict(broken) == "wrong"
-    assert bench.exit_code([broken], allow_missing=True) == 3
+def test_peers_that_are_missing_are_absent_with_the_reason() -> None:
+    cell = measured(OURS, refusing("peer"))
+    assert cell.entries[1].absent == "peer is not installed"
+    assert (cell.ratio, cell.verdict) == (None, "absent")
+    assert runner.exit_code([cell], allow_missing=False) == 4
+    assert runner.exit_code([cell], allow_missing=True) == 0
 
 
-def cell_with(spread: float, ratio: float = 1.1, **problem: Any) -> Cell:
-    entries = (
-        Entry("warploom", 1e-5, spread, error_share=0.5),
-        Entry("torch.mm", ratio * 1e-5, 0.001, error_share=0.5),
-    )
-    about = {"type": "bf16", "m": 1, "n": 4096, "k": 4096, **problem}
-    return Cell(f"{about}", about, entries, Floor(5e-6, "bytes"))
+def test_a_peer_that_is_wrong_is_no_ratio_and_one_of_ours_exit_code_3() -> None:
+    cell = measured(OURS, answering("peer", 7.0), seconds=(1e-3, 1e-4))
+    assert (cell.ratio, cell.verdict) == (None, "absent")
+    broken = measured(replace(OURS, error_share=lambda: 2.0), answering("peer"))
+    assert broken.verdict == "wrong"
+    assert runner.exit_code([broken], allow_missing=True) == 3
+    assert runner.exit_code([measured(refusing("warploom"))], allow_missing=True) == 4
 
 
 def test_unsteady_cells_are_measured_again_and_then_marked() -> None:
-    def measured(spreads: list[float]) -> tuple[Cell, int]:
+    def steadied(spreads: list[float]) -> tuple[Cell, int]:
+        def entries(spread: float) -> tuple[Entry, ...]:
+            return Entry("warploom", 1e-5, spread), Entry("peer", 1e-5, 0.001)
+
         left = iter(spreads)
-        cell = bench.steadied(lambda: cell_with(next(left)))
+        cell = runner.steadied(lambda: Cell("cell", {}, entries(next(left))))
         return cell, len(spreads) - len(list(left))
 
     for spreads, noisy, times in (
@@ -129,95 +157,14 @@ def test_unsteady_cells_are_measured_again_and_then_marked() -> None:
         ([0.2, 0.01], None, 2),
         ([0.2, 0.2], True, 2),
     ):
-        cell, taken = measured(spreads)
+        cell, taken = steadied(spreads)
         assert (cell.problem.get("noisy"), taken) == (noisy, times)
-    assert bench.row(cell, [])[-1] == "noisy"
-
-
-def test_attention_is_measured_beside_the_peers_that_are_there() -> None:
-    one = replace(attention.cells("square")[0], batch=1, heads=2, kv_heads=2, seq=128)
-    with torch.no_grad():
-        cell = bench.attention_cell(one, ("fa2", "triton", "fa4"), "cpu", taking(1e-3, 3e-3))
-    names = [entry.contender for entry in cell.entries]
-    assert names[0] == "warploom" and sorted(names[1:]) == sorted(
-        ["FlashAttention-2", "Triton", "FlashAttention-4"]
-    )
-    assert "first of its class" in cell.problem["decision"]
-    assert bench.missing([cell])["FlashAttention-4"]
-
-
-def test_gradients_are_measured_beside_the_peers_that_have_them() -> None:
-    one = replace(attention.cells("square")[0], batch=1, heads=2, kv_heads=2, seq=128)
-    with torch.no_grad():  # as the command measures
-        cell = bench.attention_backward_cell(
-            one, ("fa2", "fa4", "triton"), "cpu", taking(1e-3, 3e-3)
-        )
-    names = [entry.contender for entry in cell.entries]
-    assert names[0] == "warploom" and sorted(names[1:]) == ["FlashAttention-2", "FlashAttention-4"]
-    assert str(cell.entries[0].kernel).startswith("attention_backward_sm90a")
-    assert "first of its class" in cell.problem["decision"]
-    assert cell.name.endswith(" backward") and cell.problem["pass"] == "backward"
-    assert cell.problem["flops"] == one.flops * 5 // 2
-    assert cell.entries[0].error_share and cell.entries[0].error_share < 1
-
-
-def test_attention_has_both_passes_of_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("attention_cell", "attention_backward_cell"):
-        monkeypatch.setattr(bench, name, lambda one, *_, made=name: cell_with(0.0, made=made))
-
-    def made(**asked: Any) -> list[str]:
-        found = bench.measured("attention", bench.Asked("all", (), **asked))
-        return [cell.problem["made"] for cell in found]
-
-    assert made() == 35 * ["attention_cell"] + 35 * ["attention_backward_cell"]
-    assert made(passes=("backward",), m=(512,)) == 6 * ["attention_backward_cell"]
-    assert made(match="d256 causal 16384 backward") == ["attention_backward_cell"]
-    with (attention.ROOT / "benchmarks" / "cells.yaml").open() as file:
-        assert tuple(yaml.safe_load(file)["attention"]["passes"]) == bench.PASSES
-
-
-def test_both_passes_have_pictures_and_means_of_their_own(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    cells = []
-    for name, ratio in (("forward", 1.1), ("backward", 0.9)):
-        for one in attention.cells("square"):
-            about = {**asdict(one), "type": "bf16", "pass": name, "flops": one.flops}
-            cells.append(replace(cell_with(0.01, ratio), name=one.name, problem=about))
-    drawn = pictures.draw("bench_attention", document(cells), tmp_path)
-    assert [path.name for path in drawn] == [
-        "bench_attention_bf16_forward_rates.svg",
-        "bench_attention_bf16_backward_rates.svg",
-        "bench_attention_sorted.svg",
-    ]
-    means = {name: found["geometric_mean"] for name, found in bench.conclusions(cells).items()}
-    assert means == {
-        "bf16 forward": pytest.approx(1.1),
-        "bf16 backward": pytest.approx(0.9),
-    }
-
-
-def document(cells: Sequence[Cell]) -> dict[str, Any]:
-    product = "m" in cells[0].problem
-    return {
-        "benchmark": "bench_gemm" if product else "bench_attention",
-        "machine": {"gpu": "NVIDIA H200", "torch": "2.11", "date": "2026-11-21"},
-        "states": [],
-        "cells": [cell.as_json() for cell in cells],
-    }
-
-
-def test_cells_are_those_that_were_asked_for() -> None:
-    assert len(bench.shapes(bench.Asked("all", ()))) == 5 + 180
-    assert len(bench.shapes(bench.Asked("tuned", ()))) == 90
-    assert {m for m, _, _ in bench.shapes(bench.Asked("tuned", (), m=(1, 16)))} == {1, 16}
-    asked = bench.Asked("tuned", ("cublas",), ("bf16",), match="64x2112x7168")
-    assert [m for m, _, _ in bench.shapes(asked)].count(64) == 10
 
 
 # ---- The command ---------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> Any:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["bench", *arguments])
 
 
@@ -226,10 +173,11 @@ def run(*arguments: str) -> Any:
     [
         (("gemm", "--peers", "cudnn"), "there are cublas, triton, quack"),
         (("attention", "--peers", "cublas"), "there are cudnn, fa2, fa3, fa4, triton"),
-        (("gemm", "--cells", "grouped"), "there are squares, llm, tuned, all"),
+        (("gemm", "--cells", "grouped"), "there are llm, squares, tuned, training"),
         (("gemm", "--types", "fp4"), "bf16, e4m3"),
         (("gemm", "--m", "x"), "numbers, separated by commas"),
-        (("convolution",), "Invalid value"),
+        (("gemm", "--match", "no such cell"), "leave none"),
+        (("convolution",), "there are gemm, attention_forward, attention_backward"),
     ],
 )
 def test_what_cannot_be_measured_is_said(arguments: tuple[str, ...], told: str) -> None:
@@ -252,23 +200,71 @@ def test_without_a_checkout_it_says_where_to_get_one(
         command.benchmarks()
 
 
-def test_a_run_prints_records_and_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from benchmarks import machine
-
-    listed = [(m, n, 128) for m in (32, 64, 128) for n in (64, 128)]
-    monkeypatch.setattr(machine, "require_gpu", lambda: None)
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run on the CPU, peers take twice as long, and there is no GPU to be warmed."""
     for name in ("warm", "state"):
         monkeypatch.setattr(machine, name, dict)
-    monkeypatch.setattr(bench, "shapes", lambda asked: listed)
-    measured = partial(bench.measured, device="cpu", sampler=taking(1e-3, 2e-3))
-    monkeypatch.setattr(bench, "measured", measured)
+    plain = runner.measured
+
+    def instead(found: Sequence[Case], asked: Asked) -> Iterator[Cell]:
+        return plain(found, replace(asked, device="cpu"), taking(1e-3, 2e-3))
+
+    monkeypatch.setattr(runner, "measured", instead)
+    squares = [(m, n, 128) for m in (32, 64, 128) for n in (64, 128)]
+    monkeypatch.setitem(gemm.LISTED, "squares", squares)
+
+
+def test_a_run_prints_records_and_draws(on_cpu: None, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     result, plot = tmp_path / "result.json", tmp_path / "pictures"
-    options = ("--types", "bf16", "--peers", "cublas", "--json", str(result), "--plot", str(plot))
-    done = run("gemm", *options)
+    options = ("--types", "bf16", "--cells", "squares", "--peers", "cublas")
+    done = run("gemm", *options, "--json", str(result), "--plot", str(plot))
     assert done.exit_code == 0, done.output
     assert "geometric_mean  2" in done.stdout and done.stdout.count("won") >= 6
     names = {path.name for path in plot.glob("*.svg")}
     assert names == {"bench_gemm_bf16_layers.svg", "bench_gemm_sorted.svg"}
     found = read(result)
     assert found["benchmark"] == "bench_gemm" and len(found["cells"]) == 6
+    about = found["cells"][0]["problem"]
+    assert (about["family"], about["cells"], about["type"]) == ("gemm", "squares", "bf16")
+
+
+def test_a_kernel_of_a_configuration_competes_where_it_computes_the_cell(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from warploom.generator.space import expand_file
+
+    file = tmp_path / "plain.yaml"
+    operation, schedule = "{family: gemm, a: bf16, b: bf16, d: bf16}", "{tile: [128, 128, 64]}"
+    file.write_text(
+        f"version: 1\narch: sm_90a\nkernels: [{{operations: [{operation}], "
+        f"schedules: [{schedule}]}}]\n"
+    )
+    monkeypatch.setattr(warploom, "warmup", lambda _path: 1)
+    result = tmp_path / "result.json"
+    options = ("--cells", "squares", "--peers", "cublas", "--match", "bf16 32x64", "--json")
+    done = run("gemm", "--specs", str(file), *options, str(result))
+    assert done.exit_code == 0, done.output
+    (cell,) = read(result)["cells"]
+    names = [entry["contender"] for entry in cell["entries"]]
+    assert names == ["warploom", "torch.mm", expand_file(file).specs[0].name]
+
+
+def test_compile_times_need_no_gpu_and_stand_beside_a_baseline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from benchmarks.peers import _compiled
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    seconds = {"draft": 1.0}
+    monkeypatch.setattr(_compiled, "_seconds", lambda name, _source: seconds.get(name, 1.25))
+    baseline, result = tmp_path / "draft.cu", tmp_path / "result.json"
+    baseline.write_text("")
+    options = ("--baseline", str(baseline), "--match", "NVRTC 1", "--json", str(result))
+    done = run("gemm", "--cells", "compile", *options)
+    assert done.exit_code == 0, done.output
+    cells = read(result)["cells"]
+    assert len(cells) == len({cell["problem"]["kernel"] for cell in cells}) > 1
+    assert [entry["contender"] for entry in cells[0]["entries"]] == ["warploom", "draft.cu"]
+    assert cells[0]["ratio"] == 0.8 and "draft.cu" in done.stdout

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from benchmarks import gemm, machine
+from benchmarks import machine
 from benchmarks.protocol import (
     Cell,
     Contender,
@@ -21,7 +19,6 @@ from benchmarks.protocol import (
     Floor,
     Record,
     compete,
-    gemm_floor,
     read,
     summary,
 )
@@ -49,24 +46,6 @@ def cell(ours: float | None, peer: float | None, share: float = 0.5) -> Cell:
 
 
 # ---- Arithmetic ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "bits", "microseconds", "limit"),
-    [
-        ((8192, 8192, 8192), (16, 16), 1374.4, "flops"),
-        ((8192, 8192, 8192), (8, 16), 687.2, "flops"),
-        ((1, 4096, 4096), (16, 16), 7.717, "bytes"),
-        ((1, 28672, 4096), (16, 16), 54.01, "bytes"),
-        ((16, 4096, 4096), (8, 32), 3.932, "bytes"),
-    ],
-)
-def test_a_floor_counts_flops_and_bytes_once(
-    shape: tuple[int, int, int], bits: tuple[int, int], microseconds: float, limit: str
-) -> None:
-    floor = gemm_floor(*shape, *bits)
-    assert floor.seconds * 1e6 == pytest.approx(microseconds, rel=1e-3)
-    assert floor.limit == limit
 
 
 def test_buffers_in_turn_outlast_the_cache_twice() -> None:
@@ -185,33 +164,3 @@ def test_nvidia_smi_is_read_by_name_and_what_is_not_available_stays_text() -> No
 
 def test_a_machine_without_a_gpu_still_names_its_versions() -> None:
     assert {"date", "python", "torch", "warploom", "toolchain NVRTC"} <= set(machine.machine())
-
-
-@pytest.mark.parametrize(
-    ("measured", "exit_code"),
-    [
-        ([cell(1.0, 1.0)], 0),
-        ([cell(1.0, None)], 0),
-        ([cell(1.0, 1.0), cell(None, 1.0)], 4),
-        ([cell(1.0, 1.0, share=2.0), cell(None, 1.0)], 3),
-    ],
-)
-def test_the_exit_code_tells_of_wrong_and_absent_results_of_ours(
-    measured: list[Cell], exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def canned(*_arguments: Any) -> Iterator[Cell]:
-        yield from measured
-
-    monkeypatch.setattr(gemm, "_measured", canned)
-    path = tmp_path / "out.json"
-    result = CliRunner().invoke(gemm.main, ["--compile", "--json", str(path)])
-    assert result.exit_code == exit_code, result.output
-    assert read(path)["benchmark"] == "gemm_compile"
-    assert len(read(path)["cells"]) == len(measured)
-
-
-def test_an_unknown_type_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    arguments = ["--types", "bf16,fp4", "--json", str(tmp_path / "out.json")]
-    result = CliRunner().invoke(gemm.main, arguments)
-    assert result.exit_code == 2
-    assert "fp4: types are bf16, e4m3" in result.output

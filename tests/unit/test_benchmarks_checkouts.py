@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks import checkouts
+
+ROOT = Path(__file__).parents[2]
 
 
 class Server:
@@ -25,18 +30,38 @@ class Server:
         self.asked.append(name)
 
     def answer(self) -> str:
+        if not self.asked:
+            return json.dumps(list(checkouts.cells()))
         return "ready" if self.asked.count(self.asked[-1]) == 1 else str(self.seconds)
 
 
 def test_a_checkout_that_is_faster_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Server, "made", 0)
     monkeypatch.setattr(checkouts, "Server", Server)
     found = tmp_path / "times.json"
     arguments = ["old", "new", "--match", "gemm bf16 1x", "--json", str(found)]
-    monkeypatch.setattr(sys, "argv", ["checkouts", *arguments])
-    checkouts.main()
+    done = CliRunner().invoke(checkouts.main, arguments)
+    assert done.exit_code == 0, done.output
     (times,) = json.loads(found.read_text()).values()
     assert [len(one) for one in times] == [checkouts.ROUNDS] * 2
-    assert "gemm: geometric mean of old / new 2.0000" in capsys.readouterr().out
+    assert "gemm: geometric mean of old / new 2.0000" in done.output
+
+
+def test_what_is_measured_takes_nothing_but_the_public_interface() -> None:
+    """A checkout whose modules lie elsewhere would end with an ImportError."""
+    program = (
+        "import sys, warploom; before = set(sys.modules)\n"
+        "from benchmarks import checkouts; print(len(checkouts.cells()))\n"
+        "print([name for name in set(sys.modules) - before if name.startswith('warploom.')])\n"
+    )
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["53", "[]"], done.stderr

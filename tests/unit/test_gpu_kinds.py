@@ -87,7 +87,7 @@ def test_floors_are_of_the_gpu_that_a_benchmark_runs_on(
     other: GpuKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "here", lambda: other)
-    assert protocol.gemm_floor(4096, 4096, 4096, 8, 16).seconds == 2 * 4096**3 / 3e12
+    assert protocol.Floor.of(2 * 4096**3, 0, 8).seconds == 2 * 4096**3 / 3e12
 
 
 # ---- Another architecture ------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import warploom
+from benchmarks import runner
 from benchmarks.report import anchor
 from warploom.cli import COMMANDS, EXIT_CODES
 from warploom.generator import families
@@ -139,13 +140,22 @@ def test_every_keyword_of_a_call_is_told_once() -> None:
 
 def test_commands_that_need_a_gpu_have_the_options_that_they_are_given() -> None:
     text = "\n".join((PAGE, *PAGES.values()))
-    commands = re.findall(r"^\$ .*?-m (benchmarks\.\w+) (.*)", text, re.MULTILINE)
+    programs = r"^\$ (python -m benchmarks\.\w+|warploom bench) (.*)"
+    commands = re.findall(programs, text, re.MULTILINE)
     assert commands
-    for module in dict(commands):
-        done = run(f"{sys.executable} -m {module} --help", ROOT)
-        given = " ".join(arguments for other, arguments in commands if other == module)
+    for program in dict(commands):
+        done = run(f"{program} --help", ROOT)
+        given = " ".join(arguments for other, arguments in commands if other == program)
         missing = set(re.findall(r"--\w+", given)) - set(re.findall(r"--\w+", done.stdout))
-        assert missing == set(), (module, done.stderr)
+        assert missing == set(), (program, done.stderr)
+
+
+def test_what_is_told_to_be_measured_has_cells() -> None:
+    text = "\n".join((PAGE, *PAGES.values()))
+    for line in re.findall(r"^\$ warploom bench (.*)", text, re.MULTILINE):
+        offered = runner.offered(runner.named(line.partition(" --")[0].split()))
+        for option, told in re.findall(r"--(cells|peers|types) (\S+)", line):
+            assert set(told.split(",")) <= set(offered[option]), line
 
 
 def test_every_variable_of_the_guide_is_read_and_the_other_way_round() -> None:

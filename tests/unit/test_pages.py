@@ -6,17 +6,18 @@ import itertools
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import attention, pictures, readme, report, tables, wording
+from benchmarks import pictures, readme, report, tables, wording
+from benchmarks.families import families
+from benchmarks.peers._attention import squares
 from benchmarks.protocol import Cell, Entry, Floor, Record
 from warploom.errors import ConfigurationError
 from warploom.generator.markdown import insert
-from warploom.generator.space import expand_file
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -26,7 +27,8 @@ MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11", "date": "2026-11-21"}
 
 def cell(ratio: float | None = 1.1, **problem: Any) -> Cell:
     """A product of Llama 3 8B's o."""
-    about = {"type": "bf16", "m": 1, "n": 4096, "k": 4096, **problem}
+    about = {"family": "gemm", "cells": "llm", "type": "bf16"}
+    about |= {"m": 1, "n": 4096, "k": 4096, **problem}
     peer = Entry("torch.mm", absent="No module named 'torch'")
     if ratio is not None:
         peer = Entry("torch.mm", ratio * 1e-5, 0.001, error_share=0.5)
@@ -79,13 +81,9 @@ def test_the_readme_is_short_and_its_table_shorter() -> None:
     assert 4 < len(rows) - 2 <= 12
 
 
-def test_the_readme_excerpt_is_of_the_kernel_that_its_configuration_names(tmp_path: Path) -> None:
-    (configuration,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    file = tmp_path / "readme.yaml"
-    file.write_text(configuration)
-    (spec,) = expand_file(file).specs
-    (golden,) = (ROOT / "emitted" / "golden").glob(readme.KERNEL)
-    assert spec.name == golden.stem
+def test_the_readme_excerpt_is_of_the_kernel_that_its_configuration_names() -> None:
+    (excerpt,) = re.findall(r"^```cpp\n(.*?)\n^```$", README, re.MULTILINE | re.DOTALL)
+    assert readme.excerpt(readme.kernel(README)) == excerpt
 
 
 def test_the_page_of_benchmarks_is_that_of_the_results() -> None:
@@ -106,7 +104,7 @@ def test_titles_of_the_page_are_unique_and_say_type_and_pass() -> None:
 
 def test_every_result_has_a_title_of_its_own() -> None:
     for stem, one in report.documents().items():
-        assert one["benchmark"] in wording.TITLES, stem
+        assert all(wording.sections(one)), stem
 
 
 @pytest.mark.parametrize("text", [README, PAGE], ids=["README", "benchmarks"])
@@ -158,14 +156,16 @@ def test_a_report_has_every_cell_by_size_and_says_what_decided(tmp_path: Path) -
     assert report.draw(tmp_path / "none") == report.NOTHING
 
 
-@pytest.mark.parametrize("benchmark", sorted(wording.TITLES))
-def test_every_benchmark_has_a_section(benchmark: str, tmp_path: Path) -> None:
-    about: dict[str, Any] = {"type": "bf16", "lengths": [], "window": None, "causal": True}
-    about |= {"heads": 4, "kv_heads": 2, "dim": 64, "seq": 65, "batch": 1, "flops": 1e9}
-    one = replace(cell(), problem=about) if benchmark.startswith("attention") else cell()
-    if benchmark == "bench_attention":
-        one = replace(cell(), problem={**about, "pass": "forward"})
-    write(tmp_path, benchmark, [one])
+@pytest.mark.parametrize(
+    ("family", "group"), [(one.name, group) for one in families().values() for group in one.groups]
+)
+def test_every_set_of_cells_has_a_section(family: str, group: str, tmp_path: Path) -> None:
+    about: dict[str, Any] = {"family": family, "cells": group}
+    if family != "gemm":
+        about |= {"type": "bf16", "lengths": [], "window": None, "causal": True}
+        about |= {"heads": 4, "kv_heads": 2, "dim": 64, "seq": 65, "batch": 1, "flops": 1e9}
+    one = cell(**about)
+    write(tmp_path, "bench", [one])
     text = report.draw(tmp_path)
     assert text.count("## ") == 1 and "| --- |" in text
 
@@ -174,8 +174,8 @@ def test_a_peer_that_answers_wrongly_is_named_so() -> None:
     one = cell()
     wrong = replace(one, entries=(*one.entries, Entry("triton", 1e-6, 0.0, error_share=7.0)))
     other = replace(one, entries=(*one.entries, Entry("triton", 2e-5, 0.0, error_share=0.5)))
-    text = tables.every_cell([wrong.as_json(), other.as_json()])
-    assert "| wrong |" in text and "| 20.0 |" in text
+    _, rows = tables.of_cells([wrong.as_json(), other.as_json()])
+    assert [row[4] for row in rows] == ["wrong", "20.0"]
 
 
 def test_a_peer_that_answers_wrongly_has_no_ratio(tmp_path: Path) -> None:
@@ -191,6 +191,25 @@ def test_losses_are_named_by_layer_those_first_that_lose_most() -> None:
     found = wording.losses(one.as_json() for one in cells)
     assert found == ["Llama 3 8B o, M 8, 64: 0.90 to 0.97", "Llama 3 8B qkv, M 1: 0.95"]
     assert wording.losses([one.as_json() for one in cells], 1)[1:] == ["1 more"]
+
+
+def test_totals_sum_up_each_division_of_cells_and_all_of_them() -> None:
+    def one(heads: int, dim: int, ratio: float | None) -> dict[str, Any]:
+        about = {"family": "attention_forward", "cells": "square", "lengths": [], "window": None}
+        about |= {"heads": heads, "kv_heads": 2, "dim": dim, "causal": True}
+        return cell(ratio, **about, seq=65, batch=1, flops=1e9).as_json()
+
+    def summed(*cells: dict[str, Any]) -> list[str]:
+        return tables.of_section(cells).partition("\n\n")[0].splitlines()
+
+    row = "| head dimension 64, grouped queries | - | - | - | 1 | 0 | 0 | 0 | 1 | 0 |"
+    assert summed(one(4, 64, None))[-1] == row
+    rows = summed(one(4, 64, 2.0), one(4, 64, None), one(2, 128, 0.5))
+    assert rows[-3:] == [
+        "| head dimension 128 | 0.500 | 0.500 | 0.500 | 1 | 0 | 0 | 1 | 0 | 0 |",
+        "| head dimension 64, grouped queries | 2.000 | 2.000 | 2.000 | 2 | 1 | 0 | 0 | 1 | 0 |",
+        "| all | 1.000 | 0.500 | 2.000 | 3 | 1 | 0 | 1 | 1 | 0 |",
+    ]
 
 
 # ---- Pictures ------------------------------------------------------------------------------------
@@ -233,13 +252,13 @@ def test_cells_without_a_ratio_are_hatched_and_explained(tmp_path: Path) -> None
 
 def test_a_length_that_was_not_measured_is_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    about = {"family": "attention_backward", "cells": "autograd"}
     cells = [
-        replace(cell(), problem={**asdict(one), "type": "bf16", "flops": one.flops})
-        for one in attention.cells("square")
+        replace(cell(), problem={**about, **one.record("both", 7)})
+        for one in squares()
         if (one.dim, one.seq) != (64, 2048)
     ]
-    alone = document(cells, "attention_autograd")
-    path, _ = pictures.draw("attention_autograd", alone, tmp_path)
+    path, _ = pictures.draw("autograd", document(cells), tmp_path)
     assert path.read_text().count("2048: not measured") == 2
 
 

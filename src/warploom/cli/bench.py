@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -20,61 +21,70 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("bench")
-@click.argument("what", type=click.Choice(["gemm", "attention"]))
-@click.option("--peers", default="", help="cublas,triton,quack or cudnn,fa2,fa3,fa4,triton: all.")
-@click.option("--cells", default="all", help="squares, llm, tuned, all; or square, grouped, all.")
-@click.option("--types", default="", help="Types of products, separated by commas (default: all).")
-@click.option("--passes", default="", help="Of attention: forward, backward (default: both).")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--cells", default="", help="Sets of cells, separated by commas (default: all).")
+@click.option("--peers", default="", help="Peers, separated by commas (default: all).")
+@click.option("--types", default="", help="Types, separated by commas (default: all).")
 @click.option("--m", "rows", default="", help="Cells of these M, or lengths, only.")
 @click.option("--match", default="", help="Only cells whose name has this text.")
+@click.option("--specs", type=_FILE, help="A configuration, whose kernels compete as well.")
+@click.option("--baseline", type=_FILE, help="A .cu file to be compiled beside the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")
 @click.option("--json", "path", type=_FILE, help="Where the result goes.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Pictures go here.")
 @reporting_text
 def command(
     output: Output,
-    what: Literal["gemm", "attention"],
-    peers: str,
+    names: tuple[str, ...],
     cells: str,
+    peers: str,
     types: str,
-    passes: str,
     rows: str,
     match: str,
+    specs: Path | None,
+    baseline: Path | None,
     allow_missing: bool,
     path: Path | None,
     plot: Path | None,
 ) -> None:
-    """Measure products or attention next to their peers.
+    """Measure families, or all of them, next to their peers.
 
-    It prints a table with a geometric mean, and writes a document and pictures on demand.
+    NAME is a family, or what the names of several begin with. It prints tables with geometric
+    means, and writes a document and pictures on demand. `--cells all` is what pages compare; a set
+    that there is not is answered with those that there are.
     """
     room = benchmarks()
-    bench, kinds = room("bench"), room("peers").KINDS
-    asked = bench.Asked(
-        cells=_of(cells, bench.CELLS[what], "cells")[0],
-        peers=_of(peers, bench.PEERS[what], "peers"),
-        types=_of(types, tuple(kinds), "types"),
-        passes=_of(passes, bench.PASSES, "passes"),
+    runner = room("runner")
+    found = runner.named(names)
+    offered = runner.offered(found)
+    asked = room("families").Asked(
+        cells=_of(cells, offered["cells"], "cells"),
+        peers=_of(peers, offered["peers"], "peers"),
+        types=_of(types, offered["types"], "types"),
         m=tuple(_number(word) for word in rows.split(",") if word),
         match=match,
+        specs=runner.competing(specs) if specs else (),
+        baseline=baseline,
     )
-    room("machine").require_gpu()
+    cases = list(runner.cases(found, asked))
+    if not cases:
+        raise ConfigurationError(
+            "no cell", rule="--cells, --types, --m and --match leave none", fix="ask for more"
+        )
     output.for_people = True  # a program reads the file
-    found = _measured(output, room, what, asked, path)
-    told = list(dict.fromkeys(entry.contender for cell in found for entry in cell.entries))
-    output.table("cells", bench.columns(told), [bench.row(cell, told) for cell in found])
-    output.value("summary", bench.conclusion(found))
-    if len(each := bench.conclusions(found)) > 1:
-        for kind, own in each.items():
-            output.value(f"summary, {kind}", own)
-    if absent := bench.missing(found):
+    name = "_".join(["bench", *names])
+    measured, machine = _measured(output, room, name, cases, asked, path)
+    document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in measured]}
+    for title, own in room("wording").sections(document).items():
+        output.table(title, *room("tables").of_cells(own))
+    for what, summary in runner.conclusions(measured).items():
+        output.value(what, summary)
+    if absent := runner.missing(measured):
         output.value("missing", absent)
     if plot:
-        name, machine = f"bench_{what}", room("machine").machine()
-        document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in found]}
         drawn = room("pictures").draw(name, document, plot)
         output.value("pictures", [str(file) for file in drawn])
-    output.exit_code = bench.exit_code(found, allow_missing=allow_missing)
+    output.exit_code = runner.exit_code(measured, allow_missing=allow_missing)
 
 
 def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
@@ -107,37 +117,35 @@ def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
 def _measured(
     output: Output,
     room: Any,  # noqa: ANN401
-    what: str,
+    name: str,
+    cases: Sequence[Any],
     asked: Any,  # noqa: ANN401
     path: Path | None,
-) -> list[Any]:
-    """Every cell, each recorded as soon as it is measured."""
-    import torch
-
+) -> tuple[list[Any], dict[str, Any]]:
+    """Every cell, each recorded as soon as it is measured; and the machine."""
     machine = room("machine")
-    record = room("protocol").Record(path, f"bench_{what}", machine.machine()) if path else None
-    machine.warm()
-    if record:
+    found, gpu = [], any(case.gpu for case in cases)
+    if gpu:
+        machine.warm()
+    about = machine.machine()
+    record = room("protocol").Record(path, name, about) if path else None
+    if record and gpu:
         record.state(machine.state())
-    found = []
-    with torch.no_grad(), output.progress("measuring", total=0) as advance:
-        for cell in room("bench").measured(what, asked):
+    with output.progress("measuring", total=len(cases)) as advance:
+        for cell in room("runner").measured(cases, asked):
             found.append(cell)
             advance(cell.name)
             if record:
                 record.add(cell)
     if record:
-        record.state(machine.state())
+        if gpu:
+            record.state(machine.state())
         output.value("result", path)
-    if not found:
-        raise ConfigurationError(
-            "no cell", rule="--cells, --m and --match leave none", fix="ask for more"
-        )
-    return found
+    return found, about
 
 
-def _of(written: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in written.split(",") if word.strip()) or known
+def _of(written: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in written.split(",") if word.strip())
     if unknown := [word for word in words if word not in known]:
         raise ConfigurationError(
             f"--{what} {unknown[0]}", rule=f"there are {', '.join(known)}", fix="name some of them"

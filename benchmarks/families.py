@@ -1,0 +1,144 @@
+"""What measuring and showing ask of a family: peers/NAME.py has one `FAMILY`, found by looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.protocol import Contender, Floor, Sampling
+from warploom.generator.configurations import cells
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.measure import graph_sampler
+
+CellJson = Mapping[str, Any]
+Problem = Mapping[str, Any]  # of a cell, as JSON has it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run is to measure; what is empty leaves nothing out.
+
+    `specs` are kernels that compete where they compute what a cell does, `baseline` a source to be
+    compiled beside ours.
+    """
+
+    cells: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    m: tuple[int, ...] = ()
+    match: str = ""
+    specs: tuple[KernelSpec, ...] = ()
+    baseline: Path | None = None
+    device: str = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A cell that can be measured: `contenders` makes their operands, ours first."""
+
+    name: str
+    problem: Problem
+    floor: Floor | None
+    contenders: Callable[[Asked], Sequence[Contender]]
+    sampler: Sampling = graph_sampler
+    rounds: int = 9
+    discarded: int = 2
+    gpu: bool = True
+    gradients: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A set of cells: the title of its section, the README's row, and what measures it.
+
+    `{kind}` in both, and each field of a problem in `row`, is replaced. Ratios of what is `listed`
+    say little. One without `cases` was measured once and is only shown.
+    """
+
+    title: str
+    cases: Callable[[Asked], Iterable[Case]] | None = None
+    row: str = ""
+    listed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family: its cells, their contenders, and how pages speak of them.
+
+    groups    its sets of cells by name, in the order of pages
+    grid      those that are measured where none is named, and drawn together
+    kinds     its types, and what pages call its cells of each
+    peers     their names, and those of their contenders, in the order of a legend
+    axis      what `at` is, in a word and in a picture
+    called    contenders that pages call something else
+    absences  what a peer's own words mean
+    divided   what `division` is
+    drawn     what a picture of rates says of its cells
+    """
+
+    name: str
+    groups: Mapping[str, Group]
+    grid: tuple[str, ...]
+    kinds: Mapping[str, str]
+    peers: Mapping[str, str]
+    axis: tuple[str, str]
+    called: Mapping[str, str] = field(default_factory=dict)
+    absences: Mapping[str, str] = field(default_factory=dict)
+    divided: str = "type"
+    drawn: str = ""
+
+    def at(self, problem: Problem) -> int:
+        """The number along which a subject is measured."""
+        raise NotImplementedError
+
+    def subject(self, problem: Problem) -> str:
+        """What a cell is of, but for `at`."""
+        raise NotImplementedError
+
+    def size(self, problem: Problem) -> tuple[int, ...]:
+        """What cells are sorted by."""
+        raise NotImplementedError
+
+    def flops(self, problem: Problem) -> float | None:
+        """The work of a call, where that is counted."""
+        raise NotImplementedError
+
+    def division(self, problem: Problem) -> str:
+        """The line of its section's totals that a cell counts in."""
+        raise NotImplementedError
+
+    def label(self, cell: CellJson) -> str:
+        """The name of a cell in a table."""
+        return str(cell["name"])
+
+    def panel(self, problem: Problem) -> tuple[str, str] | None:
+        """Where rates over `at` are drawn, by row and column; None of all: ratios are, as a map."""
+        return None
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Every family by name, in the order of cells.yaml."""
+    names = [module.name for module in iter_modules(peers.__path__) if not module.ispkg]
+    known = [name for name in names if not name.startswith("_")]
+    order = [*cells()]
+    return {
+        name: import_module(f"{peers.__name__}.{name}").FAMILY
+        for name in sorted(known, key=lambda name: [*order, name].index(name))
+    }
+
+
+def family_of(cell: CellJson) -> Family:
+    """The family that a cell is of."""
+    return families()[cell["problem"]["family"]]
+
+
+def group_of(cell: CellJson) -> Group:
+    """The set of cells that a cell is of."""
+    return family_of(cell).groups[cell["problem"]["cells"]]

@@ -1,0 +1,107 @@
+"""Gradients of attention beside those of cuDNN and FlashAttention 2 to 4; and both passes together.
+
+Five products where the forward pass has two. Where all are deterministic, Warploom as it is
+otherwise comes last, and no CUDA graph is timed: peers' passes cannot be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from benchmarks.families import Asked, Case, Group
+from benchmarks.peers import _autograd
+from benchmarks.peers._attention import ABSENCES, GROUPS, LISTED, PEERS, Attention, Pass, squares
+from benchmarks.peers._gradients import ours, peer, steps
+from benchmarks.protocol import Contender, Floor
+from benchmarks.samplers import enqueued, stepped
+from warploom.generator.configurations import cells
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.runtime.measure import graph_sampler
+
+
+def cases(groups: tuple[str, ...], deterministic: bool, _asked: Asked) -> Iterator[Case]:
+    """A cell for each problem of some groups."""
+    sampler = enqueued if deterministic else graph_sampler
+    for problem in (problem for group in groups for problem in GROUPS[group]()):
+        about = problem.record("backward", 5)
+        make = partial(contenders, problem, deterministic)
+        name, least = f"{problem.name} backward", Floor.of(about["flops"])
+        yield Case(name, about, least, make, sampler, gradients=True)
+
+
+def contenders(problem: Attention, deterministic: bool, asked: Asked) -> list[Contender]:
+    """Warploom as dispatched, its peers, and each kernel that competes and computes the same."""
+    given = steps(problem, asked.device)
+    wanted = AttentionBackwardOperation(**problem.operation, deterministic=deterministic)
+    fitting = [spec for spec in asked.specs if spec.operation == wanted]
+    found = [
+        ours(given, deterministic=deterministic),
+        *(peer(word, name, given, deterministic=deterministic) for word, name in _peers(asked)),
+        *(ours(given, spec.name, spec, deterministic=deterministic) for spec in fitting),
+    ]
+    return [*found, ours(given, "warploom, in any order")] if deterministic else found
+
+
+def autograd(_asked: Asked) -> Iterator[Case]:
+    """Both passes, with host time: the short squares, and one sequence of each length alone."""
+    lengths, heads = cells()["attention_backward"]["autograd"]["seq"], LISTED["hidden"] // 128
+    alone = [
+        Attention(f"d128 causal {seq} x 1", 1, heads, heads, seq, 128, causal=True)
+        for seq in lengths
+    ]
+    for problem in (*(one for one in squares() if one.seq in lengths), *alone):
+        about = problem.record("forward and backward", 7)
+        make = partial(trained, problem)
+        yield Case(problem.name, about, Floor.of(about["flops"]), make, stepped, gradients=True)
+
+
+def trained(problem: Attention, asked: Asked) -> list[Contender]:
+    """Warploom and its peers through autograd."""
+    given = steps(problem, asked.device)
+    words = [("warploom", "warploom"), *_peers(asked)]
+    return [_autograd.contender(word, name, given) for word, name in words]
+
+
+def _peers(asked: Asked) -> list[tuple[str, str]]:
+    return [pair for pair in FAMILY.peers.items() if not asked.peers or pair[0] in asked.peers]
+
+
+def _group(title: str, *groups: str, deterministic: bool = False, row: str = "") -> Group:
+    return Group(title, partial(cases, groups, deterministic), row)
+
+
+FAMILY = Pass(
+    name="attention_backward",
+    kinds={"bf16": "Attention backward, bf16"},
+    called={"warploom, in any order": "Warploom, not deterministic"},
+    absences={
+        **ABSENCES,
+        "torch has no deterministic one": "torch has no deterministic one",
+        "Deterministic backward not supported for hdim 256": "not for head dimension 256",
+    },
+    groups={
+        "square": _group("{kind}", "square", row="{kind}, head dimension {dim}"),
+        "grouped": _group("{kind}", "grouped", row="{kind}, head dimension {dim}"),
+        "deterministic": _group(
+            "{kind}, deterministic",
+            *("square", "grouped"),
+            deterministic=True,
+            row="{kind}, deterministic",
+        ),
+        "window": _group("{kind}, in a causal window of 1024", "window"),
+        "window_deterministic": _group(
+            "{kind}, in a causal window of 1024, deterministic", "window", deterministic=True
+        ),
+        "packed": _group("{kind}, packed sequences of varying length", "packed"),
+        "packed_deterministic": _group(
+            "{kind}, packed sequences of varying length, deterministic",
+            "packed",
+            deterministic=True,
+        ),
+        "autograd": Group(
+            "Attention forward and backward, bf16, by autograd, host time included", autograd
+        ),
+    },
+    peers=PEERS,
+)

@@ -1,0 +1,160 @@
+"""The products that are measured: ours and the peers' compute one function, and errors show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from samplers import constant
+
+import warploom
+from benchmarks import runner
+from benchmarks.families import Asked, Case
+from benchmarks.peers import _operations, gemm
+from benchmarks.peers._products import PEERS, TYPES, floor, ours, sets
+from benchmarks.protocol import Cell
+from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm.problem import Accumulation
+from warploom.runtime.measure import error_share
+
+
+def measured(case: Case, *peers: str) -> Cell:
+    return runner.measure(case, Asked(peers=peers, device="cpu"), constant(1e-5))
+
+
+@pytest.fixture
+def any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute torch's 8-bit products exactly.
+
+    Its own refuse fp8 where a CPU has no AVX-512, and saturate sums of int8 where it has no VNNI.
+    """
+
+    def scaled(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        taken = {"scale_a", "scale_b", "out_dtype", "use_fast_accum", "out"}
+        assert set(keywords) == taken
+        out: torch.Tensor = keywords["out"]
+        assert out.dtype == keywords["out_dtype"]
+        exact = a.double() @ b.double() * keywords["scale_a"] * keywords["scale_b"]
+        return out.copy_(exact)
+
+    def integers(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(a.double() @ b.double())
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled)
+    monkeypatch.setattr(torch, "_int_mm", integers)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_peer_and_warploom_compute_one_function(kind: str, any_cpu: None) -> None:
+    cell = measured(gemm.case(kind, TYPES[kind], (48, 80, 96), type=kind), "cublas")
+    assert len(cell.entries) == 2
+    for entry in cell.entries:
+        assert entry.absent is None
+        assert entry.error_share is not None and entry.error_share <= 1
+    operation = "_".join(TYPES[kind].tokens)
+    assert str(cell.entries[0].kernel).startswith(f"gemm_sm90a_{operation}")
+    assert cell.problem["decision"]
+
+
+def test_a_peer_of_another_type_is_absent_with_the_reason() -> None:
+    cell = measured(gemm.case("int8", TYPES["int8"], (32, 32, 64)), "triton", "quack")
+    assert [entry.absent for entry in cell.entries[1:]] == [
+        f"{name}: not for int8 here" for name in ("triton", "quack")
+    ]
+
+
+def test_peers_that_are_not_installed_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for module in ("triton", "quack", "quack.gemm_interface"):
+        monkeypatch.setitem(sys.modules, module, None)
+    cell = measured(gemm.case("bf16", TYPES["bf16"], (32, 32, 64)))
+    absent = {entry.contender: entry.absent for entry in cell.entries}
+    assert absent.keys() == {"warploom", "torch.mm", "triton", "quack"} and len(PEERS) == 3
+    assert absent["triton"] == "triton is not installed" and absent["quack"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "microseconds", "limit"),
+    [
+        ((8192, 8192, 8192), "bf16", 1374.4, "flops"),
+        ((8192, 8192, 8192), "e4m3", 687.2, "flops"),
+        ((1, 4096, 4096), "bf16", 7.717, "bytes"),
+        ((1, 28672, 4096), "bf16", 54.01, "bytes"),
+        ((16, 4096, 4096), "int8", 3.932, "bytes"),
+    ],
+)
+def test_a_floor_counts_flops_and_bytes_once(
+    shape: tuple[int, int, int], kind: str, microseconds: float, limit: str
+) -> None:
+    found = floor(TYPES[kind], shape)
+    assert found.seconds * 1e6 == pytest.approx(microseconds, rel=1e-3)
+    assert found.limit == limit
+
+
+def test_an_output_that_nothing_wrote_is_wrong() -> None:
+    contender = ours(TYPES["bf16"], sets(TYPES["bf16"], (32, 32, 64), "cpu"))
+    assert contender.error_share and contender.error_share() == float("inf")
+
+
+def test_one_wrong_element_is_wrong() -> None:
+    (one,) = sets(TYPES["int8"], (32, 32, 64), "cpu")
+    d = warploom.gemm(one.a, one.b)
+    assert error_share(d, one.a, one.b) == 0
+    d[3, 5] += 1
+    assert error_share(d, one.a, one.b) == float("inf")
+
+
+@pytest.mark.parametrize(("accumulation", "right"), [("fast", True), ("promoted", False)])
+def test_promoted_sums_may_err_less_than_fast_ones(
+    accumulation: Accumulation, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a quarter of the fast bound: at k = 4096 that is 6 times the promoted one."""
+    plain = warploom.gemm
+
+    def rough(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **keywords: Any) -> None:
+        exact, bound = reference.gemm_bound(a, b, keywords["epilogue"], torch.float32)
+        plain(a, b, out=out, **keywords)
+        out[3, 5] = exact[3, 5] + bound[3, 5] / 4
+
+    monkeypatch.setattr(warploom, "gemm", rough)
+    operation = replace(TYPES["e4m3"], d="fp32", accumulation=accumulation)
+    contender = ours(operation, sets(operation, (16, 32, 4096), "cpu"))
+    for call in contender.calls:
+        call()
+    assert contender.error_share and (contender.error_share() <= 1) == right
+
+
+def test_each_wider_operation_is_checked_beside_what_it_would_replace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = {"squares": [(32, 48, 256)], "trained": (32, 48, 64), "batched": [(3, 32, 48, 64)]}
+    monkeypatch.setattr(_operations, "cells", lambda: {"gemm": listed})
+    cells = [measured(case) for case in _operations.operations(Asked())]
+    assert [cell.name.split()[0] for cell in cells] == [
+        "promoted",
+        *["quantised"] * 4,
+        "batch",
+        "in",
+    ]
+    for cell in cells:
+        assert [entry.absent for entry in cell.entries] == [None, None]
+        assert all(0 < (entry.error_share or 0) <= 1 for entry in cell.entries), cell.name
+        assert cell.ratio == 1.0
+    (fused,) = [measured(case) for case in _operations.fused(Asked())]
+    assert [entry.contender for entry in fused.entries] == ["fused", "plain", "torch.mm"]
+    assert all(0 < (entry.error_share or 0) <= 1 for entry in fused.entries)
+
+
+def test_the_host_is_timed_beside_torch_with_outputs_and_without() -> None:
+    (case,) = gemm.host(Asked())
+    cell = measured(case)
+    names = [entry.contender for entry in cell.entries]
+    assert names[:2] == ["warploom.gemm", "torch.mm"] and len(names) == 5
+
+
+def test_the_kernels_compiled_are_those_of_every_type() -> None:
+    found = {spec.operation for spec in gemm.shipped(Asked(m=(16,)))}
+    assert found == set(TYPES.values())
