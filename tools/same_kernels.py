@@ -201,9 +201,9 @@ def collect(path: Path, sample: int | None, like: Path | None, jobs: int | None)
         chosen = [spec for spec in chosen if there.get(spec.digest, {}).get("entries")]
     collection: Collection = {"toolchain": toolchain, "kernels": kernels}
     click.echo(f"{len(specs)} kernels, {len(chosen)} to compile")
-    _write(path, collection)
-    _compile(chosen, jobs, kernels, lambda: _write(path, collection))
-    _write(path, collection)
+    write(path, collection)
+    _compile(chosen, jobs, kernels, lambda: write(path, collection))
+    write(path, collection)
 
 
 def _compile(
@@ -223,7 +223,8 @@ def _compile(
                 click.echo(f"{number + 1} of {len(specs)} compiled")
 
 
-def _write(path: Path, collection: Collection) -> None:
+def write(path: Path, collection: Collection) -> None:
+    """Put a collection in the place of the file at `path`, whole."""
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(json.dumps(collection, indent=1, sort_keys=True) + "\n")
     beside.replace(path)
@@ -272,7 +273,7 @@ def compare(old: Path, new: Path) -> None:
     click.echo("\n".join(lines) or "the same")
     click.echo(
         f"{len(pairs)} kernels in both: {sum(a['text'] == b['text'] for a, b in pairs)} of the same"
-        f" text, {sum(bool(a['entries'] and b['entries']) for a, b in pairs)} compiled in both"
+        f" text, {sum(bool(a['entries'] and b['entries']) for a, b in pairs)} known by more"
     )
     sys.exit(bool(lines) or not pairs)
 

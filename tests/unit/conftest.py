@@ -1,4 +1,4 @@
-"""What the unit tests share: `attention_calls` and `samplers`, which are no tests, and a wheel."""
+"""What the unit tests share: modules beside them and in tools/, and a wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from warploom.generator.toolchain import Component
 
-sys.path.append(str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parents[1] / "tools")]
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from same_kernels import compiled, differences, every, families, main, samples
 
-from tools.same_kernels import compiled, differences, every, families, main, samples
 from warploom.generator.artifact import Artifact, Resources
 
 

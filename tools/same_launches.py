@@ -1,0 +1,128 @@
+"""Whether two versions of Warploom launch alike: `collect` in each, then `same_kernels compare`.
+
+Of every kernel that same_kernels has, on some problems: grids, shared memory, workspaces, where the
+fields of the parameter block lie, and the value of each. Nothing is compiled.
+"""
+
+# ruff: noqa: ANN401 (functions and specs of whichever version is there are values here)
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from same_kernels import defined, every, families, write
+
+MULTIPROCESSORS = 132
+PRODUCTS = ((1, 512, 64), (61, 4096, 4160), (128, 528, 1024), (3001, 2048, 16384))
+SEQUENCES = ((300, 500), (64, 64), (4096, 4096), (1, 8191))  # rows, columns
+
+
+def products(spec: Any) -> Iterator[Any]:
+    """Yield problems of a GEMM; every pitch is another."""
+    operation = spec.operation
+    steps = [step for step in operation.epilogue if step.step == "residual"]
+    fields = [step.batch_field(i) for i, step in enumerate(operation.epilogue)]
+    for m, n, k in PRODUCTS:
+        pitches = (k if operation.layout_a == "row" else m, k if operation.layout_b == "col" else n)
+        a, b, d = (-(-pitch // 16) * 16 + 16 * i for i, pitch in enumerate((*pitches, n), start=1))
+        c = tuple(n + 16 * i for i in range(len(steps)))
+        problem = defined("GemmProblem")(m, n, k, a, b, d, c)
+        if operation.batched:
+            lie = defined("Batches")
+            problem = replace(
+                problem,
+                batches=6,
+                batches_a=lie(6, a * max(m, k)),
+                batches_b=lie(2, b * max(n, k), 3),
+                batch_pitch_d=d * m + 16,
+                batch_pitch_steps=tuple(16 * i for i, field in enumerate(fields) if field),
+            )
+        yield problem
+
+
+def attentions(spec: Any) -> Iterator[Any]:
+    """Yield problems of an attention, or of its gradients; every tensor lies in another way."""
+    operation = spec.operation
+    packed, backward = operation.lengths == "packed", "backward" in operation.family
+    names = ("q", "k", "v", "o", *(("do", "dq", "dk", "dv") if backward else ()))
+    kind = defined("AttentionBackwardProblem" if backward else "AttentionProblem")
+    bounds = {"none": {}, "causal": {"right": 5}, "window": {"left": 70, "right": -3}}
+    for heads, kv_heads in ((8, 2), (3, 3)):
+        for seq_q, seq_k in SEQUENCES:
+            strides = {
+                f"strides_{name}": (0 if packed else 1 << 20, 128 + 8 * i, 2048 + 8 * i)
+                for i, name in enumerate(names)
+            }
+            yield kind(
+                *(3, heads, kv_heads, seq_q, seq_k, operation.dim),
+                **{"total_q": 2 * seq_q + 1, "total_k": 2 * seq_k + 3}
+                if packed
+                else {"total_q": seq_q, "total_k": seq_k},
+                **strides,
+                **bounds[operation.mask],
+                bottom_right=packed,
+            )
+
+
+PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
+    "gemm": products,
+    "attention_forward": attentions,
+    "attention_backward": attentions,
+}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as what JSON has; an element type by its name."""
+    if type(value).__name__ == "Element":
+        return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def launched(spec: Any) -> dict[str, Any]:
+    """Return what the launches of a spec are, as hashes; names without the kernel's."""
+    family = families()[spec.operation.family]
+    block = family.parameters(spec)
+    told: dict[str, Any] = {
+        "block": [[f.name, f.kind.name, f.cpp, block.offsets[f.name]] for f in block.fields]
+    }
+    device = defined("DeviceLimits")(MULTIPROCESSORS)
+    for number, problem in enumerate(PROBLEMS[spec.operation.family](spec)):
+        launches = family.launches(spec, problem, device)
+        rooms = [asdict(room) for room in family.workspaces(spec, problem)]
+        for launch in map(plain, launches):
+            part = launch.pop("entry").removeprefix(spec.name)
+            for name, value in launch.pop("parameters").items():
+                told.setdefault(name, []).append([number, part, value])
+            told.setdefault("launches", []).append([number, part, launch])
+        told.setdefault("workspaces", []).append(rooms)
+    return {
+        what: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+        for what, value in told.items()
+    }
+
+
+@click.command()
+@click.argument("path", metavar="OUT.json", type=click.Path(path_type=Path))
+def main(path: Path) -> None:
+    """Write how every kernel is launched to OUT.json."""
+    kernels = {
+        spec.digest: {"name": spec.name, "text": "", "entries": {"": launched(spec)}}
+        for spec in every()
+    }
+    write(path, {"toolchain": "", "kernels": kernels})
+    click.echo(f"{len(kernels)} kernels")
+
+
+if __name__ == "__main__":
+    main()
