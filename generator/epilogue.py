@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol
 
+from warploom.generator import names
 from warploom.generator.elements import element
 from warploom.generator.knob import frozen, knob
 from warploom.generator.parameters import Field, int64, pointer, scalar
@@ -51,7 +52,7 @@ class Step:
     @property
     def token(self) -> str:
         """The step in a kernel's name."""
-        raise NotImplementedError
+        return names.short(self)
 
     def registers(self, *, paired: bool) -> int:
         """32-bit registers that what is loaded for one fragment takes, read in pairs or not."""
@@ -88,14 +89,11 @@ class Scale(Step):
     """
 
     by: By = knob(
+        name="scale_{}",
         doc="host: a number of the call; device: a tensor of one element; row, column: of [M], "
-        "of [N]"
+        "of [N]",
     )
     step: Literal["scale"] = "scale"
-
-    @property
-    def token(self) -> str:
-        return f"scale_{self.by}"
 
     @property
     def reads(self) -> Reads:
@@ -124,12 +122,8 @@ class Scale(Step):
 class Bias(Step):
     """Add a vector over the columns of D."""
 
-    element: Literal["fp16", "bf16", "fp32"] = knob(doc="its element type")
+    element: Literal["fp16", "bf16", "fp32"] = knob(name="bias_{}", doc="its element type")
     step: Literal["bias"] = "bias"
-
-    @property
-    def token(self) -> str:
-        return f"bias_{self.element}"
 
     @property
     def reads(self) -> Reads:
@@ -160,10 +154,6 @@ class Activation(Step):
     step: Literal["activation"] = "activation"
 
     @property
-    def token(self) -> str:
-        return self.function
-
-    @property
     def parts(self) -> tuple[str, ...]:
         shared = ("logistic.cuh",) if self.function in ("gelu_tanh", "silu") else ()
         return (*shared, f"{self.function}.cuh")
@@ -177,12 +167,8 @@ class Activation(Step):
 class Residual(Step):
     """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C."""
 
-    element: Literal["fp16", "bf16", "fp32"] = knob(doc="the element type of C")
+    element: Literal["fp16", "bf16", "fp32"] = knob(name="residual_{}", doc="the element type of C")
     step: Literal["residual"] = "residual"
-
-    @property
-    def token(self) -> str:
-        return f"residual_{self.element}"
 
     @property
     def reads(self) -> Reads:
@@ -251,7 +237,7 @@ STEPS: tuple[EpilogueStep, ...] = (
     *(Residual(name) for name in ("fp16", "bf16", "fp32")),
     Amax(),
 )
-"""Every step there is; kernel names are parsed by matching their tokens."""
+"""Every step there is."""
 
 
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:

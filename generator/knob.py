@@ -23,6 +23,7 @@ class Knob:
 
     doc: str = ""
     name: str | None = None
+    after: str | None = None
     least: int | None = None
     most: int | None = None
     auto: bool = False
@@ -48,6 +49,7 @@ def knob(
     default: Any = MISSING,  # noqa: ANN401 (as dataclasses.field)
     doc: str,
     name: str | None = None,
+    after: str | None = None,
     least: int | None = None,
     most: int | None = None,
     auto: bool = False,
@@ -60,6 +62,8 @@ def knob(
     default      what it is where nothing is given; such fields need not be written
     doc          its meaning, for the reference, editors and readers of the class
     name         its token in a kernel's name, see names.py
+    after        the field that it comes after in a name; "" where it comes first: names of version
+                 0.1.0 had another order than fields
     least, most  the integers that it takes
     auto         YAML may say `auto`, and does where it says nothing: the family's rules complete it
     detail       worth some percent: the model's first choices do not differ in it alone
@@ -68,7 +72,7 @@ def knob(
                  with this, it is no part of the identity, and digests, names, store keys and
                  records stay what they were
     """
-    said = Knob(doc, name, least, most, auto, detail, follows, later)
+    said = Knob(doc, name, after, least, most, auto, detail, follows, later)
     return field(default=default, metadata={_KNOB: said})
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from warploom.errors import RecordsError, SpecificationError, UnknownNameError
+from warploom.generator import names
 from warploom.generator.families import family
 from warploom.generator.restore import restore
 from warploom.generator.shapes import Shape, distance
@@ -116,7 +117,7 @@ def problem_key(operation: Operation, shape: Shape) -> tuple[str, ...]:
 
 def problem_text(operation: Operation, shape: Shape) -> str:
     """An operation and a shape for people."""
-    return f"{'_'.join((operation.family, *operation.tokens))} {shape}"
+    return f"{operation.family}_{names.full(operation)} {shape}"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Generic, Protocol
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.errors import SpecificationError, UnknownNameError
+from warploom.generator import names
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.knob import knobs
-
-NUMBER = "[0-9]{1,9}"  # in a kernel's name: a pattern that no text of thousands of digits fits
 
 
 def _counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
@@ -44,21 +43,11 @@ class Operation(Protocol):
         """The name of its family."""
         ...
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The operation in a kernel's name."""
-        ...
-
 
 class Schedule(Protocol):
     """How it is computed: a frozen dataclass of a family."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The schedule in a kernel's name."""
-        ...
 
     @property
     def tile(self) -> tuple[int, ...]:
@@ -124,28 +113,30 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
 
     @cached_property
     def name(self) -> str:
-        """The procedural name: a C identifier, unique by its last 8 digits."""
-        where = (self.operation.family, self.architecture.token)
-        return "_".join((*where, *self.operation.tokens, *self.schedule.tokens, self.digest[:8]))
+        """The procedural name, see names.py: a C identifier, unique by its last 8 digits."""
+        told = names.short(self.operation), names.short(self.schedule)
+        return "_".join((self.operation.family, self.architecture.token, *told, self.digest[:8]))
 
 
 def parse_name(name: str) -> KernelSpec:
-    """Return the spec that `name` names, or raise UnknownNameError."""
+    """Return the spec that `name`, of this version or an older one, names; or UnknownNameError."""
     from warploom.generator.families import every
 
     for known in every():
+        found = names.read(name, known.name, known.operation, known.schedule)
+        if found is None:
+            continue
         try:
-            spec = known.parse_name(name)
+            spec = KernelSpec(*found)
         except SpecificationError as error:
             raise UnknownNameError(f"kernel name {name!r}", rule=str(error)) from error
-        if spec is not None and spec.name == name:
+        if name.endswith(spec.digest[:8]):
             return spec
-        if spec is not None:
-            raise UnknownNameError(
-                f"kernel name {name!r}",
-                rule=f"its digest is {spec.digest[:8]} for these fields",
-                fix=f"the name may be from another version; this version's is {spec.name}",
-            )
+        raise UnknownNameError(
+            f"kernel name {name!r}",
+            rule=f"its digest is {spec.digest[:8]} for these fields",
+            fix=f"the name may be from another version; this version's is {spec.name}",
+        )
     raise UnknownNameError(
         f"kernel name {name!r}",
         rule="a name is family_arch_operation_schedule_digest",

@@ -15,7 +15,7 @@ from typing import Any, cast
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator import limits, rules
+from warploom.generator import limits, names, rules
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import (
     FAMILY,
@@ -153,7 +153,7 @@ def _checked(spec: KernelSpec, operation: GemmOperation, store: str) -> KernelSp
     if not isinstance(spec.operation, GemmOperation) or spec.operation != operation:
         raise ProblemError(
             f"spec {spec.name}",
-            rule=f"computes another operation; this call needs {'_'.join(operation.tokens)}",
+            rule=f"computes another operation; this call needs {names.full(operation)}",
             fix="leave spec out, or pass one of this operation",
         )
     if cast("GemmSchedule", spec.schedule).store == "tma" and store == "direct":

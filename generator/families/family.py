@@ -79,10 +79,6 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         return self.schedule(**fields)
 
     @abstractmethod
-    def parse_name(self, name: str) -> KernelSpec[OperationT, ScheduleT] | None:
-        """The spec with the fields that `name` shows, or None when it is not of this family."""
-
-    @abstractmethod
     def layout(self, spec: KernelSpec[OperationT, ScheduleT]) -> Layout:
         """Shared memory and registers, derived from operation and schedule."""
 

@@ -37,7 +37,7 @@ def host_text(spec: KernelSpec) -> str:
         assert isinstance(found, str)
         return found
 
-    packed = spec.operation.tokens[-1] == "packed"
+    packed = spec.operation.lengths == "packed"
     bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
     assigned = [
         *(["(p).left = (l);"] if bounds_left else []),

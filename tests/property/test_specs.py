@@ -20,6 +20,7 @@ from strategies import (
 )
 
 from warploom.errors import SpecificationError
+from warploom.generator import names
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
@@ -59,6 +60,15 @@ def test_a_name_is_an_identifier_that_fits_a_file_and_parses_back(spec: KernelSp
     assert re.fullmatch(r"[a-z][a-z0-9_]*", spec.name)
     assert len(spec.name) <= NAME_LIMIT
     assert parse_name(spec.name) == spec
+
+
+@many
+@given(specs())
+def test_a_name_that_shows_defaults_too_is_that_of_the_same_kernel(spec: KernelSpec) -> None:
+    """Version 0.1.0 printed such ones."""
+    lead = f"{spec.operation.family}_{spec.architecture.token}"
+    told = f"{names.full(spec.operation)}_{names.full(spec.schedule)}"
+    assert parse_name(f"{lead}_{told}_{spec.digest[:8]}") == spec
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.token)

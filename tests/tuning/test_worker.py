@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from warploom.errors import DeviceError, ProblemError
+from warploom.generator import names
 from warploom.generator.epilogue import STEPS, Activation, Amax, Bias, Residual, Scale
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
@@ -93,7 +94,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: "_".join(op.tokens))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=names.short)
 def test_every_kind_of_product_is_tried_and_right(operation: GemmOperation) -> None:
     made, said = worker()
     spec = spec_of(operation)

@@ -82,8 +82,8 @@ def test_a_configuration_may_come_from_standard_input(small: Path) -> None:
 def test_list_rejected_gives_the_reasons(small: Path) -> None:
     listed = report("list", small, "--rejected")
     (row,) = listed["rejections"]
-    assert row["operation"] == "bf16_bf16_bf16_row_col"
-    assert row["schedule"].startswith("cooperative_96x64x64_")
+    assert row["operation"] == "bf16_bf16_bf16_row_col_fast"
+    assert row["schedule"].startswith("96x64x64_")
     assert row["reason"] == "tile m 96: must be one of 64, 128, 256"
     assert (listed["legal"], listed["rejected"]) == (1, 1)
 

@@ -59,7 +59,7 @@ def named(**keywords: Any) -> str:
 
 
 def test_explain_names_the_kernel_of_the_gradients() -> None:
-    assert named().startswith("attention_backward_sm90a_bf16_dim64_causal_fixed_")
+    assert named().startswith("attention_backward_sm90a_bf16_dim64_causal_")
     assert "_softcap_" in named(softcap=2.0)
     gemm = warploom.explain(random(8, 16), random(16, 8))
     assert gemm.backward is None

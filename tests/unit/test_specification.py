@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from warploom.errors import SpecificationError, UnknownNameError
+from warploom.generator import names
 from warploom.generator.epilogue import Activation, Bias, Residual, Scale
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 from warploom.generator.specification import KernelSpec, parse_name
 
 PLAIN = KernelSpec("sm_90a", GemmOperation("bf16", "bf16", "fp32"), GemmSchedule((128, 256, 64), 3))
-NAME = (
+NAME = "gemm_sm90a_bf16_bf16_fp32_128x256x64_stages3"
+LONG = (  # as version 0.1.0 named it
     "gemm_sm90a_bf16_bf16_fp32_row_col_cooperative_128x256x64_cluster1x1_consumers2_stages3_"
     "along_m_group8_tma"
 )
@@ -36,7 +38,7 @@ def with_epilogue(*steps: Any) -> KernelSpec:
 def test_identity_is_every_field_in_canonical_order() -> None:
     assert PLAIN.digest == DIGEST
     assert PLAIN.name == f"{NAME}_{DIGEST[:8]}"
-    assert parse_name(PLAIN.name) == PLAIN
+    assert parse_name(PLAIN.name) == parse_name(f"{LONG}_{DIGEST[:8]}") == PLAIN
 
 
 def test_a_name_shows_every_field_that_is_not_the_usual_one() -> None:
@@ -44,12 +46,23 @@ def test_a_name_shows_every_field_that_is_not_the_usual_one() -> None:
     operation = GemmOperation("e5m2", "e4m3", "int8", accumulation="promoted", batched=True)
     schedule = GemmSchedule((24, 128, 128), 3, **fields)  # type: ignore[arg-type]
     spec = KernelSpec("sm_90a", operation, schedule)
-    assert "_e5m2_e4m3_int8_row_col_promoted_batched_cooperative_24x128x128_" in spec.name
-    assert "_direct_swap_producer24_l2x128_" in spec.name
+    assert "_e5m2_e4m3_int8_promoted_batched_24x128x128_stages3_direct_swap_" in spec.name
+    assert "_swap_producer24_l2x128_" in spec.name
     assert parse_name(spec.name) == spec
     shared = replace(PLAIN, schedule=GemmSchedule((128, 128, 64), 3, split=4))
-    assert "_tma_split4_" in shared.name
+    assert "_stages3_split4_" in shared.name
     assert parse_name(shared.name) == shared
+
+
+def test_a_name_shows_no_field_that_is_the_usual_one() -> None:
+    """Names are read in lists and traces, whose columns cut what is long."""
+    plain = GemmOperation("bf16", "bf16", "bf16")
+    spec = KernelSpec("sm_90a", plain, GemmSchedule((128, 256, 64), 4, (2, 1)))
+    assert spec.name == f"gemm_sm90a_bf16_128x256x64_cluster2x1_stages4_{spec.digest[:8]}"
+    assert len(spec.name) < 64
+    turned = replace(spec, operation=replace(plain, layout_a="col"))
+    assert "_bf16_col_col_128x256x64_" in turned.name
+    assert names.full(plain) == "bf16_bf16_bf16_row_col_fast"
 
 
 def test_the_order_of_steps_is_part_of_the_identity() -> None:
@@ -74,13 +87,17 @@ def test_a_step_whose_name_begins_like_anothers_is_parsed_as_itself() -> None:
         ("", "a name is family_arch_operation_schedule_digest"),
         ("gemm", "a name is family_arch_operation_schedule_digest"),
         (f"{NAME}_0123456", "a name is family_arch_operation_schedule_digest"),
+        (f"{NAME}_stages3_{DIGEST[:8]}", "a name is family_arch_operation_schedule_digest"),
+        (f"{NAME.replace('_stages3', '')}_{DIGEST[:8]}", "a name is family_arch"),
+        (f"{NAME}_group9_{DIGEST[:8]}", "its digest is"),
+        (f"{LONG}_00000000", "its digest is"),
         (f"{NAME}_00000000", "its digest is"),
         (f"{NAME.replace('128x', '0128x')}_00000000", "its digest is"),
         (f"{NAME.replace('128x', '96x')}_00000000", "tile m 96: must be one of 64, 128, 256"),
         (f"{NAME}_split0_00000000", "split 0: must be 1 to 8"),
         (f"{NAME}_split{'9' * 5000}_00000000", "a name is family_arch_operation_schedule_digest"),
         (f"{NAME.replace('128x', '9' * 5000 + 'x')}_00000000", "a name is family_arch"),
-        (f"{NAME.replace('_tma', '_silu')}_00000000", "a name is family_arch"),
+        (f"{LONG.replace('_tma', '_silu')}_00000000", "a name is family_arch"),
         (f"{NAME.replace('sm90a', 'sm100a')}_00000000", "a name is family_arch"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, ClassVar
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator import configurations
+from warploom.generator import configurations, names
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.shapes import Shape, extents_of, named_of
 
@@ -60,7 +60,7 @@ def parse_shape(operation: Operation, text: str) -> AttentionShape:
     packed = operation.lengths == "packed"
     wanted = (["window"] if operation.mask == "window" else []) + (["total"] if packed else [])
     others = "it is of masks that are windows, or packed lengths"
-    given = named_of(text, more, wanted, "_".join(operation.tokens), others)
+    given = named_of(text, more, wanted, names.full(operation), others)
     if found["heads"] % found["kv_heads"]:
         raise ProblemError(
             f"shape {text!r}", rule="heads must be a multiple of kv_heads", fix="change one of them"

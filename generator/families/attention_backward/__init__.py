@@ -8,7 +8,7 @@ from typing import Any
 from warploom.generator.architectures import Architecture
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families._attention.family import AttentionFamily
-from warploom.generator.families.attention_backward import launch, model, names, rules, template
+from warploom.generator.families.attention_backward import launch, model, rules, template
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
     attention_backward_layout,
@@ -53,10 +53,6 @@ class AttentionBackward(
     ) -> list[str]:
         """Why the schedule does not fit the operation on `arch`; empty when it does."""
         return rules.schedule_reasons(arch, operation, schedule)
-
-    def parse_name(self, name: str) -> AttentionBackwardSpec | None:
-        """The spec with the fields that `name` shows, or None when it is not of this family."""
-        return names.parse_name(name)
 
     def layout(self, spec: AttentionBackwardSpec) -> AttentionBackwardLayout:
         """Shared memory and registers: see layout.py."""

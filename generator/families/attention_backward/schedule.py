@@ -37,20 +37,6 @@ class AttentionBackwardOperation:
         default="attention_backward", doc="which kernels these are"
     )
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The operation in a kernel's name."""
-        softcap = ("softcap",) if self.softcap else ()
-        deterministic = ("deterministic",) if self.deterministic else ()
-        return (
-            self.element,
-            f"dim{self.dim}",
-            self.mask,
-            *softcap,
-            self.lengths,
-            *deterministic,
-        )
-
 
 @frozen
 class AttentionBackwardSchedule:
@@ -72,10 +58,12 @@ class AttentionBackwardSchedule:
     )
     overlap: bool = knob(
         default=True,
+        after="share",
         doc="a warpgroup's own products run under its arithmetic: the next scores, dp, dv",
     )
     accumulate: Literal["bulk", "direct"] = knob(
         default="bulk",
+        after="held",
         doc="how a step's dq is added to the sums in global memory: bulk, by TMA from shared "
         "memory; direct, from registers",
     )
@@ -93,6 +81,7 @@ class AttentionBackwardSchedule:
     )
     single_do: bool = knob(
         default=False,
+        after="stages",
         doc="of do only one stage, which is let go earlier in a step than that of q",
     )
     held: Literal["none", "half", "all"] = knob(
@@ -100,20 +89,6 @@ class AttentionBackwardSchedule:
         name="held_{}",
         doc="how much of v a warpgroup has in registers, so that dp is multiplied from there",
     )
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The schedule in a kernel's name."""
-        return (
-            f"{self.q_tile}x{self.kv_tile}",
-            f"stages{self.stages}",
-            *(("single_do",) if self.single_do else ()),
-            *((f"cluster{self.cluster}",) if self.cluster > 1 else ()),
-            *(("rows",) if self.share == "rows" else ()),
-            *(("overlap",) if self.overlap else ()),
-            *((f"held_{self.held}",) if self.held != "none" else ()),
-            self.accumulate,
-        )
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from warploom.generator.architectures import Architecture
 from warploom.generator.families._attention import AttentionProblem, AttentionShape
 from warploom.generator.families._attention.family import AttentionFamily
-from warploom.generator.families.attention_forward import launch, model, names, rules, template
+from warploom.generator.families.attention_forward import launch, model, rules, template
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
 from warploom.generator.families.attention_forward.parameters import parameters, q_tiles
 from warploom.generator.families.attention_forward.schedule import (
@@ -44,10 +44,6 @@ class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
     ) -> list[str]:
         """Why the schedule does not fit the operation on `arch`; empty when it does."""
         return rules.schedule_reasons(arch, operation, schedule)
-
-    def parse_name(self, name: str) -> AttentionSpec | None:
-        """The spec with the fields that `name` shows, or None when it is not of this family."""
-        return names.parse_name(name)
 
     def layout(self, spec: AttentionSpec) -> AttentionLayout:
         """Shared memory and registers: see layout.py."""

@@ -33,12 +33,6 @@ class AttentionOperation:
         default="attention_forward", doc="which kernels these are"
     )
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The operation in a kernel's name."""
-        softcap = ("softcap",) if self.softcap else ()
-        return (self.element, f"dim{self.dim}", self.mask, *softcap, self.lengths)
-
 
 @frozen
 class AttentionSchedule:
@@ -76,18 +70,6 @@ class AttentionSchedule:
         doc="always, or where it is needed: a warp leaves its output as it is where no maximum of "
         "its rows grew by more than a factor of 2^8 in the weights",
     )
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The schedule in a kernel's name."""
-        return (
-            f"{self.q_tile}x{self.kv_tile}",
-            f"stages{self.stages}",
-            *(("overlap",) if self.overlap else ()),
-            *(("pingpong",) if self.pingpong else ()),
-            self.scheduler,
-            *(("rescale_needed",) if self.rescale == "needed" else ()),
-        )
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.family import Family
-from warploom.generator.families.gemm import launch, model, names, rules, shape, template
+from warploom.generator.families.gemm import launch, model, rules, shape, template
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.parameters import parameters
 from warploom.generator.families.gemm.problem import Batches, GemmProblem, tiles
@@ -63,10 +63,6 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     ) -> GemmSchedule:
         """Make a schedule of `fields`; `stages: auto` becomes as many as fill shared memory."""
         return rules.complete(arch, operation, fields)
-
-    def parse_name(self, name: str) -> GemmSpec | None:
-        """The spec with the fields that `name` shows, or None when it is not of this family."""
-        return names.parse_name(name)
 
     def layout(self, spec: GemmSpec) -> GemmLayout:
         """Shared memory and registers: see layout.py."""

@@ -44,7 +44,7 @@ class GemmOperation:
         doc="the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col",
     )
     epilogue: tuple[EpilogueStep, ...] = knob(
-        default=(), doc="up to 6 steps between the accumulators and D, in order"
+        default=(), after="batched", doc="up to 6 steps between the accumulators and D, in order"
     )
     accumulation: Accumulation = knob(
         default="fast",
@@ -62,15 +62,6 @@ class GemmOperation:
         """The element type that the tensor core accumulates in."""
         return element("int32" if element(self.a).is_integer else "fp32")
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The operation in a kernel's name."""
-        steps = tuple(step.token for step in self.epilogue)
-        promoted = ("promoted",) if self.accumulation == "promoted" else ()
-        batched = ("batched",) if self.batched else ()
-        types = (self.a, self.b, self.d, self.layout_a, self.layout_b)
-        return (*types, *promoted, *batched, *steps)
-
 
 @frozen
 class GemmSchedule:
@@ -82,6 +73,7 @@ class GemmSchedule:
     )
     stages: int = knob(
         name="stages{}",
+        after="consumers",
         least=2,
         most=32,
         auto=True,
@@ -120,6 +112,7 @@ class GemmSchedule:
     )
     roles: Roles = knob(
         default="cooperative",
+        after="",
         doc="cooperative: the consumers share a tile, each taking its share of the rows; "
         "pingpong: each has a tile of its own, one's epilogue under the other's products",
     )
@@ -149,24 +142,6 @@ class GemmSchedule:
         doc="blocks that share a tile's k, in a cluster of their own: each adds up its "
         "part, then finishes an equal share of the tile's columns of wgmma",
     )
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The schedule in a kernel's name."""
-        return (
-            self.roles,
-            "x".join(map(str, self.tile)),
-            "cluster" + "x".join(map(str, self.cluster)),
-            f"consumers{self.consumers}",
-            f"stages{self.stages}",
-            self.raster,
-            f"group{self.group}",
-            self.store,
-            *(("swap",) if self.swap else ()),
-            *((f"producer{self.producer_registers}",) if self.producer_registers != 40 else ()),
-            *((f"l2x{self.l2_promotion}",) if self.l2_promotion != 256 else ()),
-            *((f"split{self.split}",) if self.split > 1 else ()),
-        )
 
     @property
     def threads(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator import limits
+from warploom.generator import limits, names
 from warploom.generator.families import family
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation, suits
@@ -196,7 +196,7 @@ def _checked(spec: KernelSpec, wanted: Operation) -> KernelSpec:
     ):
         raise ProblemError(
             f"spec {spec.name}",
-            rule=f"computes another operation; this call needs {'_'.join(wanted.tokens)}",
+            rule=f"computes another operation; this call needs {names.full(wanted)}",
             fix="leave spec out, or pass one of this operation",
         )
     return spec

@@ -16,12 +16,13 @@ from warploom.cli.output import Output, reporting
 @reporting
 def command(output: Output, path: Path, rejected: bool) -> None:
     """List the kernels of a configuration, in its order."""
+    from warploom.generator import names
     from warploom.generator.space import expand_file
 
     expansion = expand_file(path)
     if rejected:
         rows = [
-            ["_".join(point.operation.tokens), "_".join(point.schedule.tokens), reason]
+            [names.full(point.operation), names.short(point.schedule), reason]
             for point in expansion.rejected
             for reason in point.reasons
         ]

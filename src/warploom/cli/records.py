@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +82,7 @@ def _filter(name: str | None, type_name: str | None, shape: str | None) -> Calla
     def wanted(record: Record) -> bool:
         return (
             of_family in (None, record.operation.family)
-            and (of_type is None or of_type in record.operation.tokens)
+            and of_type in (None, *asdict(record.operation).values())
             and (shape is None or fnmatchcase(str(record.shape), shape))
         )
 
@@ -89,6 +90,7 @@ def _filter(name: str | None, type_name: str | None, shape: str | None) -> Calla
 
 
 def _row(record: Record) -> list[object]:
+    from warploom.generator import names
     from warploom.generator.records import problem_text
 
     return [
@@ -99,7 +101,7 @@ def _row(record: Record) -> list[object]:
         record.measured[:10],
         record.noisy,
         problem_text(record.operation, record.shape),
-        "_".join(record.best.schedule.tokens),
+        names.short(record.best.schedule),
     ]
 
 

@@ -221,6 +221,8 @@ def _swept(known: Mapping[str, Environment], families: set[str]) -> dict[str, En
 
 
 def _report(output: Output, ended: Sequence[Ended], total: int) -> None:
+    from warploom.generator import names
+
     rows = []
     for one in ended:
         record, tried = one.record, sum(one.outcomes.values())
@@ -233,7 +235,7 @@ def _report(output: Output, ended: Sequence[Ended], total: int) -> None:
                 tried,
                 tried - one.outcomes.get("correct", 0),
                 f"{one.status}: {one.reason}" if one.reason else one.status,
-                best and "_".join(best.schedule.tokens),
+                best and names.short(best.schedule),
             ]
         )
     output.table("problems", COLUMNS, rows)

@@ -1,0 +1,203 @@
+"""Kernels' names: printed from the fields of a spec, and read back.
+
+A name is family_arch_, the tokens of what is not at its default, and 8 digits of the digest. A
+token is what a field's knob has as its `name`: `{}` stands for the value, or for each item of a
+tuple. More of them take the fields that follow, whose own `name` is empty; of `{}|{}_{}` the first
+form stands where all values are equal. Without a `name` it is the value, or of a truth value the
+field's name. Fields without a default are always shown, and truth values where they are true.
+
+A name is read with the tokens of defaults, too, which version 0.1.0 showed, in the same order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from itertools import product
+from typing import Any, Literal, get_args, get_origin
+
+from warploom.generator.architectures import ARCHITECTURES
+from warploom.generator.knob import knobs, types
+
+_NUMBER = "[0-9]{1,9}"  # a pattern that no text of thousands of digits fits
+
+
+def short(record: object) -> str:
+    """Return what a name shows of an operation or a schedule."""
+    kind: type = type(record)
+    return _joined(token.text(record) for token in _tokens(kind) if not token.is_usual(record))
+
+
+def full(record: object) -> str:
+    """Return an operation or a schedule with its defaults, for people."""
+    kind: type = type(record)
+    return _joined(token.text(record, whole=True) for token in _tokens(kind))
+
+
+def read(name: str, family: str, operation: type, schedule: type) -> tuple[str, Any, Any] | None:
+    """Return the architecture, operation and schedule that a name shows; None if not the family's.
+
+    They need not be legal, and the digest at the end need not be theirs.
+    """
+    match = _pattern(family, operation, schedule).fullmatch(name)
+    if match is None:
+        return None
+    arch = next(row.name for row in ARCHITECTURES.values() if row.token == match["arch"])
+    one, other = (
+        kind(**{k: v for token in _tokens(kind) for k, v in token.read(match[token.group]).items()})
+        for kind in (operation, schedule)
+    )
+    return arch, one, other
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one `{}` of a token stands for: a pattern, and the value of text that fits it."""
+
+    pattern: str
+    value: Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """One token of the names of a class.
+
+    group      its group in a pattern of whole names
+    hints      the types of the fields that it shows
+    defaults   of those fields that have one
+    forms      the whole one, and a short one where there is one
+    parts      of the whole form
+    """
+
+    group: str
+    hints: dict[str, Any]
+    defaults: dict[str, Any]
+    forms: tuple[str, ...]
+    parts: tuple[_Part, ...]
+
+    @property
+    def patterns(self) -> list[str]:
+        """Of each form, with a group for each part."""
+        return [form.format(*(f"({part.pattern})" for part in self.parts)) for form in self.forms]
+
+    def is_usual(self, record: object) -> bool:
+        """The name need not say it: all values are defaults, and no word stands for one."""
+        values = {name: getattr(record, name) for name in self.hints}
+        return bool(self.parts) and values == self.defaults
+
+    def text(self, record: object, *, whole: bool = False) -> str:
+        """What stands in the name; nothing for a truth value that is false, and for no steps."""
+        values = [getattr(record, name) for name in self.hints]
+        if values in ([False], [()]):
+            return ""
+        texts = [part for value in values for part in _texts(value)]
+        return self.forms[0 if whole or len(set(texts)) > 1 else -1].format(*texts)
+
+    def read(self, written: str | None) -> dict[str, object]:
+        """The fields of what is written; where nothing is, of none but a truth value."""
+        if not self.parts:
+            return dict.fromkeys(self.hints, written is not None)
+        if written is None:
+            return {}
+        matches = (re.fullmatch(pattern, written) for pattern in self.patterns)
+        texts = next(match.groups() for match in matches if match)
+        values = (part.value(texts[i % len(texts)]) for i, part in enumerate(self.parts))
+        return {
+            name: tuple(next(values) for _ in get_args(hint)) if _is_tuple(hint) else next(values)
+            for name, hint in self.hints.items()
+        }
+
+
+@cache
+def _pattern(family: str, operation: type, schedule: type) -> re.Pattern[str]:
+    pattern = rf"{family}_(?P<arch>{_either(row.token for row in ARCHITECTURES.values())})"
+    for token in (*_tokens(operation), *_tokens(schedule)):
+        forms = "|".join(re.sub(r"\((?!\?)", "(?:", form) for form in token.patterns)
+        pattern += f"(?:_(?P<{token.group}>{forms}))" + "?" * bool(token.defaults)
+    return re.compile(pattern + "_[0-9a-f]{8}")
+
+
+@cache
+def _tokens(kind: type) -> tuple[_Token, ...]:
+    """The tokens of a class, in the order of names."""
+    said, hints = knobs(kind), types(kind)
+    defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    groups: list[list[str]] = []
+    for name in _ordered(kind):
+        if said[name].name == "":
+            groups[-1].append(name)
+        elif len(get_args(hints[name])) != 1:  # a choice of one, such as the family, says nothing
+            groups.append([name])
+    return tuple(
+        _Token(
+            f"{kind.__name__}_{names[0]}",
+            {name: hints[name] for name in names},
+            {name: defaults[name] for name in names if name in defaults},
+            _forms(names[0], hints[names[0]], said[names[0]].name),
+            tuple(part for name in names for part in _parts(hints[name])),
+        )
+        for names in groups
+    )
+
+
+def _ordered(kind: type) -> list[str]:
+    order = list(knobs(kind))
+    for name, said in knobs(kind).items():
+        if said.after is not None:
+            order.remove(name)
+            order.insert(order.index(said.after) + 1 if said.after else 0, name)
+    return order
+
+
+def _forms(field: str, hint: object, name: str | None) -> tuple[str, ...]:
+    usual = field if hint is bool else "{}"
+    return tuple(reversed((usual if name is None else name).split("|")))
+
+
+def _parts(hint: object) -> Iterator[_Part]:
+    arguments = get_args(hint)
+    if _is_tuple(hint):
+        yield from (part for item in arguments for part in _parts(item))
+    elif ... in arguments:
+        steps = _steps(get_args(arguments[0]))
+        one = _either(steps)
+        yield _Part(f"{one}(?:_{one})*", lambda t: tuple(steps[s] for s in re.findall(one, t)))
+    elif hint is int or (get_origin(hint) is Literal and isinstance(arguments[0], int)):
+        yield _Part(_NUMBER, int)
+    elif get_origin(hint) is Literal:
+        yield _Part(_either(arguments), str)
+
+
+def _steps(kinds: Iterable[type]) -> dict[str, Any]:
+    """Every step of some classes, whose fields are choices, by its token."""
+    every: dict[str, Any] = {}
+    for kind in kinds:
+        choices = {k: get_args(hint) for k, hint in types(kind).items()}
+        for values in product(*choices.values()):
+            step: Any = kind(**dict(zip(choices, values, strict=True)))
+            every[step.token] = step
+    return every
+
+
+def _is_tuple(hint: object) -> bool:
+    """A tuple of so many items, not of any number."""
+    return get_origin(hint) is tuple and ... not in get_args(hint)
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, tuple):
+        return [str(value)]
+    if isinstance(value[0], int):
+        return [str(item) for item in value]
+    return [_joined(step.token for step in value)]
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "_".join(filter(None, texts))
+
+
+def _either(words: Iterable[str]) -> str:
+    """A pattern of any of the words, the longest first where one begins another."""
+    return f"(?:{'|'.join(sorted(words, key=len, reverse=True))})"

@@ -1,0 +1,34 @@
+"""Whatever of the package has a name has one of its own, which is not long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from warploom.generator import configurations, gpus, records_file
+from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec, parse_name
+
+
+def kernels() -> Iterator[KernelSpec]:
+    """Those of the small sets and the candidates, and what records have: tables' choices, too."""
+    for path in configurations.every():
+        if not path.stem.startswith("space"):
+            yield from expand_file(path).specs
+    for path in records_file.every():
+        records = records_file.read(path)
+        for record in records.records:
+            for timed in record.contenders:
+                yield KernelSpec(gpus.kind(records.gpu).arch, record.operation, timed.schedule)
+
+
+def test_no_two_kernels_share_a_name_and_each_is_found_by_it() -> None:
+    found = set(kernels())
+    assert len(found) > 500
+    by_name = {spec.name: spec for spec in found}
+    assert len(by_name) == len(found)
+    assert {name: parse_name(name) for name in by_name} == by_name
+
+
+def test_names_are_not_long() -> None:
+    """They head columns, files and lines of a profile."""
+    assert max(len(spec.name) for spec in kernels()) < 128
