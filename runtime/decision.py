@@ -1,22 +1,20 @@
-"""How a kernel is chosen where none was given: by record, by the nearest record, by the model.
+"""What records and the model say of a problem: pure functions of what is known of it.
 
-In this order: the record of this very problem; the record of the nearest shape of the same
-operation, whose times the model carries over; the model alone, where it was held against sweeps and
-found good enough; the untuned default. It is asked once for each kind of call: plans are kept.
+Each is told the kernels that it may choose from, and returns None where it has nothing to say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, predict, rank
 from warploom.generator.records import Environment, Record
 from warploom.generator.shapes import Shape
-from warploom.generator.specification import KernelSpec, Operation, Schedule
-from warploom.runtime.records import environment, known
+from warploom.generator.specification import KernelSpec, Schedule
+
+Specs = Mapping[Schedule, KernelSpec]  # of a record's schedules, where a call can have them
 
 SHOWN = 4  # runners-up that are told
 TIE = 0.02  # of predicted time, within which the default stays
@@ -44,50 +42,15 @@ class Choice:
     runners_up: tuple[Alternative, ...] = ()
 
 
-def decide(
-    operation: Operation,
-    shape: Shape,
-    device: DeviceLimits,
-    *,
-    default: Callable[[], Choice],
-    legal: Callable[[Schedule], KernelSpec | None],
-    portfolio: Callable[[], Iterable[KernelSpec]],
-) -> Choice:
-    """Return the kernel for a shape of an operation on `device`.
-
-    `default` is the choice without tuning, `legal` the kernel of a recorded schedule if this call
-    can have it, `portfolio` what the model alone may choose from.
-    """
-    found = known(device.gpu)
-    if not found.records and found.constants is None and not found.unread:
-        return default()
-    here = environment(device, operation.family)
-    choice = (
-        _recorded(found.records.exact(operation, shape, here), legal)
-        or _carried(
-            found.records.nearest(operation, shape, here),
-            shape,
-            here,
-            found.constants,
-            default,
-            legal,
-        )
-        or _modelled(found.constants, shape, here, portfolio)
-        or default()
-    )
-    if not found.unread:
-        return choice
-    reason = f"{choice.reason}; not read: {'; '.join(found.unread)}"
-    return Choice(choice.spec, reason, choice.seconds, choice.runners_up)
-
-
-def _recorded(
-    record: Record | None, legal: Callable[[Schedule], KernelSpec | None]
-) -> Choice | None:
+def recorded(record: Record | None, specs: Specs) -> Choice | None:
+    """The best of the record of this very problem."""
     if record is None:
         return None
-    timed = [(legal(one.schedule), one.seconds) for one in record.contenders]
-    found = [Alternative(spec, seconds, "recorded") for spec, seconds in timed if spec]
+    found = [
+        Alternative(specs[one.schedule], one.seconds, "recorded")
+        for one in record.contenders
+        if one.schedule in specs
+    ]
     if not found:
         return None
     told = f"recorded {record.measured[:10]} at this shape"
@@ -98,13 +61,13 @@ def _recorded(
     return _first_of(found, told)
 
 
-def _carried(
+def carried(
     record: Record | None,
+    specs: Specs,
+    untuned: KernelSpec,
     shape: Shape,
     here: Environment,
     constants: Constants | None,
-    default: Callable[[], Choice],
-    legal: Callable[[Schedule], KernelSpec | None],
 ) -> Choice | None:
     """The best of the nearest record's contenders and the default, as the model carries them."""
     if record is None:
@@ -112,9 +75,9 @@ def _carried(
     found: list[Alternative] = []
     factors: list[float] = []
     for one in record.contenders:
-        spec = legal(one.schedule)
-        if spec is None:
+        if one.schedule not in specs:
             continue
+        spec = specs[one.schedule]
         there = predict(constants, spec, record.shape, record.environment.multiprocessors)
         now = predict(constants, spec, shape, here.multiprocessors)
         factor = now / there if now and there else 1.0
@@ -124,7 +87,6 @@ def _carried(
     if not found:
         return None
     found.sort(key=lambda one: one.seconds)
-    untuned = default().spec
     if factors and untuned not in [one.spec for one in found]:
         seconds = predict(constants, untuned, shape, here.multiprocessors)
         if seconds:
@@ -138,24 +100,13 @@ def _carried(
     return _first_of(found, told)
 
 
-def _modelled(
-    constants: Constants | None,
-    shape: Shape,
-    here: Environment,
-    portfolio: Callable[[], Iterable[KernelSpec]],
+def modelled(
+    constants: Constants, specs: Iterable[KernelSpec], shape: Shape, here: Environment
 ) -> Choice | None:
-    """The model's choice, where it may decide: fitted on this GPU kind and held against sweeps."""
-    if constants is None or constants.stand_in:
-        return None
-    specs = list(dict.fromkeys(portfolio()))
-    if not specs:
-        return None
-    fitted = constants.families.get(specs[0].operation.family)
-    if fitted is None or fitted.quality is None or not fitted.quality.decides:
-        return None
-    ranked = rank(constants, specs, shape, here.multiprocessors)
+    """The model's choice of these."""
+    ranked = rank(constants, dict.fromkeys(specs), shape, here.multiprocessors)
     found = [Alternative(one.spec, one.seconds, "predicted") for one in ranked]
-    return _first_of(found, "the model alone: nothing near was recorded")
+    return _first_of(found, "the model alone: nothing near was recorded") if found else None
 
 
 def _first_of(found: list[Alternative], reason: str) -> Choice:

@@ -1,166 +1,159 @@
-"""Which kernel a product gets: the spec that was given, what was tuned, else a table's schedule.
+"""Which kernel a call gets: the spec that was given, what was tuned, else the family's table.
 
-decision.py weighs records and model; what is chosen without them is the cheapest schedule of a
-measured table, configs/gemm/schedules.yaml. No shape is decided by a branch here.
+In this order: the given spec; the record of this very problem; the record of the nearest shape of
+the same operation, whose times the model carries over; the model alone, where it was held against
+sweeps and found good enough; the table. It is asked once for each kind of call: plans are kept.
+decision.py weighs records and model; no shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
-from importlib import resources
-from typing import Any, cast
-
-import yaml
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator import limits, names, rules
-from warploom.generator.elements import element
-from warploom.generator.families.gemm import (
-    FAMILY,
-    GemmOperation,
-    GemmProblem,
-    GemmSchedule,
-    GemmShape,
-    complete,
-    tiles,
-)
-from warploom.generator.launches import DeviceLimits
-from warploom.generator.specification import KernelSpec, Schedule
-from warploom.runtime.decision import Choice, decide
-
-
-@cache
-def table() -> tuple[dict[str, Any], ...]:
-    """The classes of the table, as they stand in the file."""
-    text = resources.files("warploom.configs").joinpath("gemm", "schedules.yaml").read_text()
-    return tuple(yaml.safe_load(text)["classes"])
+from warploom.generator import names, rules
+from warploom.generator.families import family
+from warploom.generator.launches import NO_GPU, DeviceLimits
+from warploom.generator.records import Record
+from warploom.generator.shapes import Shape
+from warploom.generator.specification import KernelSpec, Operation, Schedule
+from warploom.runtime.decision import Choice, carried, modelled, recorded
+from warploom.runtime.records import environment, known
 
 
 def choose(
-    operation: GemmOperation,
-    problem: GemmProblem,
-    store: str,
-    spec: KernelSpec | None,
-    device: DeviceLimits,
+    operation: Operation,
+    shape: Shape,
+    *,
+    spec: KernelSpec | None = None,
+    device: DeviceLimits = NO_GPU,
+    requires: object = None,
 ) -> Choice:
-    """Return the kernel for a problem whose D can be stored as `store` (tma or direct).
+    """Return the kernel for a shape of an operation on a GPU.
 
-    Raises ProblemError for an operation that is not legal, and for a given `spec` that computes
-    another one or cannot store D.
+    `requires` is what the tensors of the call ask of a schedule, as the family has it (see
+    generator/families/table.py). Raises ProblemError for an operation that is not legal, and for a
+    given `spec` that computes another one, or that these tensors cannot have.
     """
-    if reasons := rules.fields(operation) or FAMILY.operation_reasons(operation):
+    described = family(operation.family)
+    if reasons := rules.fields(operation) or described.operation_reasons(operation):
         value, _, rule = reasons[0].partition(": ")
-        fix = "convert the operands, or choose another out_dtype or epilogue"
-        raise ProblemError(value, rule=rule, fix=fix)
+        raise ProblemError(value, rule=rule, fix=described.table.advice)
     if spec is not None:
-        return Choice(_checked(spec, operation, store), "the spec that was given")
-    return decide(
-        operation,
-        GemmShape(problem.m, problem.n, problem.k, problem.batches),
-        device,
-        default=lambda: untuned(operation, problem, store, device),
-        legal=lambda schedule: fitting(operation, schedule, store, device.arch),
-        portfolio=lambda: _portfolio(operation, store, device.arch),
-    )
+        return Choice(_checked(spec, operation, requires), "the spec that was given")
+    found, default = known(device.gpu), untuned(operation, shape, device, requires)
+    if not found.records and found.constants is None and not found.unread:
+        return default
+    here, constants = environment(device, operation.family), found.constants
+    exact = found.records.exact(operation, shape, here)
+    choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
+    if choice is None:
+        near = found.records.nearest(operation, shape, here)
+        specs = _of_record(near, operation, shape, device, requires)
+        choice = carried(near, specs, default.spec, shape, here, constants)
+    if choice is None and constants is not None and constants.decides(operation.family):
+        listed = portfolio(operation, shape, device, requires)
+        choice = modelled(constants, listed, shape, here)
+    choice = choice or default
+    if not found.unread:
+        return choice
+    reason = f"{choice.reason}; not read: {'; '.join(found.unread)}"
+    return Choice(choice.spec, reason, choice.seconds, choice.runners_up)
 
 
 def untuned(
-    operation: GemmOperation, problem: GemmProblem, store: str, device: DeviceLimits
+    operation: Operation, shape: Shape, device: DeviceLimits, requires: object = None
 ) -> Choice:
-    """Return the table's choice for a legal operation: what there is without tuning.
-
-    Schedules that must store D directly come after those that need not.
-    """
-    best: tuple[bool, float, KernelSpec] | None = None
+    """Return the table's choice for a legal operation: what there is without tuning."""
+    table = family(operation.family).table
+    best: tuple[tuple[float, ...], KernelSpec] | None = None
     refusal: SpecificationError | None = None
-    for row in _class(operation, problem)["schedules"]:
-        if problem.k < row.get("k", 0):
-            continue
+    for row in table.rows(operation, shape):
         try:
-            candidate = _candidate(operation, row, store, device.arch)
+            candidate = _listed(row, operation, shape, device, requires)
         except SpecificationError as error:
             refusal = error
             continue
-        schedule = cast("GemmSchedule", candidate.schedule)
-        time = waves(schedule, problem, device) * row["cost"]
-        if best is None or (schedule.store != store, time) < best[:2]:
-            best = schedule.store != store, time, candidate
+        order = table.order(row, candidate.schedule, shape, device, requires)
+        if best is None or order < best[0]:
+            best = order, candidate
     if best is None:
-        raise cast("SpecificationError", refusal)
-    return Choice(best[2], f"least waves * cost ({best[1]:.2f}) of its class in the table")
+        raise refusal or SpecificationError(f"no schedule for {operation}")
+    return Choice(best[1], table.reason(operation, shape, best[0]))
 
 
 def fitting(
-    operation: GemmOperation, schedule: Schedule, store: str, arch: str
+    operation: Operation, shape: Shape, schedule: Schedule, arch: str, requires: object = None
 ) -> KernelSpec | None:
-    """Return the kernel of a schedule that was recorded, for a D that is stored as `store`.
+    """Return the kernel of a schedule that was measured for other tensors, as these require it.
 
-    None where the two do not go together.
+    None where there is no such kernel, and where it does not suit the shape.
     """
-    found = cast("GemmSchedule", schedule)
-    if store == "direct":
-        found = replace(found, store="direct")
+    table = family(operation.family).table
+    if not table.suits(schedule, shape):
+        return None
     try:
-        return KernelSpec(arch, operation, found)
+        return KernelSpec(arch, operation, table.fitted(schedule, requires))
     except SpecificationError:
         return None
 
 
-def _portfolio(operation: GemmOperation, store: str, arch: str) -> Iterator[KernelSpec]:
+def portfolio(
+    operation: Operation, shape: Shape, device: DeviceLimits, requires: object = None
+) -> Iterator[KernelSpec]:
     """Every schedule of the table that an operation can have: what the model may choose from."""
-    for row in table():
-        if row["bits"] == element(operation.a).bits:
-            for fields in row["schedules"]:
-                try:
-                    yield _candidate(operation, fields, store, arch)
-                except SpecificationError:
-                    continue
+    table = family(operation.family).table
+    for row in table.portfolio(operation, shape):
+        try:
+            found = _listed(row, operation, shape, device, requires)
+        except SpecificationError:
+            continue
+        if table.suits(found.schedule, shape):
+            yield found
 
 
-def _candidate(operation: GemmOperation, row: dict[str, Any], store: str, arch: str) -> KernelSpec:
-    """The kernel of a row of the table; D is stored directly where the row cannot by TMA."""
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-    fields = {key: value for key, value in fields.items() if key not in ("cost", "k")}
-    try:
-        return KernelSpec(arch, operation, complete(arch, operation, {**fields, "store": store}))
-    except SpecificationError:
-        if store == "direct":
-            raise
-    return _candidate(operation, row, "direct", arch)
+def _listed(
+    row: Mapping[str, Any],
+    operation: Operation,
+    shape: Shape,
+    device: DeviceLimits,
+    requires: object,
+) -> KernelSpec:
+    """The kernel of a row of the table, in the first way that is legal."""
+    described, arch = family(operation.family), device.arch
+    refusal: SpecificationError | None = None
+    for fields in described.table.fields(row, operation, shape, requires):
+        try:
+            return KernelSpec(arch, operation, described.complete(arch, operation, fields))
+        except SpecificationError as error:
+            refusal = error
+    raise refusal or SpecificationError(f"{row}")
 
 
-def waves(schedule: GemmSchedule, problem: GemmProblem, device: DeviceLimits) -> int:
-    """How many tiles the busiest multiprocessor gets."""
-    return -(-tiles(schedule, problem) // device.clusters(schedule.cluster_size))
+def _of_record(
+    record: Record | None,
+    operation: Operation,
+    shape: Shape,
+    device: DeviceLimits,
+    requires: object,
+) -> Mapping[Schedule, KernelSpec]:
+    """The kernels of a record's schedules, of those that this call can have."""
+    every: Iterable[Schedule] = (one.schedule for one in record.contenders) if record else ()
+    found = {one: fitting(operation, shape, one, device.arch, requires) for one in every}
+    return {schedule: spec for schedule, spec in found.items() if spec}
 
 
-def _class(operation: GemmOperation, problem: GemmProblem) -> dict[str, Any]:
-    bits, layouts = element(operation.a).bits, [operation.layout_a, operation.layout_b]
-    rows = min(problem.m, limits.LARGEST)  # of more, launches say that they are too many
-    return next(
-        row
-        for row in table()
-        if row["bits"] == bits
-        and row["m"][0] <= rows <= row["m"][1]
-        and row.get("layouts", layouts) == layouts
-        and row.get("accumulation", "fast") == operation.accumulation
-    )
-
-
-def _checked(spec: KernelSpec, operation: GemmOperation, store: str) -> KernelSpec:
-    if not isinstance(spec.operation, GemmOperation) or spec.operation != operation:
+def _checked(spec: KernelSpec, operation: Operation, requires: object) -> KernelSpec:
+    table = family(operation.family).table
+    have = spec.operation
+    if have.family != operation.family or not table.serves(have, operation):
         raise ProblemError(
             f"spec {spec.name}",
             rule=f"computes another operation; this call needs {names.full(operation)}",
             fix="leave spec out, or pass one of this operation",
         )
-    if cast("GemmSchedule", spec.schedule).store == "tma" and store == "direct":
-        raise ProblemError(
-            f"spec {spec.name}",
-            rule="stores by TMA: D's address, rows and pitch are multiples of 16 bytes, and "
-            "epilogue operands start at pairs",
-            fix="use a spec with store: direct, or leave spec out",
-        )
+    if lacking := table.lacks(spec.schedule, requires):
+        rule, fix = lacking
+        raise ProblemError(f"spec {spec.name}", rule=rule, fix=fix)
     return spec

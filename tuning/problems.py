@@ -8,12 +8,11 @@ from pathlib import Path
 
 from warploom.errors import ProblemError
 from warploom.generator.families import family
-from warploom.generator.families._attention import AttentionShape
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.tuning.families import tuned
+from warploom.tuning.families import fitting
 
 
 @dataclass(frozen=True)
@@ -45,34 +44,22 @@ def problems(
     spaces: dict[Operation, list[KernelSpec]] = {}
     for spec in expand_file(path).specs:
         spaces.setdefault(spec.operation, []).append(spec)
-    found = []
+    listed = []
     for operation, specs in spaces.items():
-        known = tuned(operation.family)
         for shape in shapes_of(operation, shapes, model, rows):
-            fitting = (known.fitting(operation, shape, spec.schedule, spec.arch) for spec in specs)
-            space = tuple(dict.fromkeys(spec for spec in fitting if spec is not None))
+            found = [fitting(operation, shape, spec.schedule, spec.arch) for spec in specs]
+            space = tuple(dict.fromkeys(spec for spec in found if spec is not None))
             if not space:
-                if isinstance(shape, AttentionShape):
-                    raise ProblemError(
-                        f"{path}: no schedule for {shape}",
-                        rule="blocks of a cluster share out the query heads of a kv head, of which "
-                        "there is one",
-                        fix="add schedules with cluster: 1",
-                    )
-                raise ProblemError(
-                    f"{path}: no schedule for {shape}",
-                    rule="none of them can be stored directly, which this n takes: its rows do not "
-                    "end at a multiple of 16 bytes",
-                    fix="add schedules with store: direct",
-                )
-            found.append(Problem(operation, shape, space))
-    if not found:
+                rule, fix = family(operation.family).table.unsuited
+                raise ProblemError(f"{path}: no schedule for {shape}", rule=rule, fix=fix)
+            listed.append(Problem(operation, shape, space))
+    if not listed:
         raise ProblemError(
             f"{path}: nothing to tune",
             rule="none of its operations has a cell in benchmarks/cells.yaml",
             fix="give --shapes",
         )
-    return found
+    return listed
 
 
 def shapes_of(

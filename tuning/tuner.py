@@ -23,7 +23,7 @@ from warploom.generator.records import Environment, Record, Records
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
-from warploom.tuning.families import tuned
+from warploom.tuning.families import default, fitting
 from warploom.tuning.gpu import Batch, Gpu
 from warploom.tuning.journal import Entry, Journal, Result
 from warploom.tuning.problems import Problem
@@ -126,13 +126,12 @@ class Tuner:
         exhaustive: bool,
     ) -> Search:
         operation, shape = problem.operation, problem.shape
-        family = tuned(operation.family)
         device = DeviceLimits(here.multiprocessors, here.gpu)
         ranked = rank(constants, problem.space, shape, here.multiprocessors)
         near = records.nearest(operation, shape, here)
-        hints = [family.fitting(operation, shape, near.best.schedule, device.arch)] if near else []
+        hints = [fitting(operation, shape, near.best.schedule, device.arch)] if near else []
         return Search(
-            family.default(operation, shape, device),
+            default(operation, shape, device),
             ranked,
             [spec for spec in hints if spec],
             known,

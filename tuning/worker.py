@@ -30,7 +30,7 @@ from warploom.runtime import api, driver
 from warploom.runtime import kernel as kernels
 from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler, interleave
 from warploom.runtime.trial import Trial, uncollected
-from warploom.tuning.families import tuned
+from warploom.tuning import families
 from warploom.tuning.journal import Result
 
 DISCARDED = 1  # rounds that go before those that count
@@ -63,7 +63,7 @@ class Worker:
         self._batches += 1
         self.say({"trying": None})
         seed = int.from_bytes(os.urandom(7)) if self.device == "cuda" else self._batches
-        trial = tuned(operation.family).trial(operation, shape, self.device, seed)
+        trial = families.trial(operation, shape, self.device, seed)
         self._prepare(trial, specs)
         results: dict[str, Result] = {}
         samplers: dict[str, Sampler] = {}

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
+from warploom.generator.families.table import Table
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 from warploom.generator.shapes import Shape
@@ -40,6 +41,7 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     operation, schedule   frozen dataclasses: their fields are the configuration's too
     shape                 what a record and the cost model know of a problem
     constants             of the cost model, where a fit begins; none where there is no model
+    table                 what it knows of choosing a kernel
     revision              raised when a template's performance changes: records of an older one
                           are hints
     """
@@ -48,6 +50,7 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     schedule: type[ScheduleT]
     shape: type[ShapeT]
     constants: Mapping[str, float] = MappingProxyType({})
+    table: Table[OperationT, ScheduleT, ShapeT]
     revision: int = 1
 
     @property

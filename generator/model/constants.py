@@ -69,6 +69,11 @@ class Constants:
     families: Mapping[str, FamilyConstants] = field(default_factory=dict)
     stand_in: str = ""
 
+    def decides(self, family: str) -> bool:
+        """True where a family's model may choose by itself: fitted here, and found good enough."""
+        fitted = None if self.stand_in else self.families.get(family)
+        return fitted is not None and fitted.quality is not None and fitted.quality.decides
+
 
 def files() -> list[Path]:
     """Every file of constants: those of the package."""

@@ -12,7 +12,9 @@ from warploom.generator.families import family
 from warploom.generator.families._attention import DIMS
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.dispatch import choose
+from warploom.runtime.dispatch import choose
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.operation import shape
 from warploom.runtime.families._attention.problem import Extents
 
 
@@ -34,7 +36,7 @@ def chosen(dim: int, *, seq: int = 4096, sharing: int = 1, **others: Any) -> Ker
     """Return the kernel that the table has for sequences of one length, and heads that share."""
     packed = others.get("lengths") == "packed"
     sizes = Extents(1, sharing, 1, seq, seq, dim, seq, seq, packed)
-    return choose(wanted(sizes.kernel_dim, **others), sizes, None).spec
+    return choose(wanted(sizes.kernel_dim, **others), shape(sizes, Band())).spec
 
 
 def spec(dim: int, fields: dict[str, Any], **others: Any) -> KernelSpec:

@@ -10,7 +10,9 @@ from warploom.generator.families import family
 from warploom.generator.families._attention import DIMS
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.dispatch import choose
+from warploom.runtime.dispatch import choose
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.operation import shape
 from warploom.runtime.families._attention.problem import Extents
 
 ARCH = "sm_90a"
@@ -93,7 +95,7 @@ def chosen(
     """Return the kernel that the table has for sequences of one length."""
     sizes = Extents(1, 1, 1, seq, seq, dim, seq, seq, packed=lengths == "packed")
     wanted = AttentionOperation(element, sizes.kernel_dim, mask, softcap, lengths)  # type: ignore[arg-type]
-    return choose(wanted, sizes, None).spec
+    return choose(wanted, shape(sizes, Band())).spec
 
 
 def operation(kernel: KernelSpec) -> AttentionOperation:

@@ -19,8 +19,13 @@ from warploom.generator.epilogue import (
     Residual,
     Scale,
 )
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, complete
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.families.gemm import (
+    FAMILY,
+    GemmOperation,
+    GemmSchedule,
+    GemmShape,
+    complete,
+)
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
 
@@ -282,10 +287,8 @@ CHOSEN_OPERATIONS = [
 
 def chosen(operation: GemmOperation, shape: tuple[int, int, int]) -> KernelSpec:
     """Return the kernel that the table has for a shape on an H200, D contiguous."""
-    m, n, k = shape
-    store = "direct" if n * element(operation.d).bytes % 16 else "tma"
-    problem = GemmProblem(m, n, k, pitch_a=k, pitch_b=k, pitch_d=n)
-    return choose(operation, problem, store, None, DeviceLimits(multiprocessors=132)).spec
+    at = GemmShape(*shape)
+    return choose(operation, at, requires=FAMILY.table.required(operation, at)).spec
 
 
 CHOSEN = [chosen(operation, shape) for operation in CHOSEN_OPERATIONS for shape in CHOSEN_SHAPES]

@@ -14,7 +14,7 @@ from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import Environment
 from warploom.generator.specification import KernelSpec
-from warploom.tuning.families import tuned
+from warploom.tuning.families import default
 from warploom.tuning.journal import Entry, Journal, Outcome, Result
 from warploom.tuning.problems import Problem
 
@@ -46,7 +46,7 @@ def own_share(text: str) -> float:
 
 def default_of(problem: Problem) -> KernelSpec:
     device = DeviceLimits(MULTIPROCESSORS, GPU)
-    return tuned(problem.operation.family).default(problem.operation, problem.shape, device)
+    return default(problem.operation, problem.shape, device)
 
 
 def swept_seconds(problem: Problem, spec: KernelSpec, roughness: float = 0.05) -> float:

@@ -15,6 +15,7 @@ from sweeps import GPU, environment
 import warploom
 from warploom.errors import ConfigurationError
 from warploom.generator import records_file
+from warploom.generator.families import family
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -22,16 +23,16 @@ from warploom.generator.families.attention_backward import (
 )
 from warploom.generator.families.attention_backward.model import START as BACKWARD
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, GemmShape
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.families.gemm.model import START
 from warploom.generator.gpus import file_name
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import decision, dispatch, records, targets
-from warploom.runtime.families._attention import dispatch as attention_dispatch
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.operation import shape as shape_of
 from warploom.runtime.families._attention.problem import Extents
 from warploom.runtime.families.gemm import plan as gemm
 
@@ -57,9 +58,8 @@ def record(m: int = 512, n: int = 6144, k: int = 4096, **more: Any) -> Record:
 
 
 def choose(m: int = 512, n: int = 6144, k: int = 4096, **more: Any) -> decision.Choice:
-    problem = GemmProblem(m, n, k, k, k, n)
-    operation, device = more.get("operation", PLAIN), more.get("device", H200)
-    return dispatch.choose(operation, problem, more.get("store", "tma"), more.get("spec"), device)
+    fields = {"operation": PLAIN, "device": H200, "requires": "tma", **more}
+    return dispatch.choose(shape=GemmShape(m, n, k), **fields)
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_the_model_alone_decides_where_it_was_found_good(monkeypatch: pytest.Mon
 def test_the_default_is_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "load", lambda gpu: None)
     records.forget()
-    table = dispatch.untuned(PLAIN, GemmProblem(512, 6144, 4096, 4096, 4096, 6144), "tma", H200)
+    table = dispatch.untuned(PLAIN, GemmShape(512, 6144, 4096), H200)
     assert choose() == table
     assert choose(device=DeviceLimits(132)) == table
 
@@ -184,7 +184,7 @@ def test_a_d_that_tma_cannot_store_gets_the_recorded_schedule_with_direct_stores
     fresh: Path,
 ) -> None:
     keep(fresh, record())
-    found = choose(store="direct")
+    found = choose(requires="direct")
     assert found.spec.schedule == replace(SLIM, store="direct")
 
 
@@ -193,7 +193,7 @@ def test_what_is_recorded_but_not_legal_here_is_passed_over(fresh: Path) -> None
     tight = GemmSchedule((128, 208, 64), 4, consumers=1)
     keep(fresh, record(best=Timed(tight, 1e-5, 0.0)))
     assert choose().spec.schedule == tight
-    assert choose(store="direct").spec.schedule == replace(WIDE, store="direct")
+    assert choose(requires="direct").spec.schedule == replace(WIDE, store="direct")
 
 
 def test_without_a_model_the_nearest_record_is_taken_as_it_is(
@@ -267,12 +267,13 @@ def test_attention_asks_the_records_too(fresh: Path) -> None:
     keep(fresh, Record(operation, shape, here, Timed(schedule, 1e-3, 0.0), None))
     sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
     band = Band(right=0)
-    found = attention_dispatch.choose(operation, sizes, None, band, H200)
+    found = dispatch.choose(operation, shape_of(sizes, band), device=H200)
     assert found.spec.schedule == schedule and "recorded" in found.reason
     longer = replace(sizes, seq_q=8192, seq_k=8192)
-    near = attention_dispatch.choose(operation, longer, None, band, H200)
+    near = dispatch.choose(operation, shape_of(longer, band), device=H200)
     assert "nearest record" in near.reason
-    assert attention_dispatch.choose(operation, sizes, None).reason.startswith("first of its class")
+    nowhere = dispatch.choose(operation, shape_of(sizes, band))
+    assert nowhere.reason.startswith("first of its class")
 
 
 def gradients_record(**fields: Any) -> Record:
@@ -297,8 +298,8 @@ def test_gradients_ask_the_records_too(fresh: Path, monkeypatch: pytest.MonkeyPa
     sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
     band = Band(right=0)
 
-    def choose(sizes: Extents, device: DeviceLimits | None = H200) -> decision.Choice:
-        return attention_dispatch.choose(operation, sizes, None, band, device)
+    def choose(sizes: Extents, device: DeviceLimits = H200) -> decision.Choice:
+        return dispatch.choose(operation, shape_of(sizes, band), device=device)
 
     assert choose(sizes).spec.schedule == one.best.schedule
     assert "recorded" in choose(sizes).reason and "1.200 times" in choose(sizes).reason
@@ -312,12 +313,12 @@ def test_gradients_ask_the_records_too(fresh: Path, monkeypatch: pytest.MonkeyPa
     assert "carried over by the model" in carried.reason
     assert 3.2e-3 < (carried.seconds or 0) < 4e-3  # twice the length
     assert choose(replace(sizes, seq_q=64, seq_k=64)).reason.startswith("first of its class")
-    assert choose(sizes, None).reason.startswith("first of its class")
+    assert choose(sizes, NO_GPU).reason.startswith("first of its class")
     ordered = replace(operation, deterministic=True)
-    found = attention_dispatch.choose(ordered, sizes, None, band, H200)
+    found = dispatch.choose(ordered, shape_of(sizes, band), device=H200)
     assert found.reason.startswith("first of its class")  # another operation
     given = KernelSpec("sm_90a", operation, AttentionBackwardSchedule(64, 64, overlap=False))
-    told = attention_dispatch.choose(operation, sizes, given, band, H200)
+    told = dispatch.choose(operation, shape_of(sizes, band), spec=given, device=H200)
     assert (told.spec, told.reason) == (given, "the spec that was given")
 
 
@@ -331,21 +332,19 @@ def test_the_model_chooses_gradients_among_the_table_where_it_is_good(
     records.forget()
     operation = AttentionBackwardOperation("bf16", 128)
     sizes = Extents(32, 16, 16, 512, 512, 128, 512, 512, packed=False)
-    found = attention_dispatch.choose(operation, sizes, None, Band(), H200)
+    found = dispatch.choose(operation, shape_of(sizes, Band()), device=H200)
     assert found.reason.startswith("the model alone") and found.runners_up
-    rows = attention_dispatch.table("attention_backward")
+    rows = family("attention_backward").table.classes
     listed = [fields for row in rows if row["dim"] == 128 for fields in row["schedules"]]
     assert found.spec.schedule in [AttentionBackwardSchedule(**fields) for fields in listed]
 
 
 def test_windows_and_packed_lengths_are_shapes_of_their_own() -> None:
     sizes = Extents(2, 16, 16, 4096, 4096, 128, 4096, 4096, packed=False)
-    assert attention_dispatch.shape(sizes, Band()).window == 0
-    assert attention_dispatch.shape(sizes, Band(right=0)).window == 0
-    assert attention_dispatch.shape(sizes, Band(left=1023, right=0)).window == 1024
-    packed = attention_dispatch.shape(
-        replace(sizes, total_q=6000, total_k=6000, packed=True), Band()
-    )
+    assert shape_of(sizes, Band()).window == 0
+    assert shape_of(sizes, Band(right=0)).window == 0
+    assert shape_of(sizes, Band(left=1023, right=0)).window == 1024
+    packed = shape_of(replace(sizes, total_q=6000, total_k=6000, packed=True), Band())
     assert (packed.total_q, packed.total_k) == (6000, 6000)
 
 
@@ -355,13 +354,13 @@ def test_windows_and_packed_lengths_are_shapes_of_their_own() -> None:
 def test_a_warm_call_asks_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.ones(16, 64).bfloat16(), torch.ones(64, 32).bfloat16()
     asked: list[int] = []
-    plain = dispatch.decide
+    plain = dispatch.choose
 
     def counted(*arguments: Any, **keywords: Any) -> decision.Choice:
         asked.append(1)
         return plain(*arguments, **keywords)
 
-    monkeypatch.setattr(dispatch, "decide", counted)
+    monkeypatch.setattr(dispatch, "choose", counted)
     gemm._plans.clear()
     for _ in range(5):
         warploom.gemm(a, b)

@@ -16,7 +16,7 @@ from test_records import ATTENTION, record
 
 from warploom.cli import main
 from warploom.generator import json_file, records_file
-from warploom.generator.families.gemm import GemmProblem
+from warploom.generator.families.gemm import GemmShape
 from warploom.generator.gpus import file_name
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import Records
@@ -39,9 +39,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def choose(m: int = 512) -> decision.Choice:
     device = DeviceLimits(132, GPU)
-    return dispatch.choose(
-        record().operation, GemmProblem(m, 6144, 4096, 4096, 4096, 6144), "tma", None, device
-    )
+    return dispatch.choose(record().operation, GemmShape(m, 6144, 4096), device=device)
 
 
 def changed(**fields: Any) -> str:

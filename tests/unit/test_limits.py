@@ -23,13 +23,14 @@ from warploom.generator.families.attention_forward import (
     AttentionProblem,
     AttentionSchedule,
 )
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, complete
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmShape, complete
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.limits import LARGEST, refuse_beyond
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime import dispatch, driver, plan
-from warploom.runtime.families._attention import dispatch as attention_dispatch
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.operation import shape
 from warploom.runtime.families._attention.problem import Extents
 
 H200 = DeviceLimits(132)
@@ -104,7 +105,8 @@ def test_a_band_of_tiles_is_counted() -> None:
 def test_dispatch_has_a_choice_that_launches_can_refuse(extents: tuple[int, int, int]) -> None:
     m, n, k = extents
     problem = GemmProblem(m, n, k, pitch_a=k, pitch_b=k, pitch_d=n)
-    choice = dispatch.choose(GemmOperation("bf16", "bf16", "bf16"), problem, "direct", None, H200)
+    wanted = GemmOperation("bf16", "bf16", "bf16")
+    choice = dispatch.choose(wanted, GemmShape(m, n, k), device=H200, requires="direct")
     with pytest.raises(ProblemError, match=f"[mnk] {max(extents)}: must be smaller"):
         family("gemm").launches(choice.spec, problem, H200)
 
@@ -197,7 +199,7 @@ def test_attention_has_a_choice_that_launches_can_refuse(seq: int, packed: bool)
         AttentionOperation("bf16", 64, lengths=lengths),
         AttentionBackwardOperation("bf16", 64, lengths=lengths),
     ):
-        choice = attention_dispatch.choose(wanted, sizes, None)
+        choice = dispatch.choose(wanted, shape(sizes, Band()))
         told: Any = {"attention_forward": FORWARD, "attention_backward": BACKWARD}[wanted.family]
         with pytest.raises(ProblemError, match=f"{seq}: must be smaller"):
             family(wanted.family).launches(choice.spec, replace(told, seq_k=seq, total_k=seq), H200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,18 +19,14 @@ from warploom.generator.families.attention_backward import (
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
 from warploom.generator.launches import NO_GPU
-from warploom.runtime.families._attention.dispatch import (
-    Family,
-    Operation,
-    _class,
-    _portfolio,
-    choose,
-    fitting,
-    operation,
-    table,
-)
-from warploom.runtime.families._attention.mask import band
+from warploom.runtime.dispatch import choose, fitting, portfolio
+from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import in_place, strides
+from warploom.runtime.families._attention.operation import (
+    Operation,
+    operation,
+    shape,
+)
 from warploom.runtime.families._attention.problem import Call, Extents, extents
 from warploom.runtime.families.attention_forward import plan as attentions
 
@@ -58,7 +55,7 @@ def operations(dim: int, packed: bool) -> Iterator[Operation]:
 def test_no_legal_operation_is_without_a_kernel(dim: int, packed: bool) -> None:
     for wanted, length, sharing in product(operations(dim, packed), LENGTHS, (1, 2, 64)):
         told = sizes(dim, length, length, packed=packed, sharing=sharing)
-        choice = choose(wanted, told, None)
+        choice = choose(wanted, shape(told, Band()))
         assert choice.spec.operation == wanted
         described = family(wanted.family)
         assert isinstance(choice.spec.schedule, described.schedule)
@@ -73,12 +70,12 @@ def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_schedule_of_the_table_is_legal_for_some_operation(name: Family) -> None:
+def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> None:
     described = family(name)
-    for row in table(name):
-        keys = {"dim", "masks", "lengths", "deterministic", "sharing", "seq", "schedules"}
+    for row in family(name).table.classes:
+        keys = {"dim", "mask", "lengths", "deterministic", "sharing", "seq", "schedules"}
         assert set(row) <= keys
-        wanted = described.operation("bf16", row["dim"], row.get("masks", ["none"])[0])
+        wanted = described.operation("bf16", row["dim"], row.get("mask", ["none"])[0])
         legal = [
             described.reasons(
                 architecture("sm_90a"), wanted, described.complete("sm_90a", wanted, fields)
@@ -90,37 +87,45 @@ def test_every_schedule_of_the_table_is_legal_for_some_operation(name: Family) -
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_class_of_the_table_is_the_first_for_some_call(name: Family) -> None:
+def test_every_class_of_the_table_is_the_first_for_some_call(name: str) -> None:
     found = {
-        id(_class(wanted, sizes(dim, length, length, packed=packed, sharing=sharing)))
+        id(
+            family(name).table.first(
+                wanted,
+                shape(sizes(dim, length, length, packed=packed, sharing=sharing), Band()),
+            )
+        )
         for dim, packed, sharing in product(DIMS, (False, True), (1, 4, 8))
         for wanted, length in product(operations(dim, packed), [*LENGTHS, 600, 10_000])
         if wanted.family == name
     }
-    assert [row for row in table(name) if id(row) not in found] == []
+    assert [row for row in family(name).table.classes if id(row) not in found] == []
 
 
 def test_heads_that_share_may_take_a_cluster() -> None:
     wanted = AttentionBackwardOperation("bf16", 128, "causal")
-    clusters = {
-        sharing: choose(wanted, sizes(128, 4096, 4096, sharing=sharing), None).spec.schedule.cluster  # type: ignore[attr-defined]
-        for sharing in (1, 2, 8)
-    }
+
+    def cluster(told: Extents) -> int:
+        return choose(wanted, shape(told, Band(right=0))).spec.schedule.cluster  # type: ignore[attr-defined]
+
+    clusters = {sharing: cluster(sizes(128, 4096, 4096, sharing=sharing)) for sharing in (1, 2, 8)}
     assert clusters == {1: 1, 2: 2, 8: 4}  # few blocks idle, many share out much
     no_heads = Extents(2, 0, 0, 5, 5, 128, 5, 5, packed=False)
-    assert choose(wanted, no_heads, None).spec.schedule.cluster == 1  # type: ignore[attr-defined]
+    assert cluster(no_heads) == 1
 
 
 def test_a_cluster_is_not_for_heads_that_share_nothing() -> None:
     # The record of a shape with grouped heads may lie near one without: its cluster would idle.
     wanted = AttentionBackwardOperation("bf16", 128, "causal")
     clustered = AttentionBackwardSchedule(64, 128, overlap=False, cluster=4)
-    assert fitting(wanted, clustered, 1, NO_GPU.arch) is None
-    assert fitting(wanted, clustered, 0, NO_GPU.arch) is None
-    found = fitting(wanted, clustered, 2, NO_GPU.arch)
+    alone, two, four = (shape(sizes(128, 64, 64, sharing=n), Band()) for n in (1, 2, 4))
+    none = replace(alone, heads=0, kv_heads=0)
+    assert fitting(wanted, alone, clustered, NO_GPU.arch) is None
+    assert fitting(wanted, none, clustered, NO_GPU.arch) is None
+    found = fitting(wanted, two, clustered, NO_GPU.arch)
     assert found and found.schedule == clustered
-    for sharing, clusters in ((1, {1}), (4, {1, 2, 4})):
-        specs = _portfolio(wanted, sharing, NO_GPU.arch)
+    for at, clusters in ((alone, {1}), (four, {1, 2, 4})):
+        specs = portfolio(wanted, at, NO_GPU)
         assert {spec.schedule.cluster for spec in specs} == clusters  # type: ignore[attr-defined]
 
 

@@ -13,10 +13,11 @@ from warploom.errors import ProblemError
 from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import STEPS, Bias
 from warploom.generator.families import family
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, tiles
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape, tiles
+from warploom.generator.families.gemm.table import waves
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import choose, waves
+from warploom.runtime.dispatch import choose
 
 CELLS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "cells.yaml").read_text())[
     "gemm"
@@ -28,10 +29,6 @@ TYPES = [
     ("int8", "int32"),
 ]
 LAYOUTS = [(a, b) for a in ("row", "col") for b in ("row", "col")]
-
-
-def problem(m: int, n: int, k: int, batches: int = 1) -> GemmProblem:
-    return GemmProblem(m, n, k, pitch_a=k, pitch_b=k, pitch_d=n, batches=batches)
 
 
 @st.composite
@@ -57,7 +54,7 @@ extents = st.one_of(st.integers(0, 300), st.sampled_from((4096, 8191, 65_536, 1_
 def test_no_legal_operation_is_without_a_kernel(
     operation: GemmOperation, m: int, n: int, k: int, store: str
 ) -> None:
-    choice = choose(operation, problem(m, n, k), store, None, H200)
+    choice = choose(operation, GemmShape(m, n, k), device=H200, requires=store)
     assert choice.spec.operation == operation
     assert isinstance(choice.spec.schedule, GemmSchedule)
     by_tma = store == "tma" and not choice.spec.schedule.swap  # which may have to store directly
@@ -71,7 +68,7 @@ def test_no_legal_operation_is_without_a_kernel(
 def test_every_measured_weight_has_a_kernel_at_every_m(a: str, d: str) -> None:
     operation = GemmOperation(a, a, d)  # type: ignore[arg-type]
     names = {
-        choose(operation, problem(m, n, k), "tma", None, H200).spec.name
+        choose(operation, GemmShape(m, n, k), device=H200, requires="tma").spec.name
         for n, k in CELLS["weights"]
         for m in (*CELLS["m"], *CELLS["ragged_m"])
     }
@@ -80,15 +77,15 @@ def test_every_measured_weight_has_a_kernel_at_every_m(a: str, d: str) -> None:
 
 def test_the_same_problem_gets_the_same_kernel() -> None:
     operation = GemmOperation("bf16", "bf16", "bf16")
-    first = choose(operation, problem(4095, 6144, 4096), "tma", None, H200)
-    assert choose(operation, problem(4095, 6144, 4096), "tma", None, H200) == first
+    first = choose(operation, GemmShape(4095, 6144, 4096))
+    assert choose(operation, GemmShape(4095, 6144, 4096)) == first
 
 
 GIVEN = KernelSpec("sm_90a", GemmOperation("bf16", "bf16", "bf16"), GemmSchedule((128, 96, 64), 3))
 
 
 def test_a_given_spec_is_the_one_that_runs() -> None:
-    choice = choose(GIVEN.operation, problem(5, 96, 16), "tma", GIVEN, H200)  # type: ignore[arg-type]
+    choice = choose(GIVEN.operation, GemmShape(5, 96, 16), spec=GIVEN, requires="tma")
     assert choice.spec is GIVEN
 
 
@@ -103,12 +100,12 @@ def test_a_given_spec_is_the_one_that_runs() -> None:
 )
 def test_a_spec_of_another_operation_is_refused(operation: GemmOperation) -> None:
     with pytest.raises(ProblemError, match=r"computes another operation.*leave spec out"):
-        choose(operation, problem(5, 96, 16), "tma", GIVEN, H200)
+        choose(operation, GemmShape(5, 96, 16), spec=GIVEN)
 
 
 def test_a_spec_that_stores_by_tma_is_refused_where_d_is_not_for_tma() -> None:
     with pytest.raises(ProblemError, match=r"stores by TMA.*store: direct"):
-        choose(GIVEN.operation, problem(5, 96, 16), "direct", GIVEN, H200)  # type: ignore[arg-type]
+        choose(GIVEN.operation, GemmShape(5, 96, 16), spec=GIVEN, requires="direct")
 
 
 def test_batches_are_more_tiles() -> None:
@@ -116,11 +113,11 @@ def test_batches_are_more_tiles() -> None:
     operation = GemmOperation("bf16", "bf16", "bf16", batched=True)
 
     def told(batches: int) -> tuple[float, int]:
-        choice = choose(operation, problem(512, 512, 512, batches), "tma", None, H200)
+        choice = choose(operation, GemmShape(512, 512, 512, batches), device=H200)
         schedule = choice.spec.schedule
         assert isinstance(schedule, GemmSchedule)
-        made = waves(schedule, problem(512, 512, 512, batches), H200)
-        return made, tiles(schedule, problem(512, 512, 512, batches))
+        made = waves(schedule, GemmShape(512, 512, 512, batches), H200)
+        return made, tiles(schedule, GemmShape(512, 512, 512, batches))
 
     one, many = told(1), told(64)
     assert many[0] >= 64 * 512 * 512 // (132 * 256 * 256)
@@ -141,7 +138,7 @@ def test_batches_are_more_tiles() -> None:
 )
 def test_blocks_share_a_long_k_where_tiles_are_few(m: int, n: int, k: int, split: int) -> None:
     operation = GemmOperation("bf16", "bf16", "bf16")
-    choice = choose(operation, problem(m, n, k), "tma", None, H200)
+    choice = choose(operation, GemmShape(m, n, k), device=H200, requires="tma")
     assert isinstance(choice.spec.schedule, GemmSchedule)
     assert choice.spec.schedule.split == split
 
@@ -149,7 +146,7 @@ def test_blocks_share_a_long_k_where_tiles_are_few(m: int, n: int, k: int, split
 def test_a_schedule_that_can_be_stored_as_asked_comes_before_one_that_cannot() -> None:
     """Eight columns of 8 bits each are no rows for TMA, though fewer waves would speak for them."""
     operation = GemmOperation("bf16", "bf16", "e4m3")
-    choice = choose(operation, problem(1, 1280, 8192), "tma", None, H200)
+    choice = choose(operation, GemmShape(1, 1280, 8192), requires="tma")
     assert isinstance(choice.spec.schedule, GemmSchedule)
     assert choice.spec.schedule.store == "tma"
 
@@ -157,8 +154,7 @@ def test_a_schedule_that_can_be_stored_as_asked_comes_before_one_that_cannot() -
 def test_a_class_with_layouts_is_for_those_alone() -> None:
     def roles(a: str, b: str) -> str:
         operation = GemmOperation("bf16", "bf16", "bf16", a, b)  # type: ignore[arg-type]
-        problem = GemmProblem(4096, 4096, 4096, 4096, 4096, 4096)
-        choice = choose(operation, problem, "tma", None, DeviceLimits(132))
+        choice = choose(operation, GemmShape(4096, 4096, 4096), device=H200)
         assert isinstance(choice.spec.schedule, GemmSchedule)
         return choice.spec.schedule.roles
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import warploom
-from warploom.runtime.families._attention.dispatch import _lengths
+from warploom.generator.families._attention.table import lengths
 
 A, B = torch.zeros(4, 16).bfloat16(), torch.zeros(16, 8).bfloat16()
 Q = torch.zeros(1, 2, 64, 64).bfloat16()
@@ -40,4 +40,4 @@ def test_every_label_has_its_column_and_the_tables_words_are_explained() -> None
     ],
 )
 def test_lengths_read_as_a_person_says_them(low: int, high: int, said: str) -> None:
-    assert _lengths(low, high) == said
+    assert lengths(low, high) == said

@@ -15,12 +15,12 @@ from warploom.generator.families.attention_backward.layout import (
 )
 from warploom.generator.families.attention_backward.parameters import parameters
 from warploom.generator.families.attention_backward.problem import AttentionBackwardProblem
-from warploom.generator.families.attention_backward.rules import suits
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
     AttentionBackwardSpec,
 )
+from warploom.generator.families.attention_backward.table import AttentionBackwardTable
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 
@@ -32,7 +32,6 @@ __all__ = [
     "AttentionBackwardSchedule",
     "AttentionBackwardSpec",
     "attention_backward_layout",
-    "suits",
 ]
 
 
@@ -44,6 +43,7 @@ class AttentionBackward(
     operation = AttentionBackwardOperation
     schedule = AttentionBackwardSchedule
     constants = model.START
+    table = AttentionBackwardTable()
 
     def schedule_reasons(
         self,

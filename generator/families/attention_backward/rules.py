@@ -13,7 +13,6 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.specification import Schedule
 from warploom.generator.wgmma import WGMMA_M
 
 
@@ -88,14 +87,3 @@ def _shared_rows(
         else f"share rows with cluster {schedule.cluster}: the two blocks are a cluster already; "
         "take cluster 1",
     ]
-
-
-def suits(schedule: Schedule, sharing: int) -> bool:
-    """Whether a schedule is worth a thought where `sharing` query heads have one kv head.
-
-    Legal it is with any: but a cluster has nothing to share out of a single head. What this says of
-    other families' schedules is yes.
-    """
-    return (
-        sharing > 1 or not isinstance(schedule, AttentionBackwardSchedule) or schedule.cluster == 1
-    )

@@ -16,6 +16,7 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionSchedule,
     AttentionSpec,
 )
+from warploom.generator.families.attention_forward.table import AttentionForwardTable
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
 
@@ -37,6 +38,7 @@ class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
     operation = AttentionOperation
     schedule = AttentionSchedule
     constants = model.START
+    table = AttentionForwardTable()
     revision = 2  # since outputs are rescaled less often where that is `needed`
 
     def schedule_reasons(

@@ -20,6 +20,7 @@ from warploom.generator.families.gemm.schedule import (
     Layout,
 )
 from warploom.generator.families.gemm.shape import GemmShape
+from warploom.generator.families.gemm.table import GemmTable, Store
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.parameters import ParameterBlock
 
@@ -34,6 +35,7 @@ __all__ = [
     "GemmShape",
     "GemmSpec",
     "Layout",
+    "Store",
     "complete",
     "gemm_layout",
     "tiles",
@@ -47,6 +49,7 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     schedule = GemmSchedule
     shape = GemmShape
     constants = model.START
+    table = GemmTable()
 
     def operation_reasons(self, operation: GemmOperation) -> list[str]:
         """Why the operation is not legal; empty when it is."""

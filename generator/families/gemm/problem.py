@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.families.gemm.schedule import GemmSchedule
+from warploom.generator.families.gemm.shape import GemmShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class GemmProblem:
     batch_pitch_steps: tuple[int, ...] = ()
 
 
-def tiles(schedule: GemmSchedule, problem: GemmProblem) -> int:
+def tiles(schedule: GemmSchedule, problem: GemmProblem | GemmShape) -> int:
     """The tiles of all batches of D, counted in clusters: each block has one, or shares it."""
     rows = schedule.tile[0] * schedule.cluster[0]
     columns = schedule.tile[1] * schedule.cluster[1]

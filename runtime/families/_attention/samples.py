@@ -8,7 +8,7 @@ import torch
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families._attention.dispatch import Operation
+from warploom.runtime.families._attention.operation import Operation
 from warploom.runtime.trial import generator
 
 SOFTCAP = 30.0

@@ -14,11 +14,10 @@ import torch
 from warploom.generator.families.attention_backward import AttentionBackwardProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import targets
+from warploom.runtime import dispatch, targets
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.families._attention import dispatch as attention_dispatch
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -26,6 +25,7 @@ from warploom.runtime.families._attention.operands import (
     ordered_strides,
     strides,
 )
+from warploom.runtime.families._attention.operation import backward_operation, shape
 from warploom.runtime.families._attention.problem import Extents, check_numbers, extents, named
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.problem import BackwardCall, check_results
@@ -149,10 +149,10 @@ def choose(
     """
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    wanted = attention_dispatch.backward_operation(
+    wanted = backward_operation(
         element, sizes, masked, softcap=softcap, deterministic=deterministic
     )
-    return attention_dispatch.choose(wanted, sizes, named(spec), masked, target)
+    return dispatch.choose(wanted, shape(sizes, masked), spec=named(spec), device=target)
 
 
 def _make(call: BackwardCall) -> AttentionBackwardPlan:

@@ -17,11 +17,10 @@ from warploom.errors import ProblemError
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import targets
+from warploom.runtime import dispatch, targets
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.families._attention import dispatch as attention_dispatch
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     check_apart,
@@ -31,6 +30,7 @@ from warploom.runtime.families._attention.operands import (
     ordered_strides,
     strides,
 )
+from warploom.runtime.families._attention.operation import operation, shape
 from warploom.runtime.families._attention.problem import (
     Call,
     Extents,
@@ -224,8 +224,9 @@ def draft(call: Call, target: DeviceLimits) -> Draft:
     operands = {"q": call.q, "k": call.k, "v": call.v}
     copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
     element, softcap = name_of(call.q.dtype, "q"), call.softcap is not None
-    wanted = attention_dispatch.operation(element, sizes, masked, softcap=softcap)
-    choice = attention_dispatch.choose(wanted, sizes, call.kernel, masked, target)
+    wanted = operation(element, sizes, masked, softcap=softcap)
+    at = shape(sizes, masked)
+    choice = dispatch.choose(wanted, at, spec=call.kernel, device=target)
     return Draft(sizes, masked, copies, choice)
 
 
@@ -233,13 +234,13 @@ def gradients_choice(
     forward: AttentionPlan | Draft, asked: GradientOptions, target: DeviceLimits
 ) -> Choice:
     """The kernel that a GPU gets for the gradients of a call."""
-    operation = cast("AttentionOperation", forward.choice.spec.operation)
+    wanted = cast("AttentionOperation", forward.choice.spec.operation)
     deterministic, spec = asked
     return attention_backward.choose(
-        operation.element,
+        wanted.element,
         forward.sizes,
         forward.band,
-        softcap=operation.softcap,
+        softcap=wanted.softcap,
         deterministic=deterministic,
         spec=spec,
         target=target,

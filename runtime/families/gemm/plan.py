@@ -256,7 +256,11 @@ def draft(
     """
     checked = check_call(a, b, listed, out, options)
     choice = dispatch.choose(
-        checked.operation, checked.problem, checked.store, options.spec, target
+        checked.operation,
+        checked.shape,
+        spec=options.spec,
+        device=target,
+        requires=checked.store,
     )
     return checked, choice
 

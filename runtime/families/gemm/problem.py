@@ -14,7 +14,13 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import Accumulation, GemmOperation, GemmProblem
+from warploom.generator.families.gemm import (
+    Accumulation,
+    GemmOperation,
+    GemmProblem,
+    GemmShape,
+    Store,
+)
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families.gemm import epilogue
@@ -52,11 +58,17 @@ class CheckedCall:
     operation: GemmOperation
     problem: GemmProblem
     epilogue: BoundEpilogue
-    store: str  # the only way in which D can be stored where it lies: `tma` or `direct`
+    store: Store  # how D can be stored where it lies
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
     copy_a: Copy | None  # where TMA cannot read it
     copy_b: Copy | None
+
+    @property
+    def shape(self) -> GemmShape:
+        """What of the problem decides its time."""
+        problem = self.problem
+        return GemmShape(problem.m, problem.n, problem.k, problem.batches)
 
     @property
     def empty(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
+from warploom.generator.families.gemm import Store
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families.gemm.batches import batches, step_pitch
@@ -84,8 +85,8 @@ def storing(
     d_type: torch.dtype,
     *,
     paired: bool,
-) -> str:
-    """The only way in which D can be stored where it lies: `tma` or `direct`.
+) -> Store:
+    """How D can be stored where it lies: also by TMA, or directly only.
 
     TMA stores 16 bytes at a time: rows must end, as well as begin, at a multiple of them. And its
     kernels read the epilogue's operands in pairs, which must be possible (`paired`).

@@ -176,8 +176,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
 def _legal() -> Callable[[Operation, Shape], int]:
     """How many schedules the package's spaces have that suit a problem."""
     from warploom.generator.configurations import spaces
-    from warploom.generator.families._attention import AttentionShape
-    from warploom.generator.families.attention_backward import suits
+    from warploom.generator.families import family
     from warploom.generator.space import expand_file
 
     schedules: dict[Operation, list[Schedule]] = {}
@@ -186,8 +185,8 @@ def _legal() -> Callable[[Operation, Shape], int]:
             schedules.setdefault(spec.operation, []).append(spec.schedule)
 
     def count(operation: Operation, shape: Shape) -> int:
-        sharing = shape.sharing if isinstance(shape, AttentionShape) else 1
-        return sum(suits(one, sharing) for one in schedules.get(operation, ()))
+        table = family(operation.family).table
+        return sum(table.suits(one, shape) for one in schedules.get(operation, ()))
 
     return count
 

@@ -1,0 +1,51 @@
+"""Which schedule an attention gets that nothing was tuned for: the first legal one of its class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from warploom.generator import limits
+from warploom.generator.families._attention.shape import AttentionShape
+from warploom.generator.families.table import Feature, Table
+
+OperationT = TypeVar("OperationT", bound=Any)
+ScheduleT = TypeVar("ScheduleT", bound=Any)
+
+_MASKS = ("none", "causal", "window")  # each can compute those before it
+
+
+class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
+    """What the tables of both passes have in common."""
+
+    kinds = ("dim",)
+
+    def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
+        """Head dimension, mask, lengths, the longer sequence, the query heads of a kv head."""
+        return {
+            "dim": operation.dim,
+            "mask": operation.mask,
+            "lengths": operation.lengths,
+            "seq": max(shape.seq_q, shape.seq_k),
+            "sharing": shape.sharing,
+        }
+
+    def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
+        """Why the table has the schedule that came first."""
+        low, high = self.first(operation, shape)["seq"]
+        return f"first of its class in the table, sequences {lengths(low, high)}"
+
+    def serves(self, have: OperationT, wanted: OperationT) -> bool:
+        """A wider mask or head dimension computes the same: bounds and zeros are run-time."""
+        return bool(
+            have.dim >= wanted.dim
+            and _MASKS.index(have.mask) >= _MASKS.index(wanted.mask)
+            and replace(wanted, dim=have.dim, mask=have.mask) == have
+        )
+
+
+def lengths(low: int, high: int) -> str:
+    """A class's range of lengths, in words; the largest there can be is no bound."""
+    if high >= limits.LARGEST:
+        return f"of {low} or more" if low else "of any length"
+    return f"of {low} to {high}" if low else f"of up to {high}"

@@ -1,0 +1,146 @@
+"""A family's measured table: which schedules a problem may have for which nothing was tuned.
+
+configs/NAME/schedules.yaml has classes of problems, each with its schedules; the first class that
+a problem is in is its own. A class, or a schedule of it, states conditions on features of the
+problem: [low, high] is an inclusive range, a list of words has what the feature may be, anything
+else is its value. What features there are, and which schedule of a class comes first, the family
+says.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from importlib import resources
+from typing import Any, Generic
+
+import yaml
+from typing_extensions import TypeVar  # whose variables have defaults
+
+from warploom.generator import limits
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.shapes import Shape
+from warploom.generator.specification import Operation, Schedule
+
+OperationT = TypeVar("OperationT", bound=Operation, default=Any)
+ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
+ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
+
+_FOLDERS = __name__.rpartition(".")[0] + "."
+
+Feature = int | str  # a number, of which True is one, or a word
+Row = Mapping[str, Any]  # fields of a schedule, conditions, and its `cost`
+Demand = tuple[str, str]  # a rule that a schedule breaks, and the fix
+
+
+class Table(ABC, Generic[OperationT, ScheduleT, ShapeT]):
+    """What a family knows of choosing a kernel, beside which ones are legal.
+
+    `requires`, of which several methods are told, is what the tensors of a call ask of a schedule,
+    as the family has it: None for a family whose tensors ask nothing.
+
+    kinds     features that tell kinds of kernels: the model chooses among the schedules of all
+              classes of a problem's kind
+    advice    what to do about an operation that is not legal
+    unsuited  why no schedule of a space may suit a problem, and what to do about that
+    """
+
+    kinds: tuple[str, ...]
+    advice = "leave out what is not supported"
+    unsuited: Demand = ("none of them is legal for this operation", "add others")
+
+    @cached_property
+    def classes(self) -> tuple[dict[str, Any], ...]:
+        """The classes, as they stand in the file."""
+        name = type(self).__module__.removeprefix(_FOLDERS).partition(".")[0]
+        text = resources.files("warploom.configs").joinpath(name, "schedules.yaml").read_text()
+        return tuple(yaml.safe_load(text)["classes"])
+
+    @abstractmethod
+    def features(self, operation: OperationT, shape: ShapeT) -> dict[str, Feature]:
+        """What conditions of the table may be stated on, of a problem."""
+
+    def first(self, operation: OperationT, shape: ShapeT) -> dict[str, Any]:
+        """The class of a problem."""
+        features = self.features(operation, shape)
+        return next(row for row in self.classes if _holds(row, features))
+
+    def rows(self, operation: OperationT, shape: ShapeT) -> Iterator[Row]:
+        """The schedules of a problem's class that are for it."""
+        features = self.features(operation, shape)
+        rows = self.first(operation, shape)["schedules"]
+        return (row for row in rows if _holds(row, features))
+
+    def portfolio(self, operation: OperationT, shape: ShapeT) -> Iterator[Row]:
+        """The schedules of all classes of a problem's kind, whatever their conditions."""
+        features = self.features(operation, shape)
+        kind = {name: features[name] for name in self.kinds}
+        return (row for one in self.classes if _holds(one, kind) for row in one["schedules"])
+
+    def fields(
+        self, row: Row, operation: OperationT, shape: ShapeT, requires: object
+    ) -> Iterable[dict[str, Any]]:
+        """The fields of a row's schedule; where there are several, the first legal ones count."""
+        apart = {"cost", *self.features(operation, shape)}
+        found = {name: _plain(value) for name, value in row.items() if name not in apart}
+        return self.variants(found, requires)
+
+    # ---- What families differ in -----------------------------------------------------------------
+
+    def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
+        """The fields of a listed schedule as a call may have it, the best first."""
+        return (fields,)
+
+    def order(
+        self,
+        row: Row,
+        schedule: ScheduleT,
+        shape: ShapeT,
+        device: DeviceLimits,
+        requires: object,
+    ) -> tuple[float, ...]:
+        """What a class's schedules are ordered by, the least first; equal ones stay as listed."""
+        return ()
+
+    def reason(self, operation: OperationT, shape: ShapeT, order: tuple[float, ...]) -> str:
+        """Why the table has the schedule that came first, with this order."""
+        return "first of its class in the table"
+
+    def required(self, operation: OperationT, shape: ShapeT) -> object:
+        """What dense tensors of a shape require."""
+        return None
+
+    def fitted(self, schedule: ScheduleT, requires: object) -> ScheduleT:
+        """A schedule that was measured for other tensors, as these require it."""
+        return schedule
+
+    def lacks(self, schedule: ScheduleT, requires: object) -> Demand | None:
+        """What a schedule that was asked for lacks for tensors."""
+        return None
+
+    def suits(self, schedule: ScheduleT, shape: ShapeT) -> bool:
+        """Whether a schedule, legal as it is, is worth a thought for a shape."""
+        return True
+
+    def serves(self, have: OperationT, wanted: OperationT) -> bool:
+        """Whether kernels of one operation compute what another one is wanted for."""
+        return have == wanted
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 (of YAML)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _holds(row: Row, features: Mapping[str, Feature]) -> bool:
+    """True where a row states nothing of these features that is not so."""
+    return all(_met(row[name], feature) for name, feature in features.items() if name in row)
+
+
+def _met(condition: Any, feature: Feature) -> bool:  # noqa: ANN401 (of YAML)
+    if not isinstance(condition, list):
+        return bool(condition == feature)
+    if isinstance(feature, str):
+        return feature in condition
+    low, high = condition
+    return bool(low <= min(feature, limits.LARGEST) <= high)  # of more, launches tell
