@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from warploom.errors import ResultError, WarploomError
+from warploom.errors import WarploomError
 from warploom.generator.gpus import DEFAULT, GpuKind, kind
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 from warploom.runtime.trial import buffer_sets, uncollected
@@ -26,7 +26,6 @@ from warploom.runtime.trial import buffer_sets, uncollected
 Operands = TypeVar("Operands")
 Sampling = Callable[[Sequence[Call]], Sampler]
 SCHEMA = 1
-MISSING = 4  # the exit code where a contender that was asked for could not be measured
 TIE = 0.02  # ratios this close to 1 are neither won nor lost
 
 
@@ -182,13 +181,6 @@ def summary(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         **{verdict: counts[verdict] for verdict in ("won", "tied", "lost", "absent", "wrong")},
         "geometric_mean": exp(sum(logs) / len(logs)) if logs else None,
     }
-
-
-def exit_code(cells: Sequence[Cell]) -> int:
-    """3 where a result of Warploom's is wrong, else 4 where one is absent, else 0."""
-    if any(cell.verdict == "wrong" for cell in cells):
-        return ResultError.exit_code
-    return MISSING if any(cell.entries[0].absent for cell in cells) else 0
 
 
 class Record:

@@ -16,16 +16,16 @@ from pathlib import Path
 import torch
 
 import warploom
-from benchmarks import protocol
 from benchmarks.families import Asked, Case, Family, families, group_of
-from benchmarks.protocol import MISSING, Cell, Sampling, compete, summary
+from benchmarks.protocol import Cell, Sampling, compete, summary
 from benchmarks.wording import by_kind, kind_name
-from warploom.errors import CompilationError, ConfigurationError
+from warploom.errors import CompilationError, ConfigurationError, ResultError
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 
 UNSTEADY = 0.05  # spread of a median that clocks which move make
 ALL = "all"
+MISSING = 4  # the exit code where a contender that was asked for could not be measured
 
 
 def named(names: Sequence[str]) -> list[Family]:
@@ -143,5 +143,7 @@ def missing(found: Sequence[Cell]) -> dict[str, str]:
 
 def exit_code(found: Sequence[Cell], *, allow_missing: bool) -> int:
     """3 where a result of Warploom's is wrong, 4 where it or (unless allowed) a peer is missing."""
-    lacking = MISSING if missing(found) and not allow_missing else 0
-    return protocol.exit_code(found) or lacking
+    if any(cell.verdict == "wrong" for cell in found):
+        return ResultError.exit_code
+    lacking = any(cell.entries[0].absent for cell in found)
+    return MISSING if lacking or (missing(found) and not allow_missing) else 0

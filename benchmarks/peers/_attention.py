@@ -146,6 +146,14 @@ GROUPS: dict[str, Callable[[], Iterable[Attention]]] = {
     "window": windows,
     "packed": packed,
 }
+GRID = ("square", "grouped")
+TITLES = {
+    "square": "{kind}",
+    "grouped": "{kind}",
+    "window": f"{{kind}}, in a causal window of {LISTED['window']['width']}",
+    "packed": "{kind}, packed sequences of varying length",
+}
+DIMENSION = "{kind}, head dimension {dim}"  # a row of the README
 
 
 # ---- Operands ------------------------------------------------------------------------------------
@@ -205,7 +213,7 @@ ABSENCES = {"one causal mask and one length only": "torch has no windows and no 
 class Pass(Family):
     """What both passes have in common."""
 
-    grid: tuple[str, ...] = ("square", "grouped")
+    grid: tuple[str, ...] = GRID
     axis: tuple[str, str] = ("length", "length of a sequence")
     divided: str = "cells of"
     drawn: str = f", {LISTED['tokens'] // 1024}k tokens, hidden size {LISTED['hidden']}"

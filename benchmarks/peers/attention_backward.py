@@ -11,7 +11,18 @@ from functools import partial
 
 from benchmarks.families import Asked, Case, Group
 from benchmarks.peers import _autograd
-from benchmarks.peers._attention import ABSENCES, GROUPS, LISTED, PEERS, Attention, Pass, squares
+from benchmarks.peers._attention import (
+    ABSENCES,
+    DIMENSION,
+    GRID,
+    GROUPS,
+    LISTED,
+    PEERS,
+    TITLES,
+    Attention,
+    Pass,
+    squares,
+)
 from benchmarks.peers._gradients import ours, peer, steps
 from benchmarks.protocol import Contender, Floor
 from benchmarks.samplers import enqueued, stepped
@@ -67,8 +78,19 @@ def _peers(asked: Asked) -> list[tuple[str, str]]:
     return [pair for pair in FAMILY.peers.items() if not asked.peers or pair[0] in asked.peers]
 
 
-def _group(title: str, *groups: str, deterministic: bool = False, row: str = "") -> Group:
-    return Group(title, partial(cases, groups, deterministic), row)
+def _groups() -> Iterator[tuple[str, Group]]:
+    """Each set of cells in any order, and in one that does not change from run to run."""
+    for name in GRID:
+        yield name, Group(TITLES[name], partial(cases, (name,), False), DIMENSION)
+    title = "{kind}, deterministic"
+    yield "deterministic", Group(title, partial(cases, GRID, True), title)
+    for name in (name for name in GROUPS if name not in GRID):
+        title = TITLES[name]
+        yield name, Group(title, partial(cases, (name,), False))
+        same = partial(cases, (name,), True)
+        yield f"{name}_deterministic", Group(f"{title}, deterministic", same)
+    title = "Attention forward and backward, bf16, by autograd, host time included"
+    yield "autograd", Group(title, autograd)
 
 
 FAMILY = Pass(
@@ -80,28 +102,6 @@ FAMILY = Pass(
         "torch has no deterministic one": "torch has no deterministic one",
         "Deterministic backward not supported for hdim 256": "not for head dimension 256",
     },
-    groups={
-        "square": _group("{kind}", "square", row="{kind}, head dimension {dim}"),
-        "grouped": _group("{kind}", "grouped", row="{kind}, head dimension {dim}"),
-        "deterministic": _group(
-            "{kind}, deterministic",
-            *("square", "grouped"),
-            deterministic=True,
-            row="{kind}, deterministic",
-        ),
-        "window": _group("{kind}, in a causal window of 1024", "window"),
-        "window_deterministic": _group(
-            "{kind}, in a causal window of 1024, deterministic", "window", deterministic=True
-        ),
-        "packed": _group("{kind}, packed sequences of varying length", "packed"),
-        "packed_deterministic": _group(
-            "{kind}, packed sequences of varying length, deterministic",
-            "packed",
-            deterministic=True,
-        ),
-        "autograd": Group(
-            "Attention forward and backward, bf16, by autograd, host time included", autograd
-        ),
-    },
+    groups=dict(_groups()),
     peers=PEERS,
 )

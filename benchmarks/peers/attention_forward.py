@@ -11,7 +11,18 @@ from torch.nn.attention import SDPBackend
 
 import warploom
 from benchmarks.families import Asked, Case, Group
-from benchmarks.peers._attention import ABSENCES, GROUPS, PEERS, Attention, Operands, Pass, sets
+from benchmarks.peers._attention import (
+    ABSENCES,
+    DIMENSION,
+    GRID,
+    GROUPS,
+    PEERS,
+    TITLES,
+    Attention,
+    Operands,
+    Pass,
+    sets,
+)
 from benchmarks.peers._flash import flash3, flash4, refusing, sdpa
 from benchmarks.peers._triton import compiled
 from benchmarks.protocol import Contender, Floor
@@ -139,10 +150,8 @@ FAMILY = Pass(
     kinds={"bf16": "Attention forward, bf16"},
     peers={**PEERS, "triton": "Triton"},
     groups={
-        "square": Group("{kind}", partial(cases, "square"), "{kind}, head dimension {dim}"),
-        "grouped": Group("{kind}", partial(cases, "grouped"), "{kind}, head dimension {dim}"),
-        "window": Group("{kind}, in a causal window of 1024", partial(cases, "window")),
-        "packed": Group("{kind}, packed sequences of varying length", partial(cases, "packed")),
+        name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")
+        for name in GROUPS
     },
     absences=ABSENCES,
 )

@@ -134,7 +134,7 @@ def _measured(
     with output.progress("measuring", total=len(cases)) as advance:
         for cell in room("runner").measured(cases, asked):
             found.append(cell)
-            advance(cell.name)
+            advance(f"{cell.name}: {cell.verdict}")
             if record:
                 record.add(cell)
     if record:
