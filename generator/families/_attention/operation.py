@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
-from warploom.generator import specification
+from warploom.generator.knob import frozen, knob
 
-Dim = Literal[32, 64, 96, 128, 192, 256]  # of a head: a kernel serves what is smaller, too
+Dim = Literal[32, 64, 96, 128, 192, 256]
 DIMS: tuple[int, ...] = get_args(Dim)
 
 
-class Operation(specification.Operation, Protocol):
+@frozen
+class Operation:
     """The operation of either pass."""
 
-    @property
-    def element(self) -> Literal["fp16", "bf16"]:
-        """The element type of all tensors."""
-        ...
+    element: Literal["fp16", "bf16"] = knob(doc="of all tensors; sums are fp32")
+    dim: Dim = knob(name="dim{}", doc="of a head; a kernel serves any multiple of 8 up to it")
+    mask: Literal["none", "causal", "window"] = knob(
+        default="none",
+        doc="none; causal: column <= row + right; window: row - left <= column <= row + right",
+    )
+    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
+    lengths: Literal["fixed", "packed"] = knob(
+        default="fixed",
+        doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
+    )
 
     @property
-    def dim(self) -> Dim:
-        """The head dimension."""
-        ...
-
-    @property
-    def mask(self) -> Literal["none", "causal", "window"]:
-        """The columns that a row attends to."""
-        ...
-
-    @property
-    def softcap(self) -> bool:
-        """Whether scores are capped."""
-        ...
-
-    @property
-    def lengths(self) -> Literal["fixed", "packed"]:
-        """Whether all sequences are as long."""
-        ...
+    def family(self) -> str:
+        """The name of the family."""
+        raise NotImplementedError

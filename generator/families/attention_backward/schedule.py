@@ -9,27 +9,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from warploom.generator.families._attention.operation import Dim
+from warploom.generator.families._attention.operation import Operation
 from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 
 @frozen
-class AttentionBackwardOperation:
+class AttentionBackwardOperation(Operation):
     """What is computed: dq, dk, dv of o = softmax(scale q k^T) v, from do and the forward's lse."""
 
-    element: Literal["fp16", "bf16"] = knob(doc="of all tensors; sums are fp32")
-    dim: Dim = knob(name="dim{}", doc="of a head; a kernel serves any multiple of 8 up to it")
-    mask: Literal["none", "causal", "window"] = knob(
-        default="none",
-        doc="none; causal: column <= row + right; window: row - left <= column <= row + right",
-    )
-    softcap: bool = knob(default=False, doc="s = softcap * tanh(s / softcap) before the softmax")
-    lengths: Literal["fixed", "packed"] = knob(
-        default="fixed",
-        doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q, cu_seqlens_k say",
-    )
     deterministic: bool = knob(
         default=False, doc="dq is summed in an order that does not change from run to run"
     )
