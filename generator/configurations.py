@@ -1,33 +1,42 @@
 """The package's own configurations: a folder for each family, and the names of its spaces.
 
 `NAME` is configs/NAME/space.yaml and `NAME_x` its space_x.yaml; what the names of several families
-begin with stands for the spaces of all of them.
+begin with stands for the spaces of all of them. Families are looked for in every folder on the
+path of warploom.configs.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
+from warploom import configs
 
-def folder() -> Path:
-    """Where the package's configurations lie."""
-    return Path(str(resources.files("warploom.configs")))
+
+def _found(pattern: str) -> list[Path]:
+    """What fits a pattern in any of the folders, in order of names."""
+    found = (path for folder in configs.__path__ for path in Path(folder).glob(pattern))
+    return sorted(found, key=lambda path: path.parts[-2:])
 
 
 def smoke() -> list[Path]:
     """The small set of every family that reaches all choices that it has."""
-    return sorted(folder().glob("*/smoke.yaml"))
+    return _found("*/smoke.yaml")
 
 
 def every() -> list[Path]:
     """Every configuration of every family, small sets first and spaces last."""
-    others = sorted(set(folder().glob("*/*.yaml")) - set(folder().glob("*/schedules.yaml")))
+    others = [path for path in _found("*/*.yaml") if path.name != "schedules.yaml"]
     return sorted(others, key=lambda path: (path.stem.startswith("space"), path.stem != "smoke"))
+
+
+def table(family: str) -> dict[str, Any]:
+    """A family's measured table of schedules, as it stands in its file."""
+    (path,) = _found(f"{family}/schedules.yaml")
+    return cast("dict[str, Any]", yaml.safe_load(path.read_text()))
 
 
 @cache
@@ -35,10 +44,10 @@ def spaces() -> dict[str, tuple[Path, ...]]:
     """The spaces to tune by every name that they have."""
     own = {
         path.parent.name + path.stem.removeprefix("space"): (path,)
-        for path in sorted(folder().glob("*/space*.yaml"))
+        for path in _found("*/space*.yaml")
     }
     together: dict[str, tuple[Path, ...]] = {}
-    for path in sorted(folder().glob("*/space.yaml")):
+    for path in _found("*/space.yaml"):
         words = path.parent.name.split("_")
         for count in range(1, len(words)):
             name = "_".join(words[:count])
@@ -50,4 +59,5 @@ def spaces() -> dict[str, tuple[Path, ...]]:
 @cache
 def cells() -> dict[str, Any]:
     """benchmarks/cells.yaml, which the package has among its configurations."""
-    return cast("dict[str, Any]", yaml.safe_load((folder() / "cells.yaml").read_text()))
+    path = Path(configs.__path__[0], "cells.yaml")
+    return cast("dict[str, Any]", yaml.safe_load(path.read_text()))

@@ -39,9 +39,9 @@ class Knob:
     @property
     def span(self) -> str:
         """The integers that it takes, in words; empty where that is all."""
-        if self.least is None or self.most is None:
+        if self.most is None:
             return "" if self.least is None else f"{self.least} or more"
-        return f"{self.least} to {self.most}"
+        return f"at most {self.most}" if self.least is None else f"{self.least} to {self.most}"
 
 
 def knob(
@@ -70,8 +70,11 @@ def knob(
     follows      the field that it may move with in a search's step, or ANY
     later        it joins a class whose kernels have names already: at its default, which is frozen
                  with this, it is no part of the identity, and digests, names, store keys and
-                 records stay what they were
+                 records stay what they were. A truth value is false there, as names without the
+                 word say
     """
+    if later and (default is MISSING or default is True):
+        raise TypeError(f"default {default!r} of a later field: must be what older names mean")
     said = Knob(doc, name, after, least, most, auto, detail, follows, later)
     return field(default=default, metadata={_KNOB: said})
 

@@ -1,4 +1,4 @@
-"""Spec -> CUDA C++: a pure function. Templates come only from the package.
+"""Spec -> CUDA C++: a pure function. Templates come only from the package's folders.
 
 Every token substituted into a template outside of included text is checked against a strict
 pattern, so that nothing that came from a YAML file can inject code.
@@ -11,6 +11,7 @@ from functools import cache
 
 import jinja2
 
+from warploom import templates
 from warploom.generator.families import family
 from warploom.generator.specification import KernelSpec
 from warploom.generator.wgmma import TemplateText
@@ -30,10 +31,10 @@ def _checked(value: object) -> str:
 
 
 @cache
-def environment() -> jinja2.Environment:
-    """The one Jinja environment: strict, packaged templates only."""
+def _environment(folders: tuple[str, ...]) -> jinja2.Environment:
+    """A strict Jinja environment that knows the templates of these folders only."""
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("warploom.templates", ""),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701 (the output is C++; tokens are checked instead)
         finalize=_checked,
@@ -49,7 +50,8 @@ def render(spec: KernelSpec) -> str:
     The template has the spec, its parts, layout and parameters, and what its family adds.
     """
     described = family(spec.operation.family)
-    template = environment().get_template(f"{described.name}/kernel.cu.jinja")
+    environment = _environment(tuple(templates.__path__))
+    template = environment.get_template(f"{described.name}/kernel.cu.jinja")
     return template.render(
         spec=spec,
         operation=spec.operation,

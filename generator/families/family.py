@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Generic, Protocol
 
@@ -15,7 +16,7 @@ from warploom.generator.architectures import Architecture
 from warploom.generator.families.table import Table
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
-from warploom.generator.shapes import Shape
+from warploom.generator.shapes import Shape, extents_of
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
@@ -33,6 +34,13 @@ class Layout(Protocol):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the launch; of the largest, where there are several."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoMemory:
+    """The layout of a block that has no shared memory."""
+
+    shared_bytes: int = 0
 
 
 class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
@@ -81,9 +89,9 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         """Make a schedule of `fields`, of which those that may be `auto` may be missing, too."""
         return self.schedule(**fields)
 
-    @abstractmethod
     def layout(self, spec: KernelSpec[OperationT, ScheduleT]) -> Layout:
         """Shared memory and registers, derived from operation and schedule."""
+        return NoMemory()
 
     @abstractmethod
     def parameters(self, spec: KernelSpec[OperationT, ScheduleT]) -> ParameterBlock[Any]:
@@ -105,11 +113,14 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         """The buffers that the launches of one call need, beside its tensors."""
         return []
 
-    @abstractmethod
     def parse_shape(self, operation: OperationT, text: str) -> ShapeT:
-        """The shape that `text` is, as a command line has it; ProblemError for what is none."""
+        """The shape that `text` is, as a command line has it; ProblemError for what is none.
 
-    @abstractmethod
+        Where the family says nothing, its extents have an x between them.
+        """
+        names = [one.name for one in fields(self.shape)]
+        return self.shape(**extents_of(text, [names], self.name))
+
     def cells(
         self, operation: OperationT, model: str | None, rows: Sequence[int]
     ) -> Sequence[ShapeT]:
@@ -117,10 +128,12 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 
         WarploomError for a model that the family has none of.
         """
+        return ()
 
-    @abstractmethod
     def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
         """The extents of the problem of a benchmark's result; None where it says too little."""
+        names = [one.name for one in fields(self.shape)]
+        return {name: problem[name] for name in names} if {*names} <= problem.keys() else None
 
     def seconds(
         self,

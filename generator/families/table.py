@@ -4,21 +4,19 @@ configs/NAME/schedules.yaml has classes of problems, each with its schedules; th
 a problem is in is its own. A class, or a schedule of it, states conditions on features of the
 problem: [low, high] is an inclusive range, a list of words has what the feature may be, anything
 else is its value. What features there are, and which schedule of a class comes first, the family
-says.
+says; where it says nothing, these are the fields of operation and shape, and the first listed.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import cached_property
-from importlib import resources
 from typing import Any, Generic
 
-import yaml
 from typing_extensions import TypeVar  # whose variables have defaults
 
-from warploom.generator import limits
+from warploom.generator import configurations, limits
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation, Schedule
@@ -34,7 +32,7 @@ Row = Mapping[str, Any]  # fields of a schedule, conditions, and its `cost`
 Demand = tuple[str, str]  # a rule that a schedule breaks, and the fix
 
 
-class Table(ABC, Generic[OperationT, ScheduleT, ShapeT]):
+class Table(Generic[OperationT, ScheduleT, ShapeT]):
     """What a family knows of choosing a kernel, beside which ones are legal.
 
     `requires`, of which several methods are told, is what the tensors of a call ask of a schedule,
@@ -46,7 +44,7 @@ class Table(ABC, Generic[OperationT, ScheduleT, ShapeT]):
     unsuited  why no schedule of a space may suit a problem, and what to do about that
     """
 
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
     advice = "leave out what is not supported"
     unsuited: Demand = ("none of them is legal for this operation", "add others")
 
@@ -54,12 +52,12 @@ class Table(ABC, Generic[OperationT, ScheduleT, ShapeT]):
     def classes(self) -> tuple[dict[str, Any], ...]:
         """The classes, as they stand in the file."""
         name = type(self).__module__.removeprefix(_FOLDERS).partition(".")[0]
-        text = resources.files("warploom.configs").joinpath(name, "schedules.yaml").read_text()
-        return tuple(yaml.safe_load(text)["classes"])
+        return tuple(configurations.table(name)["classes"])
 
-    @abstractmethod
     def features(self, operation: OperationT, shape: ShapeT) -> dict[str, Feature]:
         """What conditions of the table may be stated on, of a problem."""
+        said = {one.name: getattr(of, one.name) for of in (operation, shape) for one in fields(of)}
+        return {name: value for name, value in said.items() if isinstance(value, int | str)}
 
     def first(self, operation: OperationT, shape: ShapeT) -> dict[str, Any]:
         """The class of a problem."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from warploom.generator import configurations, gpus, records_file
+from warploom.generator.knob import knob
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, parse_name
 
@@ -32,3 +35,11 @@ def test_no_two_kernels_share_a_name_and_each_is_found_by_it() -> None:
 def test_names_are_not_long() -> None:
     """They head columns, files and lines of a profile."""
     assert max(len(spec.name) for spec in kernels()) < 128
+
+
+def test_a_later_field_means_in_older_names_what_it_is_without_a_token() -> None:
+    """Else every name of a version before it would be another kernel's."""
+    for default in ({}, {"default": True}):
+        with pytest.raises(TypeError, match="of a later field: must be what older names mean"):
+            knob(**default, doc="", later=True)
+    assert knob(default=False, doc="", later=True).default is False
