@@ -1,19 +1,20 @@
 """The epilogue algebra: an ordered tuple of steps between the accumulators and D.
 
-This is the one table of steps. A step is a frozen dataclass here and a C++ part of the same name
-under templates/gemm/epilogue/; nothing else knows a step by name. A part works on a fragment of
-two rows by two columns in logical coordinates, so it does not depend on which side of wgmma is m.
+This is the one table of steps. A step is a frozen dataclass here, a C++ part of the same name under
+templates/gemm/epilogue/, and a class in runtime/families/gemm/steps/ that knows torch's tensors;
+nothing else knows a step by name. A part works on a fragment of two rows by two columns in logical
+coordinates, so it does not depend on which side of wgmma is m.
 """
 
 # ruff: noqa: D102 (the steps' properties are those that Step documents)
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, get_args
 
 from warploom.generator import names
-from warploom.generator.elements import element
-from warploom.generator.knob import frozen, knob
+from warploom.generator.elements import Element, element
+from warploom.generator.knob import every, frozen, knob
 from warploom.generator.parameters import Field, int64, pointer, scalar
 from warploom.generator.rules import Reason, one_of
 
@@ -37,10 +38,14 @@ class Pitches(Protocol):
 class Step:
     """What every step declares.
 
-    `auxiliary` is true of a step with an output of its own, finished after the last tile.
+    arguments   the words by which a call's items ask for it, see runtime/families/gemm/steps
+    auxiliary   it has an output of its own, finished after the last tile
+    results     the element types that D may have where it is among the steps; none: any
     """
 
+    arguments: ClassVar[tuple[str, ...]]
     auxiliary: ClassVar[bool] = False
+    results: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reads(self) -> Reads:
@@ -50,9 +55,22 @@ class Step:
         return "nothing"
 
     @property
+    def pitched(self) -> bool:
+        """True where a launch tells the distance from row to row of what it reads."""
+        return self.reads == "fragment"
+
+    @property
     def token(self) -> str:
         """The step in a kernel's name."""
         return names.short(self)
+
+    def columns(self, n: int) -> int:
+        """Columns that are left of the n that it is given: a gated step would halve them."""
+        return n
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        """Bytes of a tile of D that it moves, as the cost model counts them beside those of D."""
+        return 0
 
     def registers(self, *, paired: bool) -> int:
         """32-bit registers that what is loaded for one fragment takes, read in pairs or not."""
@@ -94,6 +112,10 @@ class Scale(Step):
         "of [N]",
     )
     step: Literal["scale"] = "scale"
+    arguments: ClassVar[tuple[str, ...]] = (
+        *("scale", "scale_a", "scale_b", "scale_d"),
+        *("scale_row", "scale_column"),
+    )
 
     @property
     def reads(self) -> Reads:
@@ -124,6 +146,7 @@ class Bias(Step):
 
     element: Literal["fp16", "bf16", "fp32"] = knob(name="bias_{}", doc="its element type")
     step: Literal["bias"] = "bias"
+    arguments: ClassVar[tuple[str, ...]] = ("bias",)
 
     @property
     def reads(self) -> Reads:
@@ -152,6 +175,7 @@ class Activation(Step):
         doc="gelu is the exact one, by erf; gelu_tanh its usual approximation"
     )
     step: Literal["activation"] = "activation"
+    arguments: ClassVar[tuple[str, ...]] = ("activation",)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -169,10 +193,14 @@ class Residual(Step):
 
     element: Literal["fp16", "bf16", "fp32"] = knob(name="residual_{}", doc="the element type of C")
     step: Literal["residual"] = "residual"
+    arguments: ClassVar[tuple[str, ...]] = ("residual",)
 
     @property
     def reads(self) -> Reads:
         return "fragment"
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * d.bytes  # taken to be of D's type, as constants are fitted
 
     def registers(self, *, paired: bool) -> int:
         return 4 * element(self.element).bits // 32 if paired else 4
@@ -203,6 +231,7 @@ class Amax(Step):
     """
 
     step: Literal["amax"] = "amax"
+    arguments: ClassVar[tuple[str, ...]] = ("amax",)
     auxiliary: ClassVar[bool] = True
 
     @property
@@ -230,14 +259,17 @@ class Amax(Step):
 
 EpilogueStep = Scale | Bias | Activation | Residual | Amax
 
-STEPS: tuple[EpilogueStep, ...] = (
-    *(Scale(by) for by in ("host", "device", "row", "column")),
-    *(Bias(name) for name in ("fp16", "bf16", "fp32")),
-    *(Activation(name) for name in ("relu", "gelu", "gelu_tanh", "silu")),
-    *(Residual(name) for name in ("fp16", "bf16", "fp32")),
-    Amax(),
+STEPS: tuple[EpilogueStep, ...] = tuple(
+    step for kind in get_args(EpilogueStep) for step in every(kind)
 )
 """Every step there is."""
+
+
+def columns(steps: tuple[Step, ...], n: int) -> int:
+    """The columns of D, where products have n."""
+    for step in steps:
+        n = step.columns(n)
+    return n
 
 
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:

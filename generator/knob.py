@@ -6,10 +6,11 @@ against, how a kernel's name shows it and how a search moves it are read from th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, TypeVar, dataclass_transform, get_type_hints
+from itertools import product
+from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -93,6 +94,13 @@ def knobs(kind: type) -> Mapping[str, Knob]:
 def types(kind: type) -> Mapping[str, Any]:
     """Return the type of each field of a dataclass, in order."""
     return _declared(kind)[1]
+
+
+def every(kind: type[T]) -> Iterator[T]:
+    """Every value of a dataclass whose fields are choices, in the order of these."""
+    choices = {name: get_args(hint) for name, hint in types(kind).items()}
+    for values in product(*choices.values()):
+        yield kind(**dict(zip(choices, values, strict=True)))
 
 
 @cache

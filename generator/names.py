@@ -15,11 +15,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from itertools import product
 from typing import Any, Literal, get_args, get_origin
 
 from warploom.generator.architectures import ARCHITECTURES
-from warploom.generator.knob import knobs, types
+from warploom.generator.knob import every, knobs, types
 
 _NUMBER = "[0-9]{1,9}"  # a pattern that no text of thousands of digits fits
 
@@ -170,15 +169,9 @@ def _parts(hint: object) -> Iterator[_Part]:
         yield _Part(_either(arguments), str)
 
 
-def _steps(kinds: Iterable[type]) -> dict[str, Any]:
-    """Every step of some classes, whose fields are choices, by its token."""
-    every: dict[str, Any] = {}
-    for kind in kinds:
-        choices = {k: get_args(hint) for k, hint in types(kind).items()}
-        for values in product(*choices.values()):
-            step: Any = kind(**dict(zip(choices, values, strict=True)))
-            every[step.token] = step
-    return every
+def _steps(kinds: Iterable[type[Any]]) -> dict[str, Any]:
+    """Every step of some classes, by its token."""
+    return {step.token: step for kind in kinds for step in every(kind)}
 
 
 def _is_tuple(hint: object) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warploom.generator import limits
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import STEPS, Residual
+from warploom.generator.epilogue import STEPS
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -182,7 +182,7 @@ def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
     problem = GemmProblem(
         *(m, n, k),
         *(pitch_a, pitch_b, pitch(n, d_unit)),
-        pitch_c=tuple(n for step in operation.epilogue if isinstance(step, Residual)),
+        pitch_c=tuple(n for step in operation.epilogue if step.pitched),
     )
     if not operation.batched:
         return problem

@@ -178,9 +178,9 @@ def _epilogue(
 ) -> float:
     """Seconds from a tile's last product to its last store."""
     rows, columns = min(schedule.tile[0], shape.m), min(schedule.tile[1], shape.n)
-    moved = rows * columns * element(operation.d).bytes
-    residuals = sum(step.token.startswith("residual") for step in operation.epilogue)
-    moved += residuals * rows * columns * element(operation.d).bytes
+    d = element(operation.d)
+    moved = rows * columns * d.bytes
+    moved += sum(step.moved(rows, columns, d) for step in operation.epilogue)
     found = constants["epilogue"] + moved / schedule.split / constants["store_bandwidth"]
     if schedule.split > 1:
         sums = 4 * schedule.tile[0] * schedule.tile[1]

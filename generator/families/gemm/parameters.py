@@ -12,7 +12,6 @@ from warploom.generator.families.gemm.problem import Batches, GemmProblem
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.parameters import (
     Field,
-    Kind,
     ParameterBlock,
     block,
     int32,
@@ -74,7 +73,7 @@ class AtLaunch(launches.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
     def pitch(self, step: int) -> int:
         """Elements from row to row of the matrix that a step reads."""
         steps = enumerate(self.operation.epilogue)
-        pitched = [i for i, one in steps if any(f.kind is Kind.INT64 for f in one.fields(i))]
+        pitched = [i for i, one in steps if one.pitched]
         return dict(zip(pitched, self.problem.pitch_c, strict=True))[step]
 
     def batch_pitch(self, step: int) -> int:

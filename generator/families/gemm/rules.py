@@ -27,6 +27,11 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             if a == b or (a.is_fp8 and b.is_fp8)
             else f"b {b.name}: must be of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue),
+            *(
+                rules.one_of(f"d behind {step.token}", d.name, step.results)
+                for step in operation.epilogue
+                if step.results
+            ),
             None
             if operation.accumulation == "fast" or a.is_fp8
             else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
