@@ -49,7 +49,8 @@ def defined(name: str, module: str = "") -> Any:
     raise click.ClickException(f"{name}: the generator must define it")
 
 
-def _configs() -> Path:
+def configs() -> Path:
+    """Return the folder of shipped configurations."""
     (package,) = importlib.import_module("warploom").__path__
     return Path(package, "configs").resolve()
 
@@ -67,13 +68,13 @@ def families() -> dict[str, Any]:
 
 def samples() -> list[Any]:
     """Every spec of the sample configurations."""
-    paths = sorted(_configs().rglob("smoke.yaml"))
+    paths = sorted(configs().rglob("smoke.yaml"))
     return [spec for path in paths for spec in defined("expand_file")(path).specs]
 
 
 def recorded() -> list[Any]:
     """Every spec that a shipped record names."""
-    paths = [path for path in sorted(_configs().rglob("*.json")) if path.parent.name == "records"]
+    paths = [path for path in sorted(configs().rglob("*.json")) if path.parent.name == "records"]
     return [
         defined("KernelSpec")(ARCH, record.operation, timed.schedule)
         for path in paths
@@ -84,7 +85,7 @@ def recorded() -> list[Any]:
 
 def tabled(operations: Iterable[Any]) -> Iterator[Any]:
     """Every spec of the untuned tables that is legal for one of `operations`."""
-    tables = {_of(path): path for path in sorted(_configs().rglob("*schedules.yaml"))}
+    tables = {_of(path): path for path in sorted(configs().rglob("*schedules.yaml"))}
     for operation in operations:
         family = families()[operation.family]
         for row in yaml.safe_load(tables[operation.family].read_text())["classes"]:
