@@ -6,30 +6,18 @@ chooses for every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from warploom.errors import ConfigurationError
-from warploom.generator.families._attention import AttentionShape
-from warploom.generator.families.attention_backward import AttentionBackwardOperation
-from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import operations
 from warploom.generator.specification import Operation
 from warploom.runtime.decision import Choice
-from warploom.runtime.elements import TORCH
-from warploom.runtime.families._attention.problem import Call
-from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.gemm import plan as gemm
-from warploom.runtime.families.gemm.epilogue_operands import kind_of
-from warploom.runtime.families.gemm.problem import Options
-from warploom.runtime.families.gemm.samples import GemmData
+from warploom.runtime.families import family
 from warploom.tuning.problems import shapes_of
 
 
@@ -63,7 +51,7 @@ def ahead(
         Chosen(operation, shape, choice)
         for operation in operations(path)
         for shape in shapes_of(operation, shapes, model, rows)
-        for choice in choices(operation, shape, target)
+        for choice in family(operation.family).choices(operation, shape, target)
     ]
     if not found:
         raise ConfigurationError(
@@ -72,51 +60,3 @@ def ahead(
             fix="give --shapes",
         )
     return found
-
-
-def choices(operation: Operation, shape: Shape, target: DeviceLimits) -> list[Choice]:
-    """Return the kernels of calls of an operation at a shape whose tensors are dense.
-
-    There is one, but where a vector of scales has one element: `warploom.gemm` takes that of a
-    keyword for a number, that of an `epilogue` for a vector.
-    """
-    return _CHOICES[operation.family](operation, shape, target)
-
-
-def _gemm(operation: GemmOperation, shape: GemmShape, target: DeviceLimits) -> list[Choice]:
-    one = GemmData(operation, shape, "meta", 0).operands()
-    options = Options(TORCH[operation.d], operation.accumulation)
-    keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
-    by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
-    kinds = {tuple(map(kind_of, listed)): listed for listed in (by_keywords, one.listed)}
-    return [gemm.draft(one.a, one.b, listed, None, options, target)[1] for listed in kinds.values()]
-
-
-def _attention(
-    operation: AttentionOperation, shape: AttentionShape, target: DeviceLimits
-) -> list[Choice]:
-    return [_forward(operation, shape, target).choice]
-
-
-def _gradients(
-    operation: AttentionBackwardOperation, shape: AttentionShape, target: DeviceLimits
-) -> list[Choice]:
-    asked = operation.deterministic, None
-    return [attention.gradients_choice(_forward(operation, shape, target), asked, target)]
-
-
-def _forward(
-    operation: AttentionOperation | AttentionBackwardOperation,
-    shape: AttentionShape,
-    target: DeviceLimits,
-) -> attention.Draft:
-    data = AttentionData(operation, shape, "meta", 0)
-    call = Call(data.queries(), data.keys(), data.keys(), **data.lengths(), **data.keywords)
-    return attention.draft(call, target)
-
-
-_CHOICES: dict[str, Callable[[Any, Any, DeviceLimits], list[Choice]]] = {
-    "gemm": _gemm,
-    "attention_forward": _attention,
-    "attention_backward": _gradients,
-}

@@ -24,13 +24,14 @@ import torch
 
 from warploom.errors import CompilationError, DeviceError, WarploomError
 from warploom.generator.architectures import products, served
+from warploom.generator.families import names
 from warploom.generator.records import restore_operation, restore_shape
 from warploom.generator.specification import KernelSpec, parse_name
-from warploom.runtime import api, driver
+from warploom.runtime import driver
 from warploom.runtime import kernel as kernels
+from warploom.runtime.families import family
 from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler, interleave
 from warploom.runtime.trial import Trial, uncollected
-from warploom.tuning import families
 from warploom.tuning.journal import Result
 
 DISCARDED = 1  # rounds that go before those that count
@@ -63,7 +64,7 @@ class Worker:
         self._batches += 1
         self.say({"trying": None})
         seed = int.from_bytes(os.urandom(7)) if self.device == "cuda" else self._batches
-        trial = families.trial(operation, shape, self.device, seed)
+        trial = family(operation.family).trial(operation, shape, self.device, seed)
         self._prepare(trial, specs)
         results: dict[str, Result] = {}
         samplers: dict[str, Sampler] = {}
@@ -179,10 +180,9 @@ def about() -> dict[str, Any]:
 
 
 def rehearse() -> None:
-    """Call the front door on the CPU: it brings what torch imports on first use, sympy for one."""
-    one = torch.ones(1, 1, 8, 64, dtype=torch.bfloat16)
-    api.gemm(one, one.mT)
-    api.attention(one, one, one)
+    """Call every family on the CPU: that brings what torch imports on first use, sympy for one."""
+    for name in names():
+        family(name).rehearse()
 
 
 def warm(seconds: float = WARMING) -> None:

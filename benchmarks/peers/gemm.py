@@ -21,8 +21,8 @@ from warploom.generator.configurations import cells
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Layout
 from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families import family
 from warploom.runtime.measure import Call
-from warploom.tuning.ahead import choices
 
 LISTED = cells()["gemm"]
 
@@ -116,7 +116,7 @@ def shipped(asked: Asked) -> list[KernelSpec]:
         choice.spec
         for operation in TYPES.values()
         for shape in (*squares(asked), *layers(asked))
-        for choice in choices(operation, GemmShape(*shape), NO_GPU)
+        for choice in family("gemm").choices(operation, GemmShape(*shape), NO_GPU)
     ]
 
 

@@ -20,9 +20,7 @@ NAMING: set[str] = {
     "runtime/operands.py",
     "runtime/tensors.py",
     "src/warploom/cli/records.py",
-    "tuning/ahead.py",
     "tuning/families.py",
-    "tuning/worker.py",
 }
 
 

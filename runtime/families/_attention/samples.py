@@ -9,6 +9,7 @@ import torch
 from warploom.generator.families._attention import AttentionShape
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.operation import Operation
+from warploom.runtime.families._attention.problem import Call
 from warploom.runtime.trial import generator
 
 SOFTCAP = 30.0
@@ -35,6 +36,11 @@ class AttentionData:
         if self._softcap:
             found["softcap"] = SOFTCAP
         return found
+
+    def call(self) -> Call:
+        """A call on q, k and v of their own."""
+        q, k, v = self.queries(), self.keys(), self.keys()
+        return Call(q, k, v, **self.lengths(), **self.keywords)
 
     def queries(self) -> torch.Tensor:
         """A tensor like q."""

@@ -16,7 +16,7 @@ import click
 
 from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
-from warploom.cli.shapes import check_one, shape_options, shipped
+from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
 from warploom.errors import CompilationError, ConfigurationError, StoreError
 from warploom.generator.artifact import Artifact
 from warploom.generator.configurations import spaces
@@ -38,7 +38,7 @@ CALLED = ("problem", "because", "kernel")
 NAMED = 10  # of the kernels that could not be stored
 
 
-@click.command("compile")
+@click.command("compile", epilog=told_spaces())
 @click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(spaces())))
 @click.option("--arch", help="Compile for this architecture instead of the configuration's.")
 @click.option(
@@ -65,8 +65,7 @@ def command(
 
     With --shapes, --model or --cells, they are those that calls of its operations, at these
     shapes, will run on --gpu: by its records, the model, or the table, whatever schedules FILE has.
-    FILE may then be `gemm`, `gemm_8bit`, `attention` (both passes), `attention_forward` or
-    `attention_backward`, as for `warploom tune`.
+    FILE may then be the name of a space of the package, as for `warploom tune`.
 
     A kernel is clean if nothing spills, nothing lives in local memory and no wgmma is serialised.
     """

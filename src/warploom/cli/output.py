@@ -7,7 +7,7 @@ A command module exposes `command`, and reports only through the `Output` it is 
     @reporting
     def command(output: Output, path: Path) -> None:
         \"\"\"Show the kernels that a configuration expands to.\"\"\"
-        output.table("kernels", ["name", "registers"], [["gemm_...", 168]])
+        output.table("kernels", ["name", "registers"], [["NAME", 168]])
 
 `reporting` stands directly above the function and adds `--json`, `-q` and `-v`. With `--json`,
 standard output is exactly one JSON object, with a key per table, value and text. Off a terminal, it

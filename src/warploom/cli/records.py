@@ -32,7 +32,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("paths", nargs=-1, type=_FILE)
-@click.option("--family", "name", help="Only of this family: gemm, attention_forward, ...")
+@click.option("--family", "name", help="Only of this family.")
 @click.option("--type", "element", help="Only with operands or results of this type, such as bf16.")
 @click.option("--shape", help="Only of this shape, as the table has it; * stands for anything.")
 @click.option("--gpu", default="", help="Only of GPU kinds with this in their name.")

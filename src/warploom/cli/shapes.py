@@ -26,7 +26,10 @@ def _numbers(_context: object, _option: object, value: str) -> list[int]:
 
 _OPTIONS = (
     click.option(
-        "--shapes", default="", callback=_list, help="MxNxK,... or BATCHxHEADSxKV_HEADSxSEQ."
+        "--shapes",
+        default="",
+        callback=_list,
+        help="Shapes as the page of their family writes them, such as 4096x6144x4096,...",
     ),
     click.option(
         "--model", help="The weights of a model, such as llama3-8b (benchmarks/cells.yaml)."
@@ -36,6 +39,11 @@ _OPTIONS = (
         "--m", "rows", default="", callback=_numbers, help="Cells of these M or lengths only."
     ),
 )
+
+
+def told_spaces() -> str:
+    """Which spaces of the package FILE may name, for the end of a command's help."""
+    return f"Spaces of the package: {', '.join(spaces())}."
 
 
 def shape_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,8 @@
 """`warploom tune FILE`: find the best schedule of each problem on the GPUs at hand, and record it.
 
 Every result goes to a journal as it comes, every finished problem to the user's records, which
-`warploom.gemm` and `warploom.attention` use from then on. Ctrl-C keeps both; a second start goes on
-where the first ended. The exit code is 3 when a kernel's result was wrong, 1 when a problem ended
-without a record.
+calls use from then on. Ctrl-C keeps both; a second start goes on where the first ended. The exit
+code is 3 when a kernel's result was wrong, 1 when a problem ended without a record.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import click
 
 from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
-from warploom.cli.shapes import check_one, shape_options, shipped
+from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
 from warploom.errors import ConfigurationError, DeviceError
 from warploom.generator.configurations import spaces
 
@@ -32,7 +31,7 @@ COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "sche
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("tune")
+@click.command("tune", epilog=told_spaces())
 @click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(spaces())))
 @shape_options
 @click.option("--budget", type=float, default=300.0, show_default=True, help="Seconds it may take.")
@@ -66,10 +65,8 @@ def command(
 ) -> None:
     """Find the best schedules at given shapes, and record them.
 
-    FILE has operations and a space of schedules. `gemm` and `attention` name those of the package,
-    for bf16, `gemm_8bit` those of e4m3 and int8; `attention` is both passes, of which
-    `attention_forward` and `attention_backward` name one: with --cells, the gradients of every cell
-    are tuned as well, all their launches together.
+    FILE has operations and a space of schedules, or is the name of a space of the package. What the
+    names of several families begin with names the spaces of all of them.
     """
     from warploom.tuning.problems import problems
 

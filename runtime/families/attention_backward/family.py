@@ -1,0 +1,32 @@
+"""The family of backward passes, as measuring and building ahead of time ask for it."""
+
+from __future__ import annotations
+
+from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.launches import DeviceLimits
+from warploom.runtime.decision import Choice
+from warploom.runtime.families._attention.samples import AttentionData
+from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial
+from warploom.runtime.families.attention_forward import plan
+from warploom.runtime.families.family import RuntimeFamily
+
+
+class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, AttentionShape]):
+    """Gradients of calls of `warploom.attention`."""
+
+    def trial(
+        self, operation: AttentionBackwardOperation, shape: AttentionShape, device: str, seed: int
+    ) -> AttentionBackwardTrial:
+        """Random operands and results of an attention: see trial.py."""
+        return AttentionBackwardTrial(operation, shape, device, seed)
+
+    def choices(
+        self, operation: AttentionBackwardOperation, shape: AttentionShape, target: DeviceLimits
+    ) -> list[Choice]:
+        """The kernel of the gradients of calls."""
+        forward = plan.draft(AttentionData(operation, shape, "meta", 0).call(), target)
+        return [plan.gradients_choice(forward, (operation.deterministic, None), target)]
+
+
+FAMILY = AttentionBackwardRuntime()

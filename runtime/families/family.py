@@ -1,0 +1,36 @@
+"""What the machinery asks of a family on torch tensors: calls of its kernels on drawn operands."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic
+
+from typing_extensions import TypeVar  # whose variables have defaults
+
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.shapes import Shape
+from warploom.generator.specification import Operation
+from warploom.runtime.decision import Choice
+from warploom.runtime.trial import Trial
+
+OperationT = TypeVar("OperationT", bound=Operation, default=Any)
+ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
+
+
+class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
+    """The half of a family that runs; the other is `generator.families.family.Family`."""
+
+    @abstractmethod
+    def trial(self, operation: OperationT, shape: ShapeT, device: str, seed: int) -> Trial:
+        """Random operands of a problem on a torch device, to verify and time kernels on."""
+
+    @abstractmethod
+    def choices(self, operation: OperationT, shape: ShapeT, target: DeviceLimits) -> list[Choice]:
+        """The kernels that calls of an operation run on a GPU where their tensors are dense.
+
+        There is one, but where one operation is several calls.
+        """
+
+    def rehearse(self) -> None:
+        """Call the front door on the CPU, which brings what torch imports on first use."""
+        return

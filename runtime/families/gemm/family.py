@@ -1,0 +1,52 @@
+"""The family of GEMMs, as measuring and building ahead of time ask for it."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.launches import DeviceLimits
+from warploom.runtime import api
+from warploom.runtime.decision import Choice
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.family import RuntimeFamily
+from warploom.runtime.families.gemm import plan
+from warploom.runtime.families.gemm.epilogue_operands import kind_of
+from warploom.runtime.families.gemm.problem import Options
+from warploom.runtime.families.gemm.samples import GemmData
+from warploom.runtime.families.gemm.trial import GemmTrial
+
+
+class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
+    """Calls of `warploom.gemm`."""
+
+    def trial(
+        self, operation: GemmOperation, shape: GemmShape, device: str, seed: int
+    ) -> GemmTrial:
+        """Random operands of a product: see trial.py."""
+        return GemmTrial(operation, shape, device, seed)
+
+    def choices(
+        self, operation: GemmOperation, shape: GemmShape, target: DeviceLimits
+    ) -> list[Choice]:
+        """The kernels of calls: two where a vector of scales has one element.
+
+        `warploom.gemm` takes that of a keyword for a number, that of an `epilogue` for a vector.
+        """
+        one = GemmData(operation, shape, "meta", 0).operands()
+        options = Options(TORCH[operation.d], operation.accumulation)
+        keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
+        by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
+        kinds = {tuple(map(kind_of, listed)): listed for listed in (by_keywords, one.listed)}
+        drafts = (
+            plan.draft(one.a, one.b, listed, None, options, target) for listed in kinds.values()
+        )
+        return [choice for _, choice in drafts]
+
+    def rehearse(self) -> None:
+        """Multiply on the CPU."""
+        one = torch.ones(1, 1, 8, 64, dtype=torch.bfloat16)
+        api.gemm(one, one.mT)
+
+
+FAMILY = GemmRuntime()
