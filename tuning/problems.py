@@ -8,11 +8,12 @@ from pathlib import Path
 
 from warploom.errors import ProblemError
 from warploom.generator.families import family
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
-from warploom.generator.specification import KernelSpec, Operation
-from warploom.tuning.families import fitting
+from warploom.generator.specification import KernelSpec, Operation, Schedule
+from warploom.runtime import dispatch
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def problems(
     """Return every operation of the configuration at `path` at every shape.
 
     Shapes are those given, or the cells of benchmarks/cells.yaml: of one model or of all, with
-    these numbers of rows (attention: lengths). Raises ConfigurationError for what is wrong in the
+    these numbers of rows. Raises ConfigurationError for what is wrong in the
     file, among it a space without a legal point, and ProblemError for a shape that is none.
     """
     spaces: dict[Operation, list[KernelSpec]] = {}
@@ -70,3 +71,15 @@ def shapes_of(
     if shapes:
         return list(dict.fromkeys(known.parse_shape(operation, written) for written in shapes))
     return list(dict.fromkeys(known.cells(operation, model, rows)))
+
+
+def default(operation: Operation, shape: Shape, device: DeviceLimits) -> KernelSpec:
+    """The kernel of dense tensors that is run without tuning."""
+    requires = family(operation.family).table.required(operation, shape)
+    return dispatch.untuned(operation, shape, device, requires).spec
+
+
+def fitting(operation: Operation, shape: Shape, schedule: Schedule, arch: str) -> KernelSpec | None:
+    """A schedule's kernel where dense tensors can have it, else None."""
+    requires = family(operation.family).table.required(operation, shape)
+    return dispatch.fitting(operation, shape, schedule, arch, requires)

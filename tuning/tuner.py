@@ -23,10 +23,9 @@ from warploom.generator.records import Environment, Record, Records
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
-from warploom.tuning.families import default, fitting
 from warploom.tuning.gpu import Batch, Gpu
 from warploom.tuning.journal import Entry, Journal, Result
-from warploom.tuning.problems import Problem
+from warploom.tuning.problems import Problem, default, fitting
 from warploom.tuning.search import Search
 
 ROUNDS, FINAL_ROUNDS = 4, 15

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from warploom.generator import families
 
 if TYPE_CHECKING:
-    from warploom.runtime.families.family import RuntimeFamily
+    from warploom.runtime.family import RuntimeFamily
 
 
 @cache

@@ -14,9 +14,8 @@ from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import Environment
 from warploom.generator.specification import KernelSpec
-from warploom.tuning.families import default
 from warploom.tuning.journal import Entry, Journal, Outcome, Result
-from warploom.tuning.problems import Problem
+from warploom.tuning.problems import Problem, default
 
 GPU, MULTIPROCESSORS = "NVIDIA H200", 132
 SPACE = """\

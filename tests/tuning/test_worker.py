@@ -30,10 +30,10 @@ from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmSh
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import api
+from warploom.runtime.families import family
 from warploom.runtime.families.attention_backward import reference as gradients
 from warploom.runtime.families.attention_backward import trial as attention_backward_trial
 from warploom.runtime.measure import Call, Sampler, Timing
-from warploom.tuning.families import trial as trial_of
 from warploom.tuning.gpu import About, Batch, GpuProcess
 from warploom.tuning.worker import GpuLost, Worker, unsteady
 
@@ -157,7 +157,7 @@ def test_every_kind_of_gradient_is_tried_and_right(
     made, _ = worker()
     (result,) = made.measure(request(operation, shape, [spec])).values()
     assert result.outcome == "correct", result.reason
-    trial: Any = trial_of(operation, shape, "cpu", 1)
+    trial: Any = family(operation.family).trial(operation, shape, "cpu", 1)
     assert 0.05 < trial.error_share(spec) < 0.9
 
 
@@ -261,10 +261,10 @@ def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch, damage: str)
 def test_data_is_fresh_in_every_batch() -> None:
     drawn = []
     for seed in (1, 2):
-        trial: Any = trial_of(GEMM, SHAPE, "cpu", seed)
+        trial: Any = family("gemm").trial(GEMM, SHAPE, "cpu", seed)
         drawn.append(trial.sets[0].a.clone())
     assert not torch.equal(*drawn)
-    again: Any = trial_of(GEMM, SHAPE, "cpu", 1)
+    again: Any = family("gemm").trial(GEMM, SHAPE, "cpu", 1)
     assert torch.equal(again.sets[0].a, drawn[0])
 
 

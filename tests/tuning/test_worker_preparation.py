@@ -22,6 +22,7 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
+from warploom.runtime import families
 from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.tuning.worker import Worker
 
@@ -91,14 +92,12 @@ def test_nothing_is_imported_while_a_kernel_is_tried(family: str) -> None:
 def test_what_is_right_is_known_and_kernels_are_at_hand_before_one_is_tried(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    from warploom.tuning.families import FAMILIES
-
     said: list[Mapping[str, Any]] = []
-    trial: Any = FAMILIES[family].trial
-    expected = trial.__dict__["_expected"]
+    spec, shape = TRIED[family]
+    trial = families.family(family).trial(spec.operation, shape, "cpu", 1)
+    expected = type(trial).__dict__["_expected"]
     plain = expected.func
     monkeypatch.setattr(expected, "func", lambda one: (said.append({"expected": 1}), plain(one))[1])
-    spec, shape = TRIED[family]
     (result,) = worker(said).measure(request(spec, shape)).values()
     assert result.outcome == "correct"
     assert said[:4] == [

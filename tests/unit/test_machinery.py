@@ -19,8 +19,6 @@ NAMING: set[str] = {
     "runtime/measure.py",
     "runtime/operands.py",
     "runtime/tensors.py",
-    "src/warploom/cli/records.py",
-    "tuning/families.py",
 }
 
 

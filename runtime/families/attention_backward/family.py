@@ -9,7 +9,7 @@ from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial
 from warploom.runtime.families.attention_forward import plan
-from warploom.runtime.families.family import RuntimeFamily
+from warploom.runtime.family import RuntimeFamily
 
 
 class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, AttentionShape]):

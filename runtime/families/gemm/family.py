@@ -9,12 +9,12 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime import api
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.family import RuntimeFamily
 from warploom.runtime.families.gemm import plan
 from warploom.runtime.families.gemm.epilogue_operands import kind_of
 from warploom.runtime.families.gemm.problem import Options
 from warploom.runtime.families.gemm.samples import GemmData
 from warploom.runtime.families.gemm.trial import GemmTrial
+from warploom.runtime.family import RuntimeFamily
 
 
 class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
