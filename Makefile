@@ -1,12 +1,15 @@
 # Every verb makes the virtual environment it needs: `make demo` or `make test` in a fresh clone is
 # the only command. gpu-test takes $(PYTHON) as it is, since machines with a GPU bring their torch;
-# GPU_TESTS may name some of its files. WORKERS is the most processes that tests run in.
+# FAMILY may name the one family whose tests are to run, GPU_TESTS some of the files. What passes is
+# noted beside the tests, or in the folder RECORD, laid out like tests/: `cp -r RECORD/. tests/` brings
+# it back from another machine. WORKERS is the most processes that tests run in.
 
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/installed
-GPU_TESTS := tests/gpu
-RECORD := tests/gpu/record.json
+FAMILY :=
+GPU_TESTS := $(if $(FAMILY),tests/families/$(FAMILY)/gpu,tests/gpu $(wildcard tests/families/*/gpu))
+RECORD := tests
 WORKERS := 4
 .DEFAULT_GOAL := test
 

@@ -1,10 +1,15 @@
-"""What every test shares: a private kernel store, the skip of gpu tests, and `--update-golden`."""
+"""What every test shares: a private kernel store, the skip of gpu tests, and `--update-golden`.
+
+Modules beside tests that are no tests are imported by their names, from any test; so each has a
+name of its own. What a session of gpu tests is beside that is in gpu/gpu_session.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +20,8 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     share = max(1, len(os.sched_getaffinity(0)) // int(workers))
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
 # What libraries keep for the next run lies in build/, not in the user's home or where pytest began.
-BUILD = Path(__file__).parents[1] / "build"
+TESTS = Path(__file__).parent
+BUILD = TESTS.parent / "build"
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(BUILD / "hypothesis"))
 os.environ.setdefault("MPLCONFIGDIR", str(BUILD / "matplotlib"))
 os.environ["WARPLOOM_CACHE_DIR"] = str(BUILD / "store")  # while tests are collected
@@ -25,6 +31,15 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
     slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
     settings.load_profile("any machine")
+
+helpers = {
+    path.parent
+    for path in TESTS.rglob("*.py")
+    if not path.name.startswith("test_") and path.name != "conftest.py"
+    if not path.with_name("__init__.py").is_file()
+}
+sys.path.extend(str(folder) for folder in sorted(helpers))
+pytest_plugins = ["gpu_session"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,12 +63,6 @@ def _reason_for_no_gpu() -> str | None:
     if capability != (9, 0):
         return f"needs a Hopper GPU (compute capability 9.0): this one has {capability}"
     return None
-
-
-@pytest.fixture(scope="session")
-def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tests' store lies."""
-    return tmp_path_factory.mktemp("store")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,6 @@ from warploom.generator.specification import parse_name
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.usefixtures("built"),
     pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),
 ]
 M, N, K = 64, 96, 256

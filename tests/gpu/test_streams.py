@@ -16,11 +16,17 @@ from attention_cases import SIMPLE
 from cuda.bindings import driver
 
 import warploom
+from warploom.generator.specification import KernelSpec
 from warploom.runtime.driver import check
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("attention_built")]
+pytestmark = pytest.mark.gpu
 KERNEL = SIMPLE["dynamic"]
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built(build: Callable[[list[KernelSpec]], object]) -> None:
+    build([KERNEL])
 
 
 def operands(seed: int = 0, *, seq: int = 1009, batch: int = 2, device: int = 0) -> Operands:

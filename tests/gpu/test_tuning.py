@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cases
+import gemm_cases as cases
 import pytest
 import torch
 

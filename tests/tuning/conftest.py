@@ -1,14 +1,10 @@
-"""Makes the sweeps beside these tests importable by name, and shares those that cost time."""
+"""What the tests of tuning share: sweeps, which cost time."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from sweeps import SHAPES, SPACE, write_sweep
 
 from warploom.tuning.problems import Problem, problems

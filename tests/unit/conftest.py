@@ -10,8 +10,7 @@ import pytest
 
 from warploom.generator.toolchain import Component
 
-HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parents[1] / "tools")]
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -49,3 +51,15 @@ def test_no_file_names_a_path_of_one_machine() -> None:
         for match in PRIVATE_PATH.finditer(path.read_bytes())
     }
     assert found == set()
+
+
+def test_helpers_of_tests_have_names_of_their_own() -> None:
+    """They are imported by name alone: of two, or of a library's, the first found would be both."""
+    names = [
+        path.stem
+        for path in tracked("tests/*.py")
+        if not path.name.startswith(("test_", "conftest"))
+        if not path.with_name("__init__.py").is_file()
+    ]
+    assert {name: count for name, count in Counter(names).items() if count > 1} == {}
+    assert set(names) & sys.stdlib_module_names == set()

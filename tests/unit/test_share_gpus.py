@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from pathlib import Path
 
 import pytest
+import share_gpus
 
 
 @pytest.mark.parametrize(
@@ -16,15 +15,13 @@ import pytest
 def test_every_process_begins_with_another_gpu(
     number: int, given: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "gpu"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    importlib.import_module("share_gpus").begin_with(number)
+    share_gpus.begin_with(number)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_a_machine_without_a_driver_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "gpu"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", "")
-    importlib.import_module("share_gpus").begin_with(1)
+    share_gpus.begin_with(1)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

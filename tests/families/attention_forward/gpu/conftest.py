@@ -1,0 +1,17 @@
+"""What the gpu tests of attention share: their kernels, built at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attention_cases
+import pytest
+
+from warploom.generator.artifact import Artifact
+from warploom.generator.specification import KernelSpec
+
+
+@pytest.fixture(scope="session")
+def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
+    """Every attention kernel of the tables, by name."""
+    return build(attention_cases.ALL)

@@ -1,0 +1,98 @@
+"""Runs a kernel without one of its barriers until a result is wrong: `mutant.py NAME`.
+
+Exit status 0: a result was wrong, as it must be. 1: every result was right, so that the tests would
+not notice if the barrier were forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+import gemm_arena as arena
+import gemm_cases as cases
+import torch
+
+from warploom.errors import DeviceError
+from warploom.generator import nvrtc
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.generator.toolchain import find
+from warploom.runtime import kernel as kernels
+
+TRIES = 20
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A kernel, what is taken out of its text, and a shape that makes the lack of it show.
+
+    The shape must not make the kernel hang: where consumers may run ahead of the producer, there is
+    one tile a block with one k tile.
+    """
+
+    kernel: KernelSpec
+    without: str  # a pattern
+    shape: tuple[int, int, int]
+
+    def source(self) -> str:
+        """The text of the kernel, without."""
+        source, count = re.subn(self.without, "", render(self.kernel))
+        if count == 0:
+            raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
+        return source
+
+
+# Storing more than reading: TMA falls behind, and still reads a buffer when its turn comes again.
+STORING = cases.spec((128, 128), d="fp32")
+
+MUTANTS = {
+    "consumers do not wait for the products' operands": Mutant(
+        cases.spec((128, 128)),
+        r"shared\.full\[[^]]*\]\.wait\([^)]*\);",
+        (1021, 1016, 61),
+    ),
+    "nobody waits until TMA has read a staging buffer": Mutant(
+        STORING, r"if \(thread == 0\) cute::tma_store_wait<1>\(\);", (8191, 8184, 61)
+    ),
+    "only one thread waits until TMA has read a staging buffer": Mutant(
+        STORING,
+        r"cutlass::arch::NamedBarrier::sync\(128, barrier\);(?=\s+stage\()",
+        (8191, 8184, 61),
+    ),
+    "a block adds up sums that others have not laid down": Mutant(
+        cases.spec((64, 64), consumers=1, split=4),
+        r"SplitSums::meet\(\);  // all[^\n]*|\bmeet\(\);(?=\s+CUTE_UNROLL)",
+        (64, 512, 4093),
+    ),
+}
+
+
+def install(mutant: Mutant) -> None:
+    """Put the mutant in the place of its kernel, in this process only."""
+    spec = mutant.kernel
+    artifact = nvrtc.compile(mutant.source(), name=spec.name, arch=spec.arch, toolchain=find())
+    kernels._kernels[spec] = kernels.Kernel(spec, artifact)
+
+
+def caught(mutant: Mutant) -> str | None:
+    """Run the mutant on fresh data until a check fails; return how, or None."""
+    for seed in range(TRIES):
+        try:
+            arena.verify(arena.call(mutant.kernel, *mutant.shape, seed=seed))
+        except AssertionError:
+            return f"caught in run {seed + 1}"
+        except torch.OutOfMemoryError:  # which says nothing about the mutant
+            raise
+        except (DeviceError, RuntimeError):
+            return f"failed in run {seed + 1}"
+    return None
+
+
+if __name__ == "__main__":
+    chosen = MUTANTS[sys.argv[1]]
+    install(chosen)
+    outcome = caught(chosen)
+    print(outcome or "survived")
+    sys.exit(0 if outcome else 1)

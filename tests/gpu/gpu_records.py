@@ -1,0 +1,147 @@
+"""record.json beside gpu tests: which GPU passed them, with what, and on which state of the code.
+
+Each family has a record beside its gpu tests (families/NAME/gpu), and the machinery one here. A
+record's `digest` is of the files that decide what those tests see; a test on the CPU compares it,
+and the files of tests that passed with those there are. The tests may pass file by file, in several
+runs: `write` keeps what the same code passed on the same machine before. Nothing here needs a GPU
+until it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+# What makes and runs the kernels of every family. What only declares, names, stores or chooses
+# changes no kernel and no result: tests on the CPU hold it.
+MACHINERY = (
+    "generator/architectures.py",
+    "generator/elements.py",
+    "generator/epilogue.py",
+    "generator/families/family.py",
+    "generator/launches.py",
+    "generator/limits.py",
+    "generator/nvrtc.py",
+    "generator/parameters.py",
+    "generator/render.py",
+    "generator/rules.py",
+    "generator/tensor_maps.py",
+    "generator/wgmma.py",
+    "runtime/*.py",
+    "runtime/families/*.py",
+    "templates/common/*",
+)
+ROOMS = ("generator/families", "runtime/families", "templates")  # where a family has a folder
+SOURCES = {".py", ".cuh", ".jinja"}
+
+
+def places(root: Path = ROOT) -> dict[str, str | None]:
+    """Where records lie, in tests/: `gpu`, which is the machinery's, and each family's folder."""
+    folders = sorted(
+        folder.parent
+        for folder in root.glob("tests/families/*/gpu")
+        if any(folder.glob("test_*.py"))
+    )
+    return {"gpu": None, **{f"families/{folder.name}/gpu": folder.name for folder in folders}}
+
+
+def digest(family: str | None, root: Path = ROOT) -> str:
+    """SHA-256, in hex, over the paths and bytes of what decides a family's kernels and results.
+
+    These are its folders, those that it shares with others, and the machinery; of None, only the
+    machinery.
+    """
+    hashed = hashlib.sha256()
+    for path in sorted({*_machinery(root), *(_files(family, root) if family else ())}):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        hashed.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return hashed.hexdigest()
+
+
+def _machinery(root: Path) -> Iterator[Path]:
+    for pattern in MACHINERY:
+        yield from (path for path in root.glob(pattern) if path.suffix in SOURCES)
+
+
+def _files(family: str, root: Path) -> set[Path]:
+    """The files in a family's folders, and in the shared folders that files among these name."""
+    shared = {path.name for room in ROOMS for path in root.glob(f"{room}/_*") if path.is_dir()}
+    shared.discard("__pycache__")
+    found: set[Path] = set()
+    ahead = {family}
+    while ahead:
+        name = ahead.pop()
+        shared.discard(name)
+        own = {path for room in ROOMS for path in root.glob(f"{room}/{name}/**/*")}
+        own = {path for path in own if path.suffix in SOURCES}
+        texts = [path.read_text() for path in own]
+        ahead |= {
+            one for one in shared if any(f"families.{one}" in t or f"{one}/" in t for t in texts)
+        }
+        found |= own
+    return found
+
+
+def write(
+    folder: Path,
+    counts: Mapping[str, Mapping[str, int]],
+    failed: Collection[str],
+    notes: Sequence[tuple[str, str, object]],
+    root: Path = ROOT,
+) -> list[Path]:
+    """Note in `folder`, which is laid out like tests/, the files whose tests have passed.
+
+    `counts` has how many passed and were skipped, by the file's path in the repository; what is
+    known of the other files stays, but the `failed` are struck out. `notes` are a file, a dotted
+    name and an outcome each: (`tests/gpu/test_x.py`, `sanitizers.memcheck`, `clean`). Where
+    `folder` has no record yet, the repository's is gone on with. Return what was written.
+    """
+    written = []
+    known = places(root)
+    for place in sorted({_place(file) for file in (*counts, *failed)} & known.keys()):
+        path = folder / place / "record.json"
+        latest = path if path.is_file() else root / "tests" / place / "record.json"
+        before = json.loads(latest.read_text()) if latest.is_file() else {}
+        state = {"digest": digest(known[place], root), **_machine()}
+        kept = before if all(before.get(name) == value for name, value in state.items()) else {}
+        content: dict[str, Any] = {**kept, **state, "date": datetime.now(UTC).date().isoformat()}
+        passed = {_name(file): count for file, count in counts.items() if _place(file) == place}
+        struck = {_name(file) for file in failed if _place(file) == place}
+        tests = {**kept.get("tests", {}), **passed}
+        content["tests"] = {file: tests[file] for file in sorted(tests) if file not in struck}
+        for file, name, value in sorted(notes, key=str):
+            if _place(file) == place:
+                group, _, entry = name.partition(".")
+                content.setdefault(group, {})[entry] = value
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n")
+        written.append(path)
+    return written
+
+
+def _place(file: str) -> str:
+    return PurePosixPath(file).parent.as_posix().removeprefix("tests/")
+
+
+def _name(file: str) -> str:
+    return PurePosixPath(file).name
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    from warploom.generator.toolchain import find
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver.splitlines()[0].strip(),
+        "versions": {"torch": torch.__version__, **find().versions},
+    }

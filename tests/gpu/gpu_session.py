@@ -1,0 +1,176 @@
+"""A session of gpu tests: GPUs shared among its processes, one store, and the records of it.
+
+It is one where tests are chosen by `-m gpu`; `--record FOLDER`, which `make gpu-test` gives, notes
+in FOLDER which files of tests this GPU passed. The tests may run in several processes at a time
+(pytest-xdist): what takes longest is the host.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gpu_records
+import pytest
+import share_gpus
+
+if TYPE_CHECKING:
+    from warploom.generator.artifact import Artifact
+    from warploom.generator.specification import KernelSpec
+
+Build = Callable[["Sequence[KernelSpec]"], "dict[str, Artifact]"]
+GIGABYTES = 20  # that a test with the fixture `memory` takes at most
+_collected: Counter[str] = Counter()  # tests of this run, by file
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ..: which of several processes this is
+
+
+def is_gpu_session(config: pytest.Config) -> bool:
+    """Whether gpu tests are asked for, and no others."""
+    return bool(config.option.markexpr == "gpu")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record", type=Path, help="note in this folder which files of gpu tests passed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin with a GPU of this process's own, before anything asks for one."""
+    if WORKER is not None and is_gpu_session(config):
+        share_gpus.begin_with(int(WORKER.removeprefix("gw")))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and isinstance(item, pytest.Function):
+        item.fixturenames.insert(0, "dispatch_by_tables")
+
+
+# ---- Records -------------------------------------------------------------------------------------
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    _collect(item.nodeid for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
+    """Every process collects the same: the tests that all of them run together."""
+    _collect(ids)
+
+
+def _collect(ids: Iterable[str]) -> None:
+    _collected.clear()
+    _collected.update(map(_file, ids))
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.split("::")[0]
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether every gpu test of the files that ran was to run."""
+    option = config.option
+    chosen = option.keyword or option.deselect or getattr(option, "lf", False)
+    return is_gpu_session(config) and not chosen and not any("::" in one for one in config.args)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Record the files of which every test has passed, or few were skipped: also when interrupted.
+
+    Where nothing passed and nothing failed, there was no GPU.
+    """
+    if hasattr(config, "workerinput"):  # one of several processes, which knows only its own tests
+        return
+    folder = config.getoption("--record", None)
+    if folder is None or not _is_whole(config):
+        return
+    stats = terminalreporter.stats
+
+    def by_file(kind: str) -> Counter[str]:
+        return Counter(_file(report.nodeid) for report in stats.get(kind, ()))
+
+    passed, skipped, failed = by_file("passed"), by_file("skipped"), by_file("failed")
+    failed += by_file("error")
+    counts = {
+        file: {"passed": passed[file], "skipped": skipped[file]}
+        for file, count in _collected.items()
+        if passed[file] and passed[file] + skipped[file] == count and file not in failed
+    }
+    notes = [
+        (_file(report.nodeid), *entry)
+        for report in stats.get("passed", ())
+        if _file(report.nodeid) in counts
+        for entry in report.user_properties
+    ]
+    written = gpu_records.write(folder, counts, failed, notes) if passed or failed else []
+    for path in written:
+        terminalreporter.write_line(f"noted in {path}")
+    if not written:
+        terminalreporter.write_line("nothing is noted: no test of a record has passed or failed")
+
+
+# ---- What gpu tests share ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def store_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests' store lies: the processes of a session of gpu tests share it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = WORKER is not None and is_gpu_session(request.config)
+    folder = (base.parent if shared else base) / "store"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dispatch_by_tables(private_store: Path) -> Iterator[None]:
+    """Dispatch by the tables, whose choices are built beforehand, not by records of this GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_RECORDS", "ignore")
+        yield
+
+
+@pytest.fixture(scope="session")
+def build(private_store: Path) -> Build:
+    """`build(specs)` builds them in parallel, before a first test needs one; they come by name."""
+    from filelock import FileLock
+
+    from warploom.errors import WarploomError
+    from warploom.generator.artifact import Artifact
+    from warploom.generator.build import build_many
+    from warploom.runtime import kernel as kernels
+
+    def build(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
+        with FileLock(private_store / "tables.lock"):  # one process builds them, the others read
+            results = build_many(list(dict.fromkeys(specs)), kernels.store())
+        for result in results:
+            if isinstance(result, WarploomError):
+                raise result
+        return {result.name: result for result in results if isinstance(result, Artifact)}
+
+    return build
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+    """`note("mutants.NAME", outcome)` puts an outcome in the record, under its dotted name."""
+    return record_property
+
+
+@pytest.fixture
+def memory() -> Iterator[None]:
+    """Much of the GPU's memory, given back at once: other processes test on this GPU."""
+    import torch
+
+    if torch.cuda.get_device_properties(0).total_memory < 2 * GIGABYTES << 30:
+        pytest.skip(f"needs {GIGABYTES} GB of GPU memory to itself")
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
