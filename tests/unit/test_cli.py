@@ -135,6 +135,16 @@ def test_emit_check_names_what_is_stale_missing_and_extra(small: Path, tmp_path:
     assert changed.read_text() == "// edited by hand\n"
 
 
+def test_emit_takes_several_files_whose_kernels_lie_together(small: Path, tmp_path: Path) -> None:
+    """One by one, each file's kernels are extra to the next one's check."""
+    other, out = tmp_path / "other.yaml", tmp_path / "emitted"
+    other.write_text(SMALL.replace("bf16", "fp16"))
+    assert run("emit", small, other, "--out", out).exit_code == 0
+    assert len([*out.iterdir()]) == 2
+    assert run("emit", small, other, "--out", out, "--check").exit_code == 0
+    assert run("emit", small, "--out", out, "--check").exit_code == 1
+
+
 def test_emit_into_a_place_that_cannot_be_written_is_the_users_error(
     small: Path, tmp_path: Path
 ) -> None:

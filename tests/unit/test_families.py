@@ -9,6 +9,8 @@ import pytest
 
 from warploom.errors import UnknownNameError
 from warploom.generator import families
+from warploom.runtime import families as runtime_families
+from warploom.runtime.family import RuntimeFamily
 
 
 @pytest.fixture
@@ -35,3 +37,9 @@ def test_a_folder_is_a_family_and_what_several_share_is_none(folder: Path) -> No
     assert families.names() == tuple(sorted([*before, "another"]))
     with pytest.raises(UnknownNameError, match="family '_shared': known families: another"):
         families.family("_shared")
+
+
+@pytest.mark.parametrize("name", families.names())
+def test_a_family_has_a_half_that_runs(name: str) -> None:
+    """A half that lacks a method cannot be made, which no other import would tell."""
+    assert isinstance(runtime_families.family(name), RuntimeFamily)
