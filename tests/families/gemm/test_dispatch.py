@@ -19,7 +19,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
 
-CELLS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "cells.yaml").read_text())[
+CELLS = yaml.safe_load((Path(__file__).parents[3] / "benchmarks" / "cells.yaml").read_text())[
     "gemm"
 ]
 H200 = DeviceLimits(multiprocessors=132)
