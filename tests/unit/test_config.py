@@ -13,7 +13,7 @@ from warploom.errors import ConfigurationError
 from warploom.generator import epilogue
 from warploom.generator.config import Configuration, load, schema
 from warploom.generator.document import MAXIMUM_BYTES
-from warploom.generator.families import every
+from warploom.generator.families import every, names
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_a_schedule_of_the_wrong_form_is_refused_with_its_place(
         ("{a: bf16, b: bf16, d: fp32}", "operations[0].family: missing: is required: add it"),
         (
             OPERATION.replace("gemm", "gem"),
-            "family: \"gem\": should be one of 'attention_backward', 'attention_forward', 'gemm'",
+            f"family: \"gem\": should be one of {', '.join(map(repr, names()))}",
         ),
         (OPERATION.replace("fp32", "fp3"), "d: \"fp3\": should be 'fp16', 'bf16', 'fp32'"),
         (OPERATION.replace("}", ", batched: 1}"), "batched: 1: should be a valid boolean"),
