@@ -16,18 +16,21 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
 from warploom.runtime import kernel as kernels
 from warploom.runtime.counters import counters
+from warploom.runtime.dispatch import named
 from warploom.runtime.explanation import Explanation, attention_on, gemm_on
 from warploom.runtime.families._attention import problem as attention_problems
 from warploom.runtime.families._attention.problem import Alignment, Window
 from warploom.runtime.families.attention_forward import operators as attention_operators
 from warploom.runtime.families.attention_forward import plan as attentions
+from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.families.gemm import epilogue as epilogues
 from warploom.runtime.families.gemm import operators
 from warploom.runtime.families.gemm import plan as gemms
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Item, Keywords
 from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.families.gemm.problem import Options, PlanKeywords
+from warploom.runtime.families.gemm.problem import PlanKeywords
 from warploom.runtime.tensors import WithoutMemoryError, explained, refuse_dual, shown
 
 __all__ = [
@@ -108,18 +111,18 @@ def gemm(
     if torch._C._is_any_autocast_enabled():
         a, b = _lowered(a), _lowered(b)
     if forward_ad._current_level >= 0:
-        gemms.refuse_tangents(a, b, out, listed)
+        GemmCall(a, b, listed, out).refuse_tangents()
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
-    found = None if spec is None else attention_problems.named(spec)
-    options = Options(out_dtype, accumulation, found)
+    found = None if spec is None else named(spec)
+    call = GemmCall(a, b, listed, out, out_dtype, accumulation, found)
     try:
-        return gemms.gemm(a, b, listed, out, options)
+        return gemms.gemm(call)
     except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(a, b, listed, out, *options)
+        return operators.call(a, b, listed, out, out_dtype, accumulation, found)
     except Exception as error:
-        raise explained(error, gemms.require_kinds, a, b, out, listed) from error.__cause__
+        raise explained(error, call.require) from error.__cause__
 
 
 def plan(
@@ -137,10 +140,10 @@ def plan(
     Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
     strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
     """
-    options = Options(out_dtype, accumulation, attention_problems.named(spec))
     listed = epilogues.items(**keywords)
-    gemms.require_kinds(a, b, out, listed)
-    return gemms.plan(a, b, listed, out, options)
+    call = GemmCall(a, b, listed, out, out_dtype, accumulation, named(spec))
+    call.require()
+    return gemms.plan(call)
 
 
 @overload
@@ -220,7 +223,7 @@ def attention(
         )
     if torch._C._is_any_autocast_enabled():
         q, k, v = (_lowered(tensor) for tensor in (q, k, v))
-    call = attention_problems.Call(
+    call = AttentionCall(
         q,
         k,
         v,
@@ -247,7 +250,7 @@ def attention(
         except WithoutMemoryError:
             result = attention_operators.attention(call)
         except Exception as error:
-            raise explained(error, attention_problems.require_kinds, call) from error.__cause__
+            raise explained(error, call.require) from error.__cause__
     return result if return_lse else result[0]
 
 
@@ -271,8 +274,8 @@ def plan_attention(
     Arguments are those of `attention`. `plan(q, k, v, ...)` then runs tensors of the same shapes,
     strides, types and alignment with the same keywords, and returns out and lse.
     """
-    call = attention_problems.Call(q, k, v, **keywords)
-    attention_problems.require_kinds(call)
+    call = AttentionCall(q, k, v, **keywords)
+    call.require()
     return attentions.plan(call)
 
 
@@ -281,7 +284,7 @@ def load(spec: KernelSpec | str) -> kernels.Kernel:
 
     Raises DeviceError where there is no GPU to load it on.
     """
-    found = attention_problems.named(spec)
+    found = named(spec)
     if found is None:
         raise ProblemError("spec None", rule="must be a KernelSpec or a kernel's name", fix="")
     if not torch.cuda.is_available():
@@ -369,7 +372,7 @@ def explain(
             fix="pass the operands of the call",
         )
     if v is not None:
-        call = attention_problems.Call(a, b, v, **keywords)
+        call = AttentionCall(a, b, v, **keywords)
         return attention_on(target(gpu), call) if gpu else Explanation.of(attentions.plan(call))
     if gpu is None:
         return Explanation.of(plan(a, b, **keywords))

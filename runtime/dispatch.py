@@ -17,9 +17,10 @@ from warploom.generator.families import family
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.records import Record
 from warploom.generator.shapes import Shape
-from warploom.generator.specification import KernelSpec, Operation, Schedule
+from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
 from warploom.runtime.decision import Choice, carried, modelled, recorded
 from warploom.runtime.records import environment, known
+from warploom.runtime.tensors import shown
 
 
 def choose(
@@ -60,6 +61,19 @@ def choose(
         return choice
     reason = f"{choice.reason}; not read: {'; '.join(found.unread)}"
     return Choice(choice.spec, reason, choice.seconds, choice.runners_up)
+
+
+def named(spec: KernelSpec | str | None) -> KernelSpec | None:
+    """The spec that was asked for, by itself or by name."""
+    if isinstance(spec, str):
+        return parse_name(spec)
+    if spec is None or isinstance(spec, KernelSpec):
+        return spec
+    raise ProblemError(
+        f"spec {shown(spec)} of type {type(spec).__name__}",
+        rule="must be a KernelSpec or a kernel's name",
+        fix="leave it out, or take the name that warploom.explain tells",
+    )
 
 
 def untuned(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -14,16 +14,16 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
+from warploom.runtime.call import Draft
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Alternative, Choice
-from warploom.runtime.families._attention.problem import Call, named
+from warploom.runtime.dispatch import named
 from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.attention_forward.plan import AttentionPlan
-from warploom.runtime.families.gemm import plan as gemm
+from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Keywords, items
-from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.families.gemm.problem import Options
 from warploom.runtime.kernel import store
+from warploom.runtime.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Explanation:
     reference: bool = False
 
     @classmethod
-    def of(cls, plan: GemmPlan | AttentionPlan) -> Explanation:
+    def of(cls, plan: Plan[Any, Any]) -> Explanation:
         """What a plan does."""
         return cls(
             kernel=plan.choice.spec.name,
@@ -60,22 +60,16 @@ class Explanation:
             counters=counters.as_dict(),
             seconds=plan.choice.seconds,
             runners_up=plan.choice.runners_up,
-            gradients=plan.backward_choice(*plan.gradient_options)
-            if isinstance(plan, AttentionPlan)
-            else None,
-            reference=plan.key[4] == -1,  # the device of the first operand
+            gradients=plan.gradients(),
+            reference=plan.device == -1,
         )
 
     @classmethod
     def on(
-        cls,
-        target: DeviceLimits,
-        choice: Choice,
-        problem: object | None,
-        copies: tuple[str, ...],
-        gradients: Choice | None = None,
+        cls, target: DeviceLimits, drafted: Draft[Any], gradients: Choice | None = None
     ) -> Explanation:
         """What a call does on a GPU that may not be here; without a problem it launches nothing."""
+        choice, problem = drafted.choice, drafted.problem
         spec = choice.spec
         launches = family(spec.operation.family).launches(spec, problem, target) if problem else ()
         return cls(
@@ -83,7 +77,7 @@ class Explanation:
             reason=choice.reason,
             grid=launches[0].grid if launches else 0,
             stored=store().find(source_digest(render(spec)), spec.arch) is not None,
-            copies=copies,
+            copies=drafted.copies,
             counters=counters.as_dict(),
             seconds=choice.seconds,
             runners_up=choice.runners_up,
@@ -125,19 +119,15 @@ def gemm_on(
     **keywords: Unpack[Keywords],
 ) -> Explanation:
     """What a call of `warploom.gemm` does on a GPU."""
-    options = Options(out_dtype, accumulation, named(spec))
-    checked, choice = gemm.draft(a, b, items(**keywords), out, options, target)
-    problem = None if checked.empty else checked.problem
-    return Explanation.on(target, choice, problem, gemm.copied(checked))
+    call = GemmCall(a, b, items(**keywords), out, out_dtype, accumulation, named(spec))
+    return Explanation.on(target, call.draft(target))
 
 
-def attention_on(target: DeviceLimits, call: Call) -> Explanation:
+def attention_on(target: DeviceLimits, call: AttentionCall) -> Explanation:
     """What a call of `warploom.attention`, and its backward pass, do on a GPU."""
-    found = attention.draft(call, target)
-    asked = call.deterministic, call.backward_spec
-    gradients = attention.gradients_choice(found, asked, target)
-    problem = None if found.sizes.empty else attention.problem(call, found)
-    return Explanation.on(target, found.choice, problem, found.copies, gradients)
+    found = call.draft(target)
+    gradients = attention.gradients_choice(found, found.details.gradient_options, target)
+    return Explanation.on(target, found, gradients)
 
 
 def _because(reason: str) -> list[str]:

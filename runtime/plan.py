@@ -1,181 +1,100 @@
-"""A plan: launches of one spec for one problem, bound to addresses once and then only fired.
+"""A plan: what is found out once for all calls of a kind, and what runs each of them.
 
-It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
-address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
-allocated per call on the current stream, but for those that are kept (see warploom.runtime.kept).
+A call is looked up by its signature; only a miss checks it, chooses a kernel, lays out its launches
+and loads it. It knows no family, and nothing here waits for the GPU.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-import torch
+from warploom.runtime import targets
+from warploom.runtime.call import Call, DetailsT, Key, ResultsT
+from warploom.runtime.counters import counters
+from warploom.runtime.decision import Choice
+from warploom.runtime.launch_plan import LaunchPlan, plan_launches, remember
+from warploom.runtime.tensors import WithoutMemoryError, require_memory
 
-from warploom.generator.families import family
-from warploom.generator.launches import Address, Argument, Launch, Workspace
-from warploom.generator.locks import ForkLock
-from warploom.generator.specification import KernelSpec
-from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver, kept
-from warploom.runtime.counters import launch_numbers
-from warploom.runtime.kernel import Kernel, Prepared, kernel
-from warploom.runtime.tensor_map import encode
+_BOUND = 4096  # plans remembered
+known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
 
-Launches = tuple[Prepared, ...]
-Key = TypeVar("Key", bound=tuple[object, ...])
-Value = TypeVar("Value")
-
-_ALIGN = 128  # bytes, of a workspace
-_BOUND = 1 << 14  # calls kept over all plans, by addresses, stream and scalars: 1.3 KB each
-_lock = ForkLock()
-_bound: dict[tuple[object, ...], Launches] = {}
-_numbers = itertools.count()
-
-os.register_at_fork(after_in_child=_bound.clear)
-
-
-def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> None:
-    """Keep `value` in a map of at most `bound` entries; the oldest go first."""
-    with _lock:
-        while len(known) >= bound:
-            known.pop(next(iter(known)))
-        known[key] = value
-
-
-def described(
-    what: str, result: str, spec: KernelSpec, launch: LaunchPlan | None, copies: Sequence[str]
-) -> str:
-    """Return the line that a plan is shown as: its result, its kernel, and where it runs."""
-    where = f"cuda:{launch.device}" if launch else "the reference"
-    copied = f", after copies of {' and '.join(copies)}" if copies else ""
-    return f"<{what} {result} on {where}{copied}: {spec.name}>"
+os.register_at_fork(after_in_child=known.clear)  # a forked call is planned anew, and so refused
 
 
 @dataclass
-class LaunchPlan:
-    """The launches of one problem on one device.
+class Plan(Generic[DetailsT, ResultsT]):
+    """What a kind of call needs: its kernel and launches, and what is done around them.
 
-    `tensors` and `scalars` name, in order, what a call hands over; workspaces come after them.
+    launch    None on the CPU, and where there is nothing to launch
+    copies    operands that are copied first, since TMA cannot read them
+    details   what the family knows of such calls
     """
 
-    spec: KernelSpec
+    key: Key
+    choice: Choice
+    launch: LaunchPlan | None
+    copies: tuple[str, ...]
+    details: DetailsT
     device: int
-    tensors: tuple[str, ...]
-    scalars: tuple[str, ...]
-    launches: Sequence[Launch]
-    workspaces: Sequence[Workspace]
-    kernel: Kernel
 
-    def __post_init__(self) -> None:
-        self._number = next(_numbers)  # of no other plan of the process
-        self._place = torch.device("cuda", self.device)
-        self._own = threading.local()
-        self._room_bytes, self._offsets = _laid_out([w for w in self.workspaces if not w.kept])
-        self._kept_bytes, self._kept_offsets = _laid_out([w for w in self.workspaces if w.kept])
+    def run(self, call: Call[DetailsT, ResultsT]) -> ResultsT:
+        """Launch on tensors that are known to fit; on the CPU, and without products, compute.
 
-    def run(
-        self,
-        addresses: tuple[int, ...],
-        scalars: tuple[float, ...],
-        check: Callable[[], None],
-    ) -> Launches:
-        """Launch on the current stream of the plan's device; nothing is waited for.
-
-        `check` raises where these addresses or scalars must not be used; it is called the first
-        time that they come up.
+        Every call passes here: what it does not need stays out, and no function is made.
         """
-        stream, room, zeros = driver.current_stream(self.device), 0, 0
-        if self._room_bytes:
-            held = self._room(stream)  # until all is launched: what comes next waits its turn
-            room = held.data_ptr()
-        if self._kept_bytes:
-            zeros = kept.zeros(self.device, stream, self._kept_bytes)
-        key = (self._number, stream, room, zeros, addresses, scalars)
-        prepared = _bound.get(key)
-        if prepared is None:
-            check()
-            address = dict(zip(self.tensors, addresses, strict=True))
-            address |= {tensor: room + offset for tensor, offset in self._offsets.items()}
-            address |= {tensor: zeros + offset for tensor, offset in self._kept_offsets.items()}
-            prepared = self._bind(address, scalars, stream)
-            remember(_bound, key, prepared, _BOUND)
-        for launch in prepared:
-            launch.fire()
-            next(launch_numbers)
-        return prepared
+        launch, details = self.launch, self.details
+        results = call.results(details)
+        if launch is None:
+            call.check(details, results)
+            call.compute(details, results)
+            return results
+        read = call
+        if self.copies:
+            require_memory(call.named())  # torch copies from address 0 too
+            read = call.copied(details)  # and is held until all is launched
+        addresses, scalars = read.arguments(details, results)
+        launch.run(addresses, scalars, call.check, details, results)
+        return results
 
-    def _room(self, stream: int) -> torch.Tensor:
-        """Memory for the workspaces of one call.
+    def gradients(self) -> Choice | None:
+        """The kernel that autograd runs for results of this plan; None where there is none."""
+        return None
 
-        On the per-thread default stream, which torch takes for one stream, it would hand on to
-        another thread what a kernel of this one still uses; so a thread keeps its own there.
-        """
-        if stream != driver.PER_THREAD_STREAM or torch.cuda.is_current_stream_capturing():
-            return torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
-        own: dict[str, torch.Tensor] = self._own.__dict__
-        if "room" not in own:
-            own["room"] = torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
-        return own["room"]
-
-    def _bind(self, address: dict[str, int], scalars: tuple[float, ...], stream: int) -> Launches:
-        driver.enter(self.device)  # tensor maps cannot be encoded without a context
-        scalar = dict(zip(self.scalars, scalars, strict=True))
-        encoded = cache(lambda request: encode(request, address[request.tensor]))
-        return tuple(
-            self.kernel.prepare(
-                launch, self._pack(launch, address, scalar, encoded), self.device, stream
-            )
-            for launch in self.launches
-        )
-
-    def _pack(
-        self,
-        launch: Launch,
-        address: dict[str, int],
-        scalar: dict[str, float],
-        encoded: Callable[[TensorMap], bytes],
-    ) -> bytes:
-        values: dict[str, bytes | int | float] = {}
-        for name, value in launch.parameters.items():
-            match value:
-                case TensorMap():
-                    values[name] = encoded(value)
-                case Address():
-                    values[name] = address[value.tensor]
-                case Argument():
-                    values[name] = scalar[value.name]
-                case _:
-                    values[name] = value
-        return family(self.spec.operation.family).parameters(self.spec).pack(values)
+    def described(self, result: str) -> str:
+        """The line that a plan is shown as: its result, its kernel, and where it runs."""
+        where = f"cuda:{self.device}" if self.launch else "the reference"
+        copied = f", after copies of {' and '.join(self.copies)}" if self.copies else ""
+        return f"<{type(self).__name__} {result} on {where}{copied}: {self.choice.spec.name}>"
 
 
-def _laid_out(workspaces: Sequence[Workspace]) -> tuple[int, dict[str, int]]:
-    """Bytes for all, and where each begins."""
-    size, offsets = 0, {}
-    for workspace in workspaces:
-        offsets[workspace.tensor] = size
-        size += -(-workspace.bytes // _ALIGN) * _ALIGN
-    return size, offsets
+PlanT = TypeVar("PlanT", bound=Plan[Any, Any])
 
 
-def plan_launches(
-    spec: KernelSpec,
-    problem: object,
-    device: int,
-    tensors: tuple[str, ...],
-    scalars: tuple[str, ...],
-) -> LaunchPlan:
-    """Lay out the launches of `problem`, build or find the spec's kernel, and load it."""
-    described = family(spec.operation.family)
-    launches = described.launches(spec, problem, driver.limits(device))  # or it is refused
-    built = kernel(spec, device)
-    for launch in launches:
-        built.load(launch.entry, device)
-    workspaces = described.workspaces(spec, problem)
-    return LaunchPlan(spec, device, tensors, scalars, launches, workspaces, built)
+def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
+    """Check a call, choose its kernel, load it, and remember the plan."""
+    device = call.device
+    target = targets.at_hand(device)
+    call.require()
+    try:
+        require_memory(call.named())
+    except WithoutMemoryError:
+        call.draft(target)  # which may find more to say
+        raise
+    drafted = call.draft(target)
+    call.refuse()
+    launch = None
+    if device >= 0 and drafted.problem is not None:
+        spec, problem = drafted.choice.spec, drafted.problem
+        launch = plan_launches(spec, problem, device, drafted.tensors, drafted.scalars)
+    key = call.signature()
+    planned = kind(key, drafted.choice, launch, drafted.copies, drafted.details, device)
+    counters.add("plans")
+    remember(known, key, planned, _BOUND)
+    return planned
+
+
+def forget() -> None:
+    """Plan every call anew: what chose its kernel may have changed."""
+    known.clear()

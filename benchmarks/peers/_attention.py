@@ -13,8 +13,7 @@ from benchmarks.families import Family, Problem
 from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.problem import Call as Arguments
-from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.problem import Arguments, extents
 
 LISTED = cells()["attention"]
 

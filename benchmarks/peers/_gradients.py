@@ -28,10 +28,10 @@ from benchmarks.peers._flash import (
 )
 from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.problem import Call as Arguments
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward.reference import Function, ulp
 from warploom.runtime.measure import Call

@@ -21,9 +21,9 @@ from warploom.generator import build
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import parse_name
 from warploom.generator.store import Store
-from warploom.runtime import driver, records, targets
-from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.gemm import plan as gemm
+from warploom.runtime import driver, plan, records, targets
+from warploom.runtime.families.attention_forward.plan import AttentionPlan
+from warploom.runtime.families.gemm.plan import GemmPlan
 
 BF16, E4M3, INT8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
 Call = Callable[..., Any]  # of an operation, given its extents: a plan of it
@@ -39,12 +39,12 @@ def linear(dtype: torch.dtype, **keywords: Any) -> Call:
     )
 
 
-def fused(m: int, n: int, k: int) -> gemm.GemmPlan:
+def fused(m: int, n: int, k: int) -> GemmPlan:
     keywords: dict[str, Any] = {"bias": empty(n), "activation": "gelu_tanh"}
     return warploom.plan(empty(m, k), empty(n, k).t(), **keywords, residual=empty(m, n))
 
 
-def scaled(m: int, n: int, k: int) -> gemm.GemmPlan:
+def scaled(m: int, n: int, k: int) -> GemmPlan:
     a, b = empty(m, k, dtype=E4M3), empty(n, k, dtype=E4M3).t()
     return warploom.plan(a, b, scale_a=torch.empty(m), scale_b=torch.empty(n))
 
@@ -72,14 +72,14 @@ GEMMS: dict[str, Call] = {
 def attend(**keywords: Any) -> Call:
     """A plan of an attention over fixed lengths, of tensors that lie as a model's."""
 
-    def call(batch: int, heads: int, kv_heads: int, seq: int, dim: int) -> attention.AttentionPlan:
+    def call(batch: int, heads: int, kv_heads: int, seq: int, dim: int) -> AttentionPlan:
         q, k, v = (empty(batch, seq, h, dim).transpose(1, 2) for h in (heads, kv_heads, kv_heads))
         return warploom.plan_attention(q, k, v, **keywords)
 
     return call
 
 
-def packed(batch: int, heads: int, kv_heads: int, seq: int, dim: int) -> attention.AttentionPlan:
+def packed(batch: int, heads: int, kv_heads: int, seq: int, dim: int) -> AttentionPlan:
     total = batch * seq // 2 + seq // 2
     ends = torch.full((batch + 1,), total, dtype=torch.int32)
     given: dict[str, Any] = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ends)
@@ -107,11 +107,9 @@ def as_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(driver, "limits", lambda device: DeviceLimits(132, "NVIDIA H200"))
     monkeypatch.setattr(targets, "at_hand", lambda device: at_hand(0))
     monkeypatch.setattr(build, "build_many", build_many)
-    for plans in (gemm._plans, attention._plans):
-        plans.clear()
+    plan.forget()
     yield
-    for plans in (gemm._plans, attention._plans):
-        plans.clear()
+    plan.forget()
     records.forget()
 
 

@@ -30,11 +30,10 @@ from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.records import Record, Timed
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import decision, dispatch, records, targets
+from warploom.runtime import decision, dispatch, plan, records, targets
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operation import shape as shape_of
 from warploom.runtime.families._attention.problem import Extents
-from warploom.runtime.families.gemm import plan as gemm
 
 H200 = DeviceLimits(132, GPU, records.nvrtc() or "13.0")
 PLAIN = GemmOperation("bf16", "bf16", "bf16")
@@ -361,7 +360,7 @@ def test_a_warm_call_asks_nothing(fresh: Path, monkeypatch: pytest.MonkeyPatch) 
         return plain(*arguments, **keywords)
 
     monkeypatch.setattr(dispatch, "choose", counted)
-    gemm._plans.clear()
+    plan.forget()
     for _ in range(5):
         warploom.gemm(a, b)
     assert len(asked) == 1
@@ -372,14 +371,14 @@ def test_explain_tells_the_times_of_the_choice_and_of_those_after_it(
 ) -> None:
     keep(fresh, record(64, 384, 512))
     a, b = torch.ones(64, 512).bfloat16(), torch.ones(384, 512).bfloat16().t()
-    gemm._plans.clear()
+    plan.forget()
     monkeypatch.setattr(targets, "at_hand", lambda device: H200)
     told = warploom.explain(a, b)
     assert (told.seconds, len(told.runners_up)) == (4e-5, 2)
     text = str(told)
     assert "time     40.0 us" in text and text.count("\nnext     gemm_sm90a") == 2
     assert "recorded 44.0 us" in text
-    gemm._plans.clear()
+    plan.forget()
 
 
 def test_explain_tells_of_the_gradients_too(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

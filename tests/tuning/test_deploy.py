@@ -19,9 +19,7 @@ from warploom.cli import main
 from warploom.generator import build
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.store import Store
-from warploom.runtime import records, targets
-from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.gemm import plan as gemm
+from warploom.runtime import plan, records, targets
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -104,8 +102,7 @@ def test_what_the_image_runs_is_among_its_kernels(monkeypatch: pytest.MonkeyPatc
         for row in json.loads(run(arguments).stdout)["problems"]
     }
     monkeypatch.setattr(targets, "at_hand", lambda device: H200)
-    gemm._plans.clear()
-    attention._plans.clear()
+    plan.forget()
     drawn, shown = torch.empty, []
 
     def randn(*extents: int, device: str) -> torch.Tensor:
@@ -123,8 +120,7 @@ def test_what_the_image_runs_is_among_its_kernels(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(warploom, "explain", explained)
     runpy.run_path(str(DEPLOY / "served.py"))
-    gemm._plans.clear()
-    attention._plans.clear()
+    plan.forget()
     assert len(shown) == 2 and {one.kernel for one in shown} <= named
 
 
@@ -137,10 +133,10 @@ def test_a_kernel_that_was_compiled_for_a_shape_is_found_without_a_compiler(
     monkeypatch.setenv("WARPLOOM_COMPILE", "forbid")
     monkeypatch.setattr(build, "find", no_compiler)
     monkeypatch.setattr(targets, "at_hand", lambda device: H200)
-    gemm._plans.clear()
+    plan.forget()
     a, b = torch.empty(8, 128).bfloat16(), torch.empty(64, 128).bfloat16().t()
     planned = warploom.plan(a, b)
-    gemm._plans.clear()
+    plan.forget()
     assert build.build(planned.choice.spec).cubin[:4] == b"\x7fELF"
 
 

@@ -16,9 +16,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import parse_name
 from warploom.generator.store import Store, key, source_digest
-from warploom.runtime import explanation, targets
-from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.gemm import plan as gemm
+from warploom.runtime import explanation, plan, targets
 
 H200 = DeviceLimits(132, "NVIDIA H200")
 
@@ -26,8 +24,7 @@ H200 = DeviceLimits(132, "NVIDIA H200")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plans of other tests, and no driver: whoever asks for one fails."""
-    gemm._plans.clear()
-    attention._plans.clear()
+    plan.forget()
     monkeypatch.setattr(targets.driver, "limits", lambda device: pytest.fail("asked the driver"))
     monkeypatch.setattr(build, "build", lambda *_, **__: pytest.fail("built"))
 

@@ -22,10 +22,9 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import names, target
 from warploom.runtime import driver
 from warploom.runtime import kernel as kernels
-from warploom.runtime.families._attention.problem import Call
 from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.gemm import plan as gemm
-from warploom.runtime.families.gemm.problem import Options
+from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.gemm.call import GemmCall
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,10 +106,10 @@ def following(other: GpuKind, monkeypatch: pytest.MonkeyPatch) -> DeviceLimits:
 def test_the_kernel_of_a_call_is_for_the_architecture_of_the_gpu(following: DeviceLimits) -> None:
     a = torch.empty(512, 4096, dtype=torch.bfloat16, device="meta")
     q = torch.empty(2, 8, 1024, 64, dtype=torch.bfloat16, device="meta")
-    call = Call(q, q, q)
-    forward = attention.draft(call, following)
+    call = AttentionCall(q, q, q)
+    forward = call.draft(following)
     chosen = [
-        gemm.draft(a, a.mT, (), None, Options(torch.bfloat16, "fast"), following)[1],
+        GemmCall(a, a.mT, out_dtype=torch.bfloat16).draft(following).choice,
         forward.choice,
         attention.gradients_choice(forward, (False, None), following),
     ]

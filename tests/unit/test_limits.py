@@ -28,7 +28,8 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.limits import LARGEST, refuse_beyond
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import dispatch, driver, plan
+from warploom.runtime import dispatch, driver
+from warploom.runtime import launch_plan as plan
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operation import shape
 from warploom.runtime.families._attention.problem import Extents

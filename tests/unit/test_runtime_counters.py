@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from warploom.runtime import driver
-from warploom.runtime import plan as plans
+from warploom.runtime import launch_plan as plans
 from warploom.runtime.counters import Counters, counters
-from warploom.runtime.plan import LaunchPlan
+from warploom.runtime.launch_plan import LaunchPlan
 
 THREADS, TIMES = 8, 5000
 

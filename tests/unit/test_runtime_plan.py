@@ -14,8 +14,9 @@ import warploom
 from warploom.generator.elements import element
 from warploom.generator.launches import Address, Argument, Launch, Workspace
 from warploom.generator.tensor_maps import TensorMap
-from warploom.runtime import driver, kept, plan
-from warploom.runtime.plan import LaunchPlan
+from warploom.runtime import driver, kept
+from warploom.runtime import launch_plan as plan
+from warploom.runtime.launch_plan import LaunchPlan
 
 WORKSPACES = [
     Workspace("rows", 1000),

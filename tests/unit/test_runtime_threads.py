@@ -15,7 +15,7 @@ from warploom.generator import build
 from warploom.generator.build import counters as built
 from warploom.generator.locks import ForkLock
 from warploom.runtime import kernel as kernels
-from warploom.runtime import plan
+from warploom.runtime import launch_plan as plan
 from warploom.runtime.counters import counters
 from warploom.runtime.kernel import Kernel
 

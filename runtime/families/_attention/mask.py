@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import UNBOUNDED
-from warploom.runtime.families._attention.problem import Call, Extents, Window
+from warploom.runtime.families._attention.problem import Arguments, Extents, Window
 from warploom.runtime.tensors import shown
 
 _SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")
@@ -48,7 +48,7 @@ class Band:
         }
 
 
-def band(call: Call, sizes: Extents) -> Band:
+def band(call: Arguments, sizes: Extents) -> Band:
     """Return the mask of a call, without bounds that leave out nothing at these lengths.
 
     A window is relative to the diagonal that `causal` aligns, at the bottom right by default.
@@ -75,7 +75,7 @@ def band(call: Call, sizes: Extents) -> Band:
     return Band(left, right, bottom_right and min(left, right) < UNBOUNDED)
 
 
-def _equal_lengths(call: Call, sizes: Extents) -> bool:
+def _equal_lengths(call: Arguments, sizes: Extents) -> bool:
     if not sizes.packed:
         return sizes.seq_q == sizes.seq_k
     queries, keys = call.offsets

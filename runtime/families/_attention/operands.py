@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TypeVar
+
 import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
 from warploom.runtime.counters import counters
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.operands import refuse_overlap, refuse_repeated
 
 Strides = tuple[int, int, int]
+ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 def in_place(tensor: torch.Tensor) -> bool:
@@ -29,6 +33,12 @@ def strides(tensor: torch.Tensor, *, packed: bool) -> Strides:
     return (0, steps[1], steps[0]) if packed else (steps[0], steps[1], steps[2])
 
 
+def placed(name: str, tensor: torch.Tensor, copies: tuple[str, ...], *, packed: bool) -> Strides:
+    """The strides of an operand where a kernel reads it: its own, or those of its copy."""
+    at = torch.empty(tensor.shape, device="meta") if name in copies else tensor
+    return strides(at, packed=packed)
+
+
 def ordered_strides(q: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a dense tensor with the shape of q and its order of dimensions.
 
@@ -41,7 +51,7 @@ def ordered_strides(q: torch.Tensor) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def check_out(call: Call) -> None:
+def check_out(call: Arguments) -> None:
     """Raise ProblemError for an `out` that the result cannot be stored in."""
     out, q = call.out, call.q
     if out is None:
@@ -62,10 +72,19 @@ def check_out(call: Call) -> None:
     refuse_repeated("out", out)
 
 
-def check_apart(call: Call, out: torch.Tensor) -> None:
+def check_apart(call: Arguments, out: torch.Tensor) -> None:
     """Raise ProblemError when `out` shares memory with q, k or v."""
     read = (("q", call.q), ("k", call.k), ("v", call.v))
     refuse_overlap(out, read, "out does not overlap q, k or v")
+
+
+def copied(call: ArgumentsT, copies: tuple[str, ...]) -> ArgumentsT:
+    """The same call, of contiguous copies of those of q, k and v that are named."""
+    q, k, v = (
+        contiguous_copy(tensor) if name in copies else tensor
+        for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v))
+    )
+    return replace(call, q=q, k=k, v=v)
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:

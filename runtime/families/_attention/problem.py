@@ -16,7 +16,8 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
-from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import dispatch
 from warploom.runtime.elements import name_of
 from warploom.runtime.tensors import require_one_device, require_tensors, shown
 
@@ -42,7 +43,7 @@ class Keywords(TypedDict, total=False):
 
 
 @dataclass(slots=True)
-class Call:
+class Arguments:
     """The arguments of one call of `warploom.attention`, which says what they mean."""
 
     q: torch.Tensor
@@ -79,9 +80,18 @@ class Call:
         return [(name, getattr(self, name)) for name in names]
 
     @property
+    def device(self) -> int:
+        """Where the operands are; -1 is the CPU."""
+        return self.q.get_device()
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        require_kinds(self)
+
+    @property
     def kernel(self) -> KernelSpec | None:
         """The spec that was asked for, by itself or by name."""
-        return named(self.spec)
+        return dispatch.named(self.spec)
 
     @property
     def scaling(self) -> float:
@@ -104,6 +114,7 @@ class Call:
         """
         q, k, v, out = self.q, self.k, self.v, self.out
         return (
+            Arguments,
             q.shape,
             q.stride(),
             q.dtype,
@@ -122,7 +133,12 @@ class Call:
             self.causal,
             None if self.window is None else tuple(self.window),
             self.softcap is None,
-            self._lengths,
+            None
+            if self.cu_seqlens_q is None
+            and self.cu_seqlens_k is None
+            and self.max_seqlen_q is None
+            and self.max_seqlen_k is None
+            else self._lengths,
             None
             if out is None
             else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
@@ -131,34 +147,19 @@ class Call:
 
     @property
     def _lengths(self) -> object:
-        """What of packed lengths decides the plan; None where they are fixed."""
+        """What of packed lengths decides the plan."""
         longest = (self.max_seqlen_q, self.max_seqlen_k)
         offsets = self.offsets
-        if not offsets and longest == (None, None):
-            return None
         one = len(offsets) == 2 and offsets[0].data_ptr() == offsets[1].data_ptr()
         described = tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in offsets)
         return described, one, longest
 
 
-def named(spec: KernelSpec | str | None) -> KernelSpec | None:
-    """The spec that was asked for, by itself or by name."""
-    if isinstance(spec, str):
-        return parse_name(spec)
-    if spec is None or isinstance(spec, KernelSpec):
-        return spec
-    raise ProblemError(
-        f"spec {shown(spec)} of type {type(spec).__name__}",
-        rule="must be a KernelSpec or a kernel's name",
-        fix="leave it out, or take the name that warploom.explain tells",
-    )
-
-
-def require_kinds(call: Call) -> None:
+def require_kinds(call: Arguments) -> None:
     """Raise ProblemError for arguments that are of no type that they may have."""
     require_tensors("warploom.attention", call.named())
-    named(call.spec)
-    named(call.backward_spec)
+    dispatch.named(call.spec)
+    dispatch.named(call.backward_spec)
     if call.window is not None and not isinstance(call.window, tuple | list):
         raise ProblemError(
             f"window {shown(call.window)}",
@@ -181,7 +182,7 @@ def require_kinds(call: Call) -> None:
             )
 
 
-def check_offsets(call: Call) -> None:
+def check_offsets(call: Arguments) -> None:
     """Raise ProblemError for cu_seqlens of CPU tensors that are none, or too long a sequence."""
     longest = (call.max_seqlen_q, call.max_seqlen_k)
     named_offsets = zip(("q", "k"), call.offsets, (call.q, call.k), longest, strict=False)
@@ -242,7 +243,7 @@ class Extents:
         return (*lead, self.total_q if self.packed else self.seq_q)
 
 
-def extents(call: Call) -> Extents:
+def extents(call: Arguments) -> Extents:
     """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
     require_kinds(call)
     q, k, v = call.q, call.k, call.v
@@ -287,7 +288,7 @@ def extents(call: Call) -> Extents:
     return Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed=True)
 
 
-def _is_packed(call: Call) -> bool:
+def _is_packed(call: Arguments) -> bool:
     """Whether lengths vary; ProblemError for half of what that takes."""
     names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
     missing = [name for name in names if getattr(call, name) is None]
@@ -323,7 +324,7 @@ def _is_packed(call: Call) -> bool:
     return True
 
 
-def _check_elements(call: Call) -> None:
+def _check_elements(call: Arguments) -> None:
     q, k, v = call.q, call.k, call.v
     if not q.dtype == k.dtype == v.dtype or name_of(q.dtype, "q") not in ("fp16", "bf16"):
         raise ProblemError(
@@ -334,7 +335,7 @@ def _check_elements(call: Call) -> None:
     require_one_device((("q", q), ("k", k), ("v", v)))
 
 
-def check_numbers(call: Call) -> None:
+def check_numbers(call: Arguments) -> None:
     """Raise ProblemError for a scale or softcap that the softmax cannot be taken with."""
     for name, value in (("scale", call.scale), ("softcap", call.softcap)):
         number = isinstance(value, Real) and not isinstance(value, bool)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.operation import Operation
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
 
 SOFTCAP = 30.0
+ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 class AttentionData:
@@ -37,10 +38,10 @@ class AttentionData:
             found["softcap"] = SOFTCAP
         return found
 
-    def call(self) -> Call:
+    def call(self, kind: type[ArgumentsT]) -> ArgumentsT:
         """A call on q, k and v of their own."""
         q, k, v = self.queries(), self.keys(), self.keys()
-        return Call(q, k, v, **self.lengths(), **self.keywords)
+        return kind(q, k, v, **self.lengths(), **self.keywords)
 
     def queries(self) -> torch.Tensor:
         """A tensor like q."""

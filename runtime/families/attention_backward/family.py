@@ -9,6 +9,7 @@ from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial
 from warploom.runtime.families.attention_forward import plan
+from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.family import RuntimeFamily
 
 
@@ -25,7 +26,8 @@ class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, Attenti
         self, operation: AttentionBackwardOperation, shape: AttentionShape, target: DeviceLimits
     ) -> list[Choice]:
         """The kernel of the gradients of calls."""
-        forward = plan.draft(AttentionData(operation, shape, "meta", 0).call(), target)
+        call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
+        forward = call.draft(target)
         return [plan.gradients_choice(forward, (operation.deterministic, None), target)]
 
 

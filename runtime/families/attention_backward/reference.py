@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.families.attention_forward import reference as forward
 from warploom.runtime.families.attention_forward.reference import (
     EXP2_ERROR,
@@ -31,6 +31,9 @@ from warploom.runtime.families.attention_forward.reference import (
     scores,
 )
 from warploom.runtime.families.gemm.reference import accumulated, unit_roundoff
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_backward.call import BackwardCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from warploom.generator.families.attention_backward import AttentionBackwardOper
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.problem import Call as Arguments
-from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward.reference import TANH_ERROR, Function
 from warploom.runtime.families.gemm.reference import unit_roundoff

@@ -10,7 +10,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime import api
 from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families.attention_forward import plan
+from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.trial import AttentionTrial
 from warploom.runtime.family import RuntimeFamily
 
@@ -28,8 +28,8 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         self, operation: AttentionOperation, shape: AttentionShape, target: DeviceLimits
     ) -> list[Choice]:
         """The kernel of calls."""
-        call = AttentionData(operation, shape, "meta", 0).call()
-        return [plan.draft(call, target).choice]
+        call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
+        return [call.draft(target).choice]
 
     def rehearse(self) -> None:
         """Attend on the CPU."""

@@ -12,19 +12,19 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.problem import Call
-from warploom.runtime.families.attention_backward import plan as attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.tensors import refuse_dual
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_forward.plan import AttentionPlan
 
-Pair = tuple[torch.Tensor, torch.Tensor]
 Wanted = tuple[torch.Tensor | None, ...]
 
 
-def run(plan: AttentionPlan, call: Call) -> Pair:
+def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
     """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
 
     Raises ProblemError for an `out` that autograd would have to know of, and for a backward_spec
@@ -71,7 +71,7 @@ class _Attention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        call: Call,
+        call: AttentionCall,
         plan: AttentionPlan,
     ) -> Pair:
         out, lse = plan.run(call)
@@ -93,7 +93,7 @@ class _Attention(torch.autograd.Function):
     ) -> Wanted:
         """Return dq, dk and dv, each where it is wanted: they are computed together."""
         q, k, v, out, lse, *offsets = ctx.saved_tensors
-        forward = Call(q, k, v, *ctx.before, *(offsets or (None, None)), *ctx.after)
+        forward = Arguments(q, k, v, *ctx.before, *(offsets or (None, None)), *ctx.after)
         if torch.is_grad_enabled():  # create_graph=True
             found = _Gradients.apply(q, k, v, out, lse, dout, dlse, forward)  # type: ignore[no-untyped-call]
         else:
@@ -119,7 +119,7 @@ class _Gradients(torch.autograd.Function):
         lse: torch.Tensor,
         dout: torch.Tensor | None,
         dlse: torch.Tensor | None,
-        forward: Call,
+        forward: Arguments,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return gradients(forward, out, lse, dout, dlse)
 
@@ -130,7 +130,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def gradients(
-    forward: Call,
+    forward: Arguments,
     out: torch.Tensor,
     lse: torch.Tensor,
     dout: torch.Tensor | None,
@@ -141,4 +141,4 @@ def gradients(
         refuse_dual("the gradient of warploom.attention", (dout, dlse))
     if dout is None:
         dout = torch.zeros_like(out)
-    return attention_backward.attention_backward(BackwardCall(forward, out, lse, dout, dlse))
+    return attention_backward(BackwardCall(forward, out, lse, dout, dlse))

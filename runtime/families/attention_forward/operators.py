@@ -13,11 +13,11 @@ import torch
 
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.operands import ordered_strides
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.families.attention_forward import gradient as attention_gradient
 from warploom.runtime.families.attention_forward import plan as attentions
+from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.operator_schema import arguments
 
 
@@ -50,13 +50,13 @@ _library.define(
 )
 
 
-def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Call:
+def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> AttentionCall:
     """The call that the arguments of _OPERANDS and _FUNCTION stand for."""
     function = _Function(*given)
     causal, left, right = function[:3]
     aligned: Any = causal == "equal" if causal in (None, "equal") else causal
     window = None if left is None and right is None else (left, right)
-    return Call(q, k, v, aligned, window, *function[3:])
+    return AttentionCall(q, k, v, aligned, window, *function[3:])
 
 
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,7 +176,7 @@ torch.library.register_autograd(
 )
 
 
-def attention(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a call as an operator, for a compiler to trace; return out and lse."""
     left, right = call.window or (None, None)
     operands = (call.q, call.k, call.v)

@@ -15,7 +15,7 @@ import torch
 
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.gemm.reference import accumulated, unit_roundoff
 
 _CHUNK = 1 << 25  # scores held at a time
@@ -79,7 +79,7 @@ def plain_rows(
     return times_values(p, v[chunk.batch]), s.float().logsumexp(-1).flatten(1, 2)
 
 
-def of_call(call: Call, band: Band, compute: Attention) -> Pair:
+def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
     """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU."""
     function = Function(call.scaling, call.softcap, band)
     if not call.offsets:

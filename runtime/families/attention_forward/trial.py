@@ -14,8 +14,7 @@ from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Call as Arguments
-from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.measure import Call

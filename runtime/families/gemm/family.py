@@ -9,9 +9,8 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime import api
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.gemm import plan
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue_operands import kind_of
-from warploom.runtime.families.gemm.problem import Options
 from warploom.runtime.families.gemm.samples import GemmData
 from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.runtime.family import RuntimeFamily
@@ -34,14 +33,12 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         `warploom.gemm` takes that of a keyword for a number, that of an `epilogue` for a vector.
         """
         one = GemmData(operation, shape, "meta", 0).operands()
-        options = Options(TORCH[operation.d], operation.accumulation)
         keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
         by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
         kinds = {tuple(map(kind_of, listed)): listed for listed in (by_keywords, one.listed)}
-        drafts = (
-            plan.draft(one.a, one.b, listed, None, options, target) for listed in kinds.values()
-        )
-        return [choice for _, choice in drafts]
+        given = (None, TORCH[operation.d], operation.accumulation)
+        calls = (GemmCall(one.a, one.b, listed, *given) for listed in kinds.values())
+        return [call.draft(target).choice for call in calls]
 
     def rehearse(self) -> None:
         """Multiply on the CPU."""

@@ -17,10 +17,10 @@ from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families.gemm import plan as gemms
 from warploom.runtime.families.gemm.batches import broadcast
+from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Item
 from warploom.runtime.families.gemm.epilogue_operands import SCALARS
 from warploom.runtime.families.gemm.operands import differentiated, refuse_grad, requiring_grad
-from warploom.runtime.families.gemm.problem import Options
 from warploom.runtime.families.gemm.result import result_type
 from warploom.runtime.operator_schema import arguments
 
@@ -90,9 +90,11 @@ def _run(
     call: _Call, out: torch.Tensor | None = None, amax: torch.Tensor | None = None
 ) -> torch.Tensor:
     found = parse_name(call.spec) if call.spec else None
-    options = Options(call.out_dtype, call.accumulation, found)
+    listed = _listed(call, amax)
     with torch.no_grad():
-        return gemms.gemm(call.a, call.b, _listed(call, amax), out, options)
+        return gemms.gemm(
+            GemmCall(call.a, call.b, listed, out, call.out_dtype, call.accumulation, found)
+        )
 
 
 def _gemm(*given: Any) -> torch.Tensor:

@@ -58,6 +58,7 @@ class CheckedCall:
     operation: GemmOperation
     problem: GemmProblem
     epilogue: BoundEpilogue
+    options: Options
     store: Store  # how D can be stored where it lies
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
@@ -124,6 +125,7 @@ def check_call(
         operation=operation,
         problem=problem,
         epilogue=bound,
+        options=options,
         store=storing(out, n, (pitch_d, batch_pitch_d), d_type, paired=bound.paired),
         out_shape=shape,
         out_dtype=d_type,

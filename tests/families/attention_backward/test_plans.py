@@ -11,9 +11,12 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.problem import Call
+from warploom.generator.launches import NO_GPU
+from warploom.runtime import plan as plans
+from warploom.runtime.families.attention_backward import call as calls
 from warploom.runtime.families.attention_backward import plan as backwards
-from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_forward.call import AttentionCall
 
 BF16 = torch.bfloat16
 
@@ -83,7 +86,7 @@ def test_determinism_is_decided_when_the_gradients_are_computed(
     out = attention(*given)
     torch_deterministic(True)
     out.sum().backward()
-    last = list(backwards._plans.values())[-1]
+    last = list(plans.known.values())[-1]
     assert "_deterministic_" in last.choice.spec.name
 
 
@@ -115,8 +118,8 @@ def test_a_kernel_that_is_named_computes_the_gradients() -> None:
     given = operands(23)
     name = named(deterministic=True)
     assert all(map(torch.equal, gradients(given, backward_spec=name), gradients(given)))
-    plans = {plan.choice.spec.name for plan in backwards._plans.values()}
-    assert name in plans  # it serves a call that does not ask for determinism, too
+    names = {plan.choice.spec.name for plan in plans.known.values()}
+    assert name in names  # it serves a call that does not ask for determinism, too
 
 
 def test_a_kernel_of_something_else_is_refused_before_the_forward_pass() -> None:
@@ -146,9 +149,13 @@ class Recorder:
         self.given: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
 
     def run(
-        self, addresses: tuple[int, ...], scalars: tuple[float, ...], check: Callable[[], None]
+        self,
+        addresses: tuple[int, ...],
+        scalars: tuple[float, ...],
+        check: Callable[..., None],
+        *given: object,
     ) -> tuple[()]:
-        check()
+        check(*given)
         self.given.append((addresses, scalars))
         return ()
 
@@ -157,12 +164,12 @@ def backward_call(*, packed: bool = False, **keywords: Any) -> BackwardCall:
     if not packed:
         q, k, v = (tensor.detach() for tensor in operands())
         lse = torch.zeros(2, 4, 14)
-        call = Call(q, k, v, causal=True, **keywords)
+        call = AttentionCall(q, k, v, causal=True, **keywords)
     else:
         q, k, v = (random(13, heads, 40, seed=i) for i, heads in enumerate((4, 2, 2)))
         offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
         lse = torch.zeros(4, 13)
-        call = Call(q, k, v, True, None, None, None, offsets, offsets, 5, 5, **keywords)
+        call = AttentionCall(q, k, v, True, None, None, None, offsets, offsets, 5, 5, **keywords)
     return BackwardCall(call, random(*q.shape, seed=3), lse, random(*q.shape, seed=4))
 
 
@@ -182,7 +189,7 @@ def test_a_launch_is_given_addresses_and_numbers_in_the_order_of_their_names() -
         addresses = [tensor.data_ptr() for tensor in read]
         written = [tensor.data_ptr() for tensor in found]
         assert recorder.given == [((*addresses, 0, *written), numbers)]
-    assert backwards._TENSORS == ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
+    assert calls._TENSORS == ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
 
 
 def test_a_launch_is_given_rows_without_gaps() -> None:
@@ -217,8 +224,7 @@ def test_a_problem_has_the_strides_of_what_is_read_and_written() -> None:
     forward = call.forward
     forward.q = random(2, 14, 4, 40).transpose(1, 2)
     forward.k = random(2, 2, 14, 41)[..., :40]
-    plan = backwards.plan(call)
-    told = backwards._problem(call, plan.sizes, plan.band, plan.copies, plan.gradient_strides)
+    told: Any = call.draft(NO_GPU).problem
     turned, plain = (2240, 40, 160), (2240, 560, 40)
     assert (told.strides_q, told.strides_dq) == (turned, turned)
     assert (told.strides_o, told.strides_do) == (plain, plain)
@@ -242,8 +248,7 @@ def test_gradients_go_where_the_call_says() -> None:
     recorder, _ = recorded(call)
     (addresses, _), *_ = recorder.given
     assert addresses[7:] == tuple(view.data_ptr() for view in views)
-    plan = backwards.plan(call)
-    told = backwards._problem(call, plan.sizes, plan.band, (), plan.gradient_strides)
+    told: Any = call.draft(NO_GPU).problem
     assert told.strides_dq == told.strides_dk == (4 * 16 * 56, 16 * 56, 56)
 
 

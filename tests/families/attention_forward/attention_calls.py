@@ -81,8 +81,12 @@ class Recorder:
         self.given: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
 
     def run(
-        self, addresses: tuple[int, ...], scalars: tuple[float, ...], check: Callable[[], None]
+        self,
+        addresses: tuple[int, ...],
+        scalars: tuple[float, ...],
+        check: Callable[..., None],
+        *given: object,
     ) -> tuple[()]:
-        check()
+        check(*given)
         self.given.append((addresses, scalars))
         return ()

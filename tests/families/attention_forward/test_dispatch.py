@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ from warploom.runtime.families._attention.operation import (
     operation,
     shape,
 )
-from warploom.runtime.families._attention.problem import Call, Extents, extents
-from warploom.runtime.families.attention_forward import plan as attentions
+from warploom.runtime.families._attention.problem import Extents, extents
+from warploom.runtime.families.attention_forward.call import AttentionCall
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
 FAMILIES = ("attention_forward", "attention_backward")
@@ -135,7 +135,7 @@ def test_a_cluster_is_not_for_heads_that_share_nothing() -> None:
 def masked(seq_q: int, seq_k: int, **keywords: Any) -> tuple[str, int, int]:
     """The mask and the bounds of column - row that a kernel is given."""
     q, k = torch.empty(1, 1, seq_q, 64).half(), torch.empty(1, 1, seq_k, 64).half()
-    call = Call(q, k, k, **keywords)
+    call = AttentionCall(q, k, k, **keywords)
     found = band(call, extents(call))
     return (found.mask, *found.shifted(extents(call)))
 
@@ -171,15 +171,15 @@ def test_a_mask_becomes_bounds_of_column_minus_row(
 # ---- Memory --------------------------------------------------------------------------------------
 
 
-def problem_of(call: Call) -> AttentionProblem:
+def problem_of(call: AttentionCall) -> AttentionProblem:
     """What a kernel is told about a call."""
-    return attentions.problem(call, attentions.draft(call, NO_GPU))
+    return cast("AttentionProblem", call.draft(NO_GPU).problem)
 
 
 def test_strides_are_those_of_batch_head_and_seq() -> None:
     q = torch.empty(2, 7, 4, 40).bfloat16().transpose(1, 2)
     k = torch.empty(2, 9, 3, 2, 40).bfloat16()
-    told = problem_of(Call(q, k[:, :, 0].transpose(1, 2), k[:, :, 1].transpose(1, 2)))
+    told = problem_of(AttentionCall(q, k[:, :, 0].transpose(1, 2), k[:, :, 1].transpose(1, 2)))
     assert (told.strides_q, told.strides_o) == ((1120, 40, 160), (1120, 40, 160))
     assert told.strides_k == told.strides_v == (2160, 40, 240)
     assert (told.batch, told.heads, told.kv_heads, told.seq_q, told.seq_k) == (2, 4, 2, 7, 9)
@@ -189,7 +189,7 @@ def test_strides_are_those_of_batch_head_and_seq() -> None:
 def test_a_copy_is_contiguous() -> None:
     q = torch.empty(2, 4, 7, 40).bfloat16()
     odd = torch.empty(2, 2, 9, 41).bfloat16()[..., :40]
-    told = problem_of(Call(q, odd, odd.transpose(1, 2).contiguous().transpose(1, 2)))
+    told = problem_of(AttentionCall(q, odd, odd.transpose(1, 2).contiguous().transpose(1, 2)))
     assert told.strides_k == (720, 360, 40)
     assert told.strides_v == (720, 40, 80)
 
@@ -203,11 +203,11 @@ def test_packed_tensors_have_one_batch_and_their_own_alignment() -> None:
         "max_seqlen_q": 6,
         "max_seqlen_k": 8,
     }
-    told = problem_of(Call(q, k, k, causal="bottom_right", window=(3, None), **given))
+    told = problem_of(AttentionCall(q, k, k, causal="bottom_right", window=(3, None), **given))
     assert (told.strides_q, told.strides_k) == ((0, 40, 160), (0, 40, 80))
     assert (told.batch, told.seq_q, told.seq_k, told.total_q, told.total_k) == (2, 6, 8, 11, 13)
     assert (told.left, told.right, told.bottom_right) == (3, 0, True)
-    assert not problem_of(Call(q, k, k, causal="top_left", **given)).bottom_right
+    assert not problem_of(AttentionCall(q, k, k, causal="top_left", **given)).bottom_right
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_misaligned_base_is_not_read_in_place() -> None:
 
 def test_the_operation_of_a_call_is_the_narrowest_that_computes_it() -> None:
     q, k = torch.empty(1, 1, 5, 72).half(), torch.empty(1, 1, 9, 72).half()
-    call = Call(q, k, k, causal="bottom_right", softcap=3.0)
+    call = AttentionCall(q, k, k, causal="bottom_right", softcap=3.0)
     checked = extents(call)
     found = operation("fp16", checked, band(call, checked), softcap=True)
     assert found == AttentionOperation("fp16", 96, "causal", softcap=True)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families._attention.problem import Arguments
 
 BF16 = torch.bfloat16
 
@@ -69,7 +69,9 @@ def test_a_graph_that_is_dropped_keeps_nothing_alive() -> None:
     out = attention(*given)
     node = out.grad_fn
     assert node is not None
-    kept = [name for name in vars(node) if isinstance(getattr(node, name), torch.Tensor | Call)]
+    kept = [
+        name for name in vars(node) if isinstance(getattr(node, name), torch.Tensor | Arguments)
+    ]
     assert kept == []
 
 

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import (
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.problem import Call
 from warploom.runtime.families.attention_forward import operators as attention_operators
 from warploom.runtime.families.attention_forward import plan as attentions
+from warploom.runtime.families.attention_forward.call import AttentionCall
 
 Q = torch.randn(2, 6, 4, 16).bfloat16().transpose(1, 2)
 K, V = torch.randn(2, 2, 9, 16).bfloat16(), torch.randn(2, 2, 9, 16).bfloat16()
@@ -177,10 +177,10 @@ def test_torch_compile_recomputes_a_checkpoint() -> None:
 
 
 def test_a_selective_checkpoint_can_keep_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Call] = []
+    calls: list[AttentionCall] = []
     right = attentions.attention
 
-    def counted(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(call)
         return right(call)
 
@@ -233,6 +233,6 @@ def test_the_operator_is_differentiable_once_too() -> None:
 
 def test_out_takes_no_part_in_gradients_of_compiled_functions() -> None:
     (q,) = leaves((Q,))
-    call = Call(q, K, V, out=torch.empty_like(Q))
+    call = AttentionCall(q, K, V, out=torch.empty_like(Q))
     with pytest.raises(ProblemError, match="leave out=None"):
         attention_operators.attention(call)

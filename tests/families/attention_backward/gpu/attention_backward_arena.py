@@ -19,11 +19,10 @@ from rooms import Guarded
 import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Call as Arguments
-from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward import reference as forward_reference
 

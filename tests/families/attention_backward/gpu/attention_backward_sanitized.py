@@ -13,10 +13,10 @@ import torch
 from processes import verify_each
 
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
 from warploom.runtime.families.attention_backward.reference import Tensors
 from warploom.runtime.families.attention_forward import reference as forward
 
@@ -38,7 +38,7 @@ def verify(name: str) -> None:
         keywords |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
         keywords |= {"max_seqlen_q": seq, "max_seqlen_k": seq}
     found = attention_backward(
-        BackwardCall(Call(*there[:3], **keywords, backward_spec=kernel), *there[3:])
+        BackwardCall(Arguments(*there[:3], **keywords, backward_spec=kernel), *there[3:])
     )
     exact, bound = (
         reference.exact(given, function),

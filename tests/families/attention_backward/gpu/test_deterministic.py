@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import attention_backward_arena as arena
 import attention_backward_cases as cases
@@ -14,18 +15,20 @@ from rooms import assert_repeats
 
 from warploom.generator.families.attention_backward import order as kv_order
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.attention_backward import plan as attention_backward
+from warploom.runtime import plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built", "order")]
 FEW = [Shape(2, 4, 2, 257, 193), SHAPES["few rows"], SHAPES["few columns"]]
 
 
 @pytest.fixture(params=["leftward", "rightward"])
-def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kv tiles of a bounded mask add to dq in this order, however many there are."""
     rounds = 0 if request.param == "leftward" else math.inf
     monkeypatch.setattr(kv_order, "LEFTWARD_ROUNDS", rounds)
-    monkeypatch.setattr(attention_backward, "_plans", {})
+    plan.forget()
+    yield
+    plan.forget()
 
 
 @pytest.mark.parametrize("kernel", [*cases.DETERMINISTIC, *cases.DETERMINISTIC_PAIRS], ids=short)

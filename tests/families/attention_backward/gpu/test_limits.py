@@ -17,9 +17,10 @@ from extents import Refused, assert_refused, one
 from warploom.generator.families.attention_backward import order
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.problem import Call
+from warploom.runtime import plan
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import plan as attention_backward
-from warploom.runtime.families.attention_backward.problem import BackwardCall
+from warploom.runtime.families.attention_backward.call import BackwardCall
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.gpu
 def gradients(q: torch.Tensor, k: torch.Tensor, **keywords: Any) -> Callable[[], object]:
     """A backward pass by itself: its forward pass would be refused before."""
     lse = one(*((q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]), dtype=torch.float32)
-    made = BackwardCall(Call(q, k, k, **keywords), q, lse, q)
+    made = BackwardCall(Arguments(q, k, k, **keywords), q, lse, q)
     return lambda: attention_backward.attention_backward(made)
 
 
@@ -74,7 +75,7 @@ def test_no_offsets_lead_a_backward_pass_outside_or_let_it_wait_for_ever(
 ) -> None:
     deterministic = cases.operation(kernel).deterministic
     monkeypatch.setattr(order, "LEFTWARD_ROUNDS", rounds)
-    monkeypatch.setattr(attention_backward, "_plans", {})
+    plan.forget()
     keywords = MASKS[operation(kernel).mask][0]
     made = arena.packed(kernel, [TOTAL], [TOTAL], **keywords)
     forward = made.forward

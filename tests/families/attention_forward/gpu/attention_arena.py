@@ -21,8 +21,7 @@ import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.mask import band
-from warploom.runtime.families._attention.problem import Call as Arguments
-from warploom.runtime.families._attention.problem import extents
+from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families.attention_forward import reference
 
 _ROOM = 8  # elements on each side of a row: 16 bytes

@@ -27,8 +27,7 @@ from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import WorkerPool
 from warploom.runtime import kernel as kernels
-from warploom.runtime.families.attention_backward import plan as attention_backward
-from warploom.runtime.families.attention_forward import plan as attention
+from warploom.runtime import plan
 
 # 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
 PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
@@ -167,8 +166,7 @@ def _compile(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: A
 
 def run(mutant: Mutant, artifact: Artifact, seed: int, clock: Clock) -> None:
     """Verify a call of the mutant's kernel with `artifact` in its place."""
-    for plans in (attention._plans, attention_backward._plans):
-        plans.clear()  # they hold the kernel that was there before
+    plan.forget()  # plans hold the kernel that was there before
     kernels._kernels[mutant.kernel] = kernels.Kernel(mutant.kernel, artifact)
     mutant.verify(seed, clock)
 

@@ -1,0 +1,287 @@
+"""What a backward pass of attention is given: the call that it differentiates, and gradients.
+
+Nothing here reads a tensor's contents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.families.attention_backward import AttentionBackwardProblem
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import call as calls
+from warploom.runtime import dispatch
+from warploom.runtime.call import Draft, Key
+from warploom.runtime.decision import Choice
+from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.operands import (
+    contiguous_copy,
+    copied,
+    in_place,
+    ordered_strides,
+    placed,
+    strides,
+)
+from warploom.runtime.families._attention.operation import backward_operation, shape
+from warploom.runtime.families._attention.problem import (
+    Arguments,
+    Extents,
+    check_numbers,
+    extents,
+)
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.reference import Gradients
+from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.tensors import require_memory
+
+_TENSORS = ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a kind of backward pass has in common: its sizes and mask, and where gradients go."""
+
+    sizes: Extents
+    band: Band
+    strides: tuple[tuple[int, ...], ...]  # of dq, dk and dv
+    scale: float  # where a call gives none
+    copies: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class BackwardCall:
+    """The arguments of one backward pass.
+
+    forward      the call whose results are differentiated; its out and spec play no part
+    out, lse     its results: as q; fp32 [batch, heads, seq_q], packed [heads, total_q]
+    dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
+    into         dq, dk and dv, where they are to lie; None: they are made
+    """
+
+    forward: Arguments
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None = None
+    into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    _held: tuple[torch.Tensor | None, ...] = field(default=(), init=False, repr=False)
+
+    @property
+    def operands(self) -> dict[str, torch.Tensor]:
+        """The 16-bit tensors that kernels read, by the names that kernels have for them."""
+        call = self.forward
+        return {"q": call.q, "k": call.k, "v": call.v, "o": self.out, "do": self.dout}
+
+    def named(self) -> list[tuple[str, object]]:
+        """The tensors that are read, by the names that messages have for them."""
+        mine = [(name, getattr(self, name)) for name in ("lse", "dout", "dlse")]
+        return [*self.forward.named()[:3], ("out", self.out), *mine, *self.forward.named()[4:]]
+
+    @property
+    def device(self) -> int:
+        """Where the operands are; -1 is the CPU."""
+        return self.forward.device
+
+    def signature(self) -> Key:
+        """Everything that decides the plan: all but addresses (their alignment counts) and numbers.
+
+        That of the forward pass does, too, since tensors may be saved and come back elsewhere.
+        """
+        out, lse, dout, dlse = self.out, self.lse, self.dout, self.dlse
+        asked = self.forward.deterministic
+        return (
+            BackwardCall,
+            self.forward.signature(),
+            out.shape,
+            out.stride(),
+            out.dtype,
+            out.data_ptr() & 15,
+            out.get_device(),
+            dout.shape,
+            dout.stride(),
+            dout.dtype,
+            dout.data_ptr() & 15,
+            dout.get_device(),
+            lse.shape,
+            lse.dtype,
+            lse.get_device(),
+            None if dlse is None else (dlse.shape, dlse.dtype, dlse.get_device()),
+            None
+            if self.into is None
+            else tuple((t.stride(), t.data_ptr() & 15) for t in self.into),
+            torch.are_deterministic_algorithms_enabled() if asked is None else asked,
+            self.forward.backward_spec,
+        )
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        self.forward.require()
+
+    def draft(self, target: DeviceLimits) -> Draft[Details]:
+        """Check the pass and choose its kernel for a GPU."""
+        forward = self.forward
+        sizes = extents(forward)
+        masked = band(forward, sizes)
+        check_results(self, sizes)
+        check_numbers(forward)
+        copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
+        capped = forward.softcap is not None
+        choice = choose(
+            name_of(forward.q.dtype, "q"),
+            sizes,
+            masked,
+            softcap=capped,
+            deterministic=forward.deterministic,
+            spec=forward.backward_spec,
+            target=target,
+        )
+        gradients = (
+            tuple(map(ordered_strides, (forward.q, forward.k, forward.v)))
+            if self.into is None
+            else tuple(tensor.stride() for tensor in self.into)
+        )
+        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
+        details = Details(sizes, masked, gradients, sizes.dim**-0.5, copies)
+        return Draft(
+            choice,
+            None if sizes.empty else self._problem(details),
+            (*_TENSORS, *offsets),
+            ("scale", "softcap") if capped else ("scale",),
+            copies,
+            details,
+        )
+
+    def _problem(self, details: Details) -> AttentionBackwardProblem:
+        forward, packed = self.forward, details.sizes.packed
+        fields = details.band.fields(details.sizes)
+        for name, tensor in self.operands.items():
+            fields[f"strides_{name}"] = placed(name, tensor, details.copies, packed=packed)
+        for name, tensor, steps in zip(
+            ("dq", "dk", "dv"), (forward.q, forward.k, forward.v), details.strides, strict=True
+        ):
+            gradient = torch.empty_strided(tensor.shape, steps, device="meta")
+            fields[f"strides_{name}"] = strides(gradient, packed=packed)
+        return AttentionBackwardProblem(**fields)
+
+    def refuse(self) -> None:
+        """Nothing: second derivatives are refused when they are asked for."""
+
+    def results(self, details: Details) -> Gradients:
+        """Where dq, dk and dv go: as the call says, or new."""
+        if self.into is not None:
+            return self.into
+        q, k, v = self.forward.q, self.forward.k, self.forward.v
+        for_q, for_k, for_v = details.strides
+        return (
+            q.new_empty_strided(q.shape, for_q),
+            k.new_empty_strided(k.shape, for_k),
+            v.new_empty_strided(v.shape, for_v),
+        )
+
+    def copied(self, details: Details) -> BackwardCall:
+        """The same pass, of contiguous copies of what TMA cannot read."""
+        copies = details.copies
+        out = contiguous_copy(self.out) if "o" in copies else self.out
+        dout = contiguous_copy(self.dout) if "do" in copies else self.dout
+        return replace(self, forward=copied(self.forward, copies), out=out, dout=dout)
+
+    def arguments(self, details: Details, results: Gradients) -> calls.Arguments:
+        """The addresses of all tensors, 0 for no dlse; the scale, and the softcap if any."""
+        forward, lse, dlse = self.forward, self.lse, self.dlse
+        if not (lse.is_contiguous() and (dlse is None or dlse.is_contiguous())):
+            lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
+            self._held = lse, dlse  # until all is launched
+        dq, dk, dv = results
+        addresses: tuple[int, ...] = (
+            forward.q.data_ptr(),
+            forward.k.data_ptr(),
+            forward.v.data_ptr(),
+            self.out.data_ptr(),
+            self.dout.data_ptr(),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            dq.data_ptr(),
+            dk.data_ptr(),
+            dv.data_ptr(),
+        )
+        if details.sizes.packed:
+            addresses += tuple(offsets.data_ptr() for offsets in forward.offsets)
+        scale = details.scale if forward.scale is None else forward.scale
+        return addresses, (scale,) if forward.softcap is None else (scale, forward.softcap)
+
+    def check(self, details: Details, results: Gradients) -> None:
+        """Raise ProblemError for missing memory and bad numbers."""
+        require_memory(self.named())
+        check_numbers(self.forward)
+
+    def compute(self, details: Details, results: Gradients) -> None:
+        """Without a product, nothing depends on anything; else this is a call on CPU tensors."""
+        if details.sizes.empty:
+            for result in results:
+                result.zero_()
+            return
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            computed = reference.of_call(self, details.band, reference.gradients)
+        for result, tensor in zip(results, computed, strict=True):
+            result.copy_(tensor)
+
+
+def choose(
+    element: str,
+    sizes: Extents,
+    masked: Band,
+    *,
+    softcap: bool,
+    deterministic: bool | None,
+    spec: KernelSpec | str | None,
+    target: DeviceLimits,
+) -> Choice:
+    """The kernel that gradients get on a GPU.
+
+    Raises ProblemError for a spec that computes something else.
+    """
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    wanted = backward_operation(
+        element, sizes, masked, softcap=softcap, deterministic=deterministic
+    )
+    given = dispatch.named(spec)
+    return dispatch.choose(wanted, shape(sizes, masked), spec=given, device=target)
+
+
+def check_results(call: BackwardCall, sizes: Extents) -> None:
+    """Raise ProblemError where results or gradients are not those of the call's forward pass."""
+    forward = call.forward
+    q = forward.q
+    for name, tensor, operand in zip(
+        ("dq", "dk", "dv"), call.into or (), (q, forward.k, forward.v), strict=False
+    ):
+        if tensor.shape != operand.shape or tensor.dtype != q.dtype or not in_place(tensor):
+            raise ProblemError(
+                f"{name} {list(tensor.shape)} {tensor.dtype} with strides {list(tensor.stride())}",
+                rule=f"must be {list(operand.shape)} of {q.dtype}, its last dimension contiguous, "
+                "its address and other strides multiples of 16 bytes",
+                fix="leave it out to have it made",
+            )
+        refuse_repeated(name, tensor)
+    for name, tensor in (("out", call.out), ("dout", call.dout)):
+        if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ProblemError(
+                f"{name} {list(tensor.shape)} {tensor.dtype} on {tensor.device}",
+                rule=f"must be {list(q.shape)} of {q.dtype} on the device of q",
+                fix="pass what warploom.attention returned, and its gradient",
+            )
+    for name, rows in (("lse", call.lse), ("dlse", call.dlse)):
+        if rows is not None and (
+            rows.shape != sizes.lse_shape or rows.dtype != torch.float32 or rows.device != q.device
+        ):
+            raise ProblemError(
+                f"{name} {list(rows.shape)} {rows.dtype} on {rows.device}",
+                rule=f"must be {list(sizes.lse_shape)} of torch.float32 on the device of q",
+                fix="pass what warploom.attention returned with return_lse=True, or its gradient",
+            )

@@ -1,0 +1,152 @@
+"""One call of `warploom.attention`: what its arguments ask for, and what is done with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from warploom.generator.families.attention_forward import AttentionProblem
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import call as calls
+from warploom.runtime import dispatch
+from warploom.runtime.call import Draft
+from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.operands import (
+    check_apart,
+    check_out,
+    copied,
+    in_place,
+    ordered_strides,
+    placed,
+    strides,
+)
+from warploom.runtime.families._attention.operation import operation, shape
+from warploom.runtime.families._attention.problem import (
+    Arguments,
+    Extents,
+    check_numbers,
+    check_offsets,
+    extents,
+)
+from warploom.runtime.families.attention_forward import reference
+from warploom.runtime.tensors import require_memory
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+GradientOptions = tuple[bool | None, KernelSpec | str | None]  # deterministic, backward_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a kind of call has in common: its sizes and mask, and where its results go."""
+
+    sizes: Extents
+    band: Band
+    out_strides: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    scale: float  # where a call gives none
+    copies: tuple[str, ...]
+    gradient_options: GradientOptions
+
+
+@dataclass(slots=True)
+class AttentionCall(Arguments):
+    """The arguments of a forward pass, whose results are out and lse."""
+
+    def draft(self, target: DeviceLimits) -> Draft[Details]:
+        """Check the call and choose its kernel for a GPU."""
+        sizes = extents(self)
+        masked = band(self, sizes)
+        check_out(self)
+        check_numbers(self)
+        operands = {"q": self.q, "k": self.k, "v": self.v}
+        copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
+        element, softcap = name_of(self.q.dtype, "q"), self.softcap is not None
+        wanted = operation(element, sizes, masked, softcap=softcap)
+        choice = dispatch.choose(wanted, shape(sizes, masked), spec=self.kernel, device=target)
+        offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
+        details = Details(
+            sizes,
+            masked,
+            ordered_strides(self.q),
+            sizes.lse_shape,
+            sizes.dim**-0.5,
+            copies,
+            (self.deterministic, self.backward_spec),
+        )
+        return Draft(
+            choice,
+            None if sizes.empty else self._problem(details),
+            ("q", "k", "v", "o", "lse", *offsets),
+            ("scale", "softcap") if softcap else ("scale",),
+            copies,
+            details,
+        )
+
+    def _problem(self, details: Details) -> AttentionProblem:
+        packed, copies = details.sizes.packed, details.copies
+        out = self.out
+        if out is None:
+            out = torch.empty_strided(self.q.shape, details.out_strides, device="meta")
+        return AttentionProblem(
+            **details.band.fields(details.sizes),
+            strides_q=placed("q", self.q, copies, packed=packed),
+            strides_k=placed("k", self.k, copies, packed=packed),
+            strides_v=placed("v", self.v, copies, packed=packed),
+            strides_o=strides(out, packed=packed),
+        )
+
+    def refuse(self) -> None:
+        """Nothing: results are differentiable."""
+
+    def results(self, details: Details) -> Pair:
+        """Out, as it was given or new, and a new lse."""
+        q, out = self.q, self.out
+        if out is None:
+            out = q.new_empty_strided(q.shape, details.out_strides)
+        return out, q.new_empty(details.lse_shape, dtype=torch.float32)
+
+    def copied(self, details: Details) -> AttentionCall:
+        """The same call, of contiguous copies of what TMA cannot read."""
+        return copied(self, details.copies)
+
+    def arguments(self, details: Details, results: Pair) -> calls.Arguments:
+        """The addresses of q, k, v, out, lse and offsets; the scale, and the softcap if any."""
+        out, lse = results
+        addresses: tuple[int, ...] = (
+            self.q.data_ptr(),
+            self.k.data_ptr(),
+            self.v.data_ptr(),
+            out.data_ptr(),
+            lse.data_ptr(),
+        )
+        if details.sizes.packed:
+            addresses += tuple(offsets.data_ptr() for offsets in self.offsets)
+        scale = details.scale if self.scale is None else self.scale
+        return addresses, (scale,) if self.softcap is None else (scale, self.softcap)
+
+    def check(self, details: Details, results: Pair) -> None:
+        """Raise ProblemError for missing memory, bad numbers, a shared out, offsets on the CPU."""
+        require_memory(self.named())
+        check_numbers(self)
+        check_apart(self, results[0])
+        if self.q.is_cpu:
+            check_offsets(self)
+
+    def compute(self, details: Details, results: Pair) -> None:
+        """Without a key, no row attends to anything; else this is a call on CPU tensors."""
+        out, lse = results
+        if details.sizes.empty:
+            out.zero_()
+            lse.fill_(-torch.inf)
+            return
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            computed = reference.of_call(self, details.band, reference.attention)
+        if details.sizes.packed:  # rows past the last sequence are nobody's
+            last = int(self.offsets[0][-1])
+            out, lse = out[:last], lse[:, :last]
+            computed = computed[0][:last], computed[1][:, :last]
+        for result, tensor in zip((out, lse), computed, strict=True):
+            result.copy_(tensor)
