@@ -274,7 +274,7 @@ def compare(old: Path, new: Path) -> None:
     click.echo("\n".join(lines) or "the same")
     click.echo(
         f"{len(pairs)} kernels in both: {sum(a['text'] == b['text'] for a, b in pairs)} of the same"
-        f" text, {sum(bool(a['entries'] and b['entries']) for a, b in pairs)} known by more"
+        f" text, {sum(bool(a['entries'] and b['entries']) for a, b in pairs)} with entries"
     )
     sys.exit(bool(lines) or not pairs)
 
