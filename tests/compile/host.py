@@ -16,7 +16,7 @@ needs_compiler = pytest.mark.skipif(
 # They run once: to optimise them takes longer. A sum beyond 32 bits ends one.
 _COMPILER = (
     *("g++", "-std=c++17", "-O0"),
-    *("-I", str(Path(__file__).parent)),
+    *("-I", str(Path(__file__).parents[1] / "families")),
     *("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
 )
 _HEADERS = (

@@ -1,6 +1,6 @@
 // Runs the parts of an emitted attention backward kernel that decide which rows a block works on, on the
 // host, over random problems. The including file holds those parts, as they were rendered.
-#include "ranges.h"
+#include "_attention/ranges.h"
 #include <vector>
 
 // One sequence of one query head: how often each pair was computed, each row of dq and each column of dk

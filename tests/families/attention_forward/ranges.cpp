@@ -1,7 +1,7 @@
 // Runs the parts of an emitted attention kernel that decide which columns a row attends to, on the host,
 // over random problems. The including file holds those parts, as they were rendered, and:
 //   visit(work, row)  the consumer's loop over kv tiles: calls Steps::first and Steps::next
-#include "ranges.h"
+#include "_attention/ranges.h"
 #include <set>
 #include <vector>
 

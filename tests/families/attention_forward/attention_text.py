@@ -1,18 +1,14 @@
-"""Which columns a row attends to, by the emitted text: its ranges and masks run on the CPU."""
+"""What of the emitted text of attention runs on the CPU: tiles, ranges, the mask, the loop."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-from host import needs_compiler, run
-
-from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
-HARNESS = Path(__file__).with_name("attention_ranges.cpp")
+HARNESS = Path(__file__).with_name("ranges.cpp")
 PROBLEMS = 25
 STUBS = """
 using std::max; using std::min;
@@ -28,8 +24,8 @@ inline float minus_infinity() { return -std::numeric_limits<float>::infinity(); 
 """
 
 
-def host_text(spec: KernelSpec) -> str:
-    """Cut out of the emitted text what needs no GPU: tiles, ranges, the mask, the loop."""
+def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
+    """Cut out of the emitted text what needs no GPU, and put a program after it."""
     text = render(spec)
 
     def piece(pattern: str) -> str:
@@ -68,8 +64,8 @@ def host_text(spec: KernelSpec) -> str:
             piece(r"^(struct alignas\(16\) Work \{.*?^\};)"),
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
             piece(r"^(__device__ __forceinline__ Work share.*?^\}\n)"),
-            f'void visit(const Work& work);\n#line 1 "{HARNESS}"',
-            HARNESS.read_text(),
+            f'void visit(const Work& work);\n#line 1 "{harness}"',
+            harness.read_text(),
             "struct Steps {",
             "  static void skip() { ++skips; }",
             "  static void first(int n, bool masked) { visits.push_back({n, masked}); }",
@@ -87,15 +83,3 @@ def host_text(spec: KernelSpec) -> str:
             "}}",
         )
     )
-
-
-@needs_compiler
-@pytest.mark.parametrize("lengths", ["fixed", "packed"])
-@pytest.mark.parametrize("mask", ["none", "causal", "window"])
-@pytest.mark.parametrize("tile", [(64, 48), (128, 128), (128, 176), (192, 80)], ids=str)
-def test_every_row_is_stored_once_and_attends_to_its_columns_once(
-    tile: tuple[int, int], mask: str, lengths: str, tmp_path: Path
-) -> None:
-    operation = AttentionOperation("bf16", 32, mask, lengths=lengths)  # type: ignore[arg-type]
-    schedule = AttentionSchedule(*tile, pingpong=tile[0] > 64)  # type: ignore[arg-type]
-    run(host_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)

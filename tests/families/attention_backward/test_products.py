@@ -20,9 +20,9 @@ from warploom.generator.families.attention_backward import (
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
-MEMORY = Path(__file__).with_name("attention_backward_memory.cpp")
-PAIR = Path(__file__).with_name("attention_backward_pair.cpp")
-HELD = Path(__file__).with_name("attention_backward_held.cpp")
+MEMORY = Path(__file__).with_name("memory.cpp")
+PAIR = Path(__file__).with_name("pair.cpp")
+HELD = Path(__file__).with_name("held.cpp")
 STUBS = """
 using std::max; using std::min;
 #define __device__

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attention_backward_text import STUBS, host_text
 from host import needs_compiler, run
 
 from warploom.generator.families.attention_backward import (
@@ -19,74 +20,9 @@ from warploom.generator.families.attention_backward import (
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
-HARNESS = Path(__file__).with_name("attention_backward_ranges.cpp")
-SUMS = Path(__file__).with_name("attention_backward_sums.cpp")
-FRAGMENTS = Path(__file__).with_name("attention_backward_fragments.cpp")
-PROBLEMS = 25
-STUBS = """
-using std::max; using std::min;
-#define __device__
-#define __forceinline__ inline
-#define CUTE_UNROLL
-#define CUTE_NO_UNROLL
-namespace cute { struct TmaDescriptor {}; }
-namespace cutlass { struct bfloat16_t {}; }
-using Element = cutlass::bfloat16_t;
-struct { int x; } blockIdx, threadIdx;
-struct SharedStorage {} shared;
-inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
-inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
-"""
+SUMS = Path(__file__).with_name("sums.cpp")
+FRAGMENTS = Path(__file__).with_name("fragments.cpp")
 STRUCT = "struct float4 { float x, y, z, w; };"
-
-
-def host_text(spec: KernelSpec) -> str:
-    """Cut out of the emitted text what needs no GPU: places, ranges, the mask, the order."""
-    text = render(spec)
-
-    def piece(pattern: str) -> str:
-        (found,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
-        assert isinstance(found, str)
-        return found
-
-    packed, ordered = "cu_seqlens_q" in text, "take numbers when they begin" in text
-    bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
-    assigned = [
-        *(["(p).left = (l);"] if bounds_left else []),
-        *(["(p).right = (r);"] if bounds_right else []),
-        *(["(p).bottom_right = (b);"] if bounds_right and packed else []),
-    ]
-    return "\n".join(
-        (
-            STUBS,
-            f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
-            f"#define PROBLEMS {PROBLEMS}",
-            *(["#define PACKED"] if packed else []),
-            *(["#define ORDERED"] if ordered else []),
-            *re.findall(
-                r"^constexpr (?:int k(?:Dim|Consumers|WgmmaM|KvTile|KvRows|Scores|Parts|Cluster)"
-                r"|bool kBounds|uint32_t kHidden).*?$",
-                text,
-                re.MULTILINE,
-            ),
-            piece(r"^(struct alignas\(128\) Parameters \{.*?^\};)"),
-            *re.findall(
-                r"^__device__ [^\n]*(?: left| right|bottom_right)\(const[^\n]*$", text, re.M
-            ),
-            piece(r"^(struct Corner .*?)$"),
-            *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
-            piece(r"^(struct Sequence \{.*?)^// (?:Starts the store|Where a row of k or v begins)"),
-            piece(r"^(struct Work \{.*?^\};)"),
-            piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$"),
-            piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
-            *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
-            piece(r"^(// (?:Which of two blocks|To the dq of).*?)^// ---- Producer"),
-            piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),
-            piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
-            f'#line 1 "{HARNESS}"',
-            HARNESS.read_text(),
-        )
-    )
 
 
 def verify_ranges(kernel: KernelSpec, folder: Path) -> None:

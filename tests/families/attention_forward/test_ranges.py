@@ -1,0 +1,24 @@
+"""Which columns a row attends to, by the emitted text: its ranges and masks run on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attention_text import host_text
+from host import needs_compiler, run
+
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.specification import KernelSpec
+
+
+@needs_compiler
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize("tile", [(64, 48), (128, 128), (128, 176), (192, 80)], ids=str)
+def test_every_row_is_stored_once_and_attends_to_its_columns_once(
+    tile: tuple[int, int], mask: str, lengths: str, tmp_path: Path
+) -> None:
+    operation = AttentionOperation("bf16", 32, mask, lengths=lengths)  # type: ignore[arg-type]
+    schedule = AttentionSchedule(*tile, pingpong=tile[0] > 64)  # type: ignore[arg-type]
+    run(host_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
