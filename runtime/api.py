@@ -78,7 +78,7 @@ def gemm(
     the residual. All of these may have the batches of the result before the dimensions given here.
     activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
     the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
-    any other order, as a list of items (see `runtime/families/gemm/epilogue.py`). `out` may be
+    any other order, as a list of items (see `runtime/families/gemm/steps`). `out` may be
     exactly the residual. `spec` names the kernel.
 
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.

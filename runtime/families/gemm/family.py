@@ -10,8 +10,8 @@ from warploom.runtime import api
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.epilogue_operands import kind_of
 from warploom.runtime.families.gemm.samples import GemmData
+from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.runtime.family import RuntimeFamily
 
@@ -35,9 +35,12 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         one = GemmData(operation, shape, "meta", 0).operands()
         keywords = {"scale_row": "scale_a", "scale_column": "scale_b"}
         by_keywords = tuple((keywords.get(item[0], item[0]), *item[1:]) for item in one.listed)
-        kinds = {tuple(map(kind_of, listed)): listed for listed in (by_keywords, one.listed)}
+        ways = {
+            tuple(step_of(item).reads(item) for item in listed): listed
+            for listed in (by_keywords, one.listed)
+        }
         given = (None, TORCH[operation.d], operation.accumulation)
-        calls = (GemmCall(one.a, one.b, listed, *given) for listed in kinds.values())
+        calls = (GemmCall(one.a, one.b, listed, *given) for listed in ways.values())
         return [call.draft(target).choice for call in calls]
 
     def rehearse(self) -> None:

@@ -16,7 +16,8 @@ from warploom.generator.tensor_maps import PITCH_BYTES
 from warploom.runtime import operands
 from warploom.runtime.elements import name_of
 from warploom.runtime.families.gemm.batches import batches, stacked
-from warploom.runtime.families.gemm.epilogue import Item
+from warploom.runtime.families.gemm.steps import step_of
+from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.operands import (
     Placement,
     padded_copy,
@@ -133,21 +134,24 @@ def check_apart(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> None:
     """Raise ProblemError when `out` shares memory with an operand, unless it is the residual."""
-    read = [("a", a), ("b", b)]
-    read += [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
-    others = [(name, one) for name, one in read if name != "residual" or not _same(one, out)]
+    others = [("a", a), ("b", b)]
+    for item in listed:
+        value = item[1]
+        if isinstance(value, torch.Tensor):
+            in_place = step_of(item).in_place and _same(value, out)
+            others += [(item[0], value)] * (not in_place)
     operands.refuse_overlap(out, others, "do not overlap; out may be exactly the residual")
 
 
-def _same(residual: torch.Tensor, out: torch.Tensor) -> bool:
-    """True when each element of the residual is read where the result's is written."""
+def _same(operand: torch.Tensor, out: torch.Tensor) -> bool:
+    """True when each element of an operand is read where the result's is written."""
     return (
-        residual.data_ptr() == out.data_ptr()
-        and residual.dtype == out.dtype
-        and residual.numel() == out.numel()
+        operand.data_ptr() == out.data_ptr()
+        and operand.dtype == out.dtype
+        and operand.numel() == out.numel()
         and (
-            (residual.shape, residual.stride()) == (out.shape, out.stride())
-            or (residual.is_contiguous() and out.is_contiguous())
+            (operand.shape, operand.stride()) == (out.shape, out.stride())
+            or (operand.is_contiguous() and out.is_contiguous())
         )
     )
 

@@ -19,7 +19,6 @@ from warploom.runtime.families.gemm import plan as gemms
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Item
-from warploom.runtime.families.gemm.epilogue_operands import SCALARS
 from warploom.runtime.families.gemm.operands import differentiated, refuse_grad, requiring_grad
 from warploom.runtime.families.gemm.result import result_type
 from warploom.runtime.operator_schema import arguments
@@ -44,6 +43,7 @@ _library.define(f"gemm({_ARGUMENTS}) -> Tensor")
 _library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()")
 _library.define("gemm_refused(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor")
 
+SCALARS = ("scale", "scale_a", "scale_b", "scale_d")  # kinds whose value may be a number
 _TENSOR_KINDS = ("scale_row", "scale_column", "bias", "residual")
 _TENSOR = "_tensor"  # after the kind of a scale that is one
 

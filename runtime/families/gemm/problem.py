@@ -26,7 +26,6 @@ from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families.gemm import epilogue
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.epilogue import BoundEpilogue, Item, Keywords
-from warploom.runtime.families.gemm.epilogue_operands import asks_for_batches
 from warploom.runtime.families.gemm.operands import Copy, layouts, place_operand
 from warploom.runtime.families.gemm.result import check_out, result_type, storing
 from warploom.runtime.tensors import require_one_device
@@ -91,10 +90,9 @@ def check_call(
     """
     shape, shared = _extents(a, b, options.spec)
     *lead, m, n = shape
-    if shared is None and lead and asks_for_batches(listed, shape[:-2], m, n):
-        shared = shape[:-2]
     device = a.get_device()
     bound = epilogue.bind(listed, shape[:-2], m, n, device, batched=shared is not None)
+    shared, shape = shape[:-2] if bound.batched else None, (*lead, m, bound.columns)
     m, k = (m if shared is not None else prod(lead) * m), a.shape[-1]
     d_type = result_type(a, out, options.out_dtype, len(listed) > 0)
     pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
@@ -126,7 +124,7 @@ def check_call(
         problem=problem,
         epilogue=bound,
         options=options,
-        store=storing(out, n, (pitch_d, batch_pitch_d), d_type, paired=bound.paired),
+        store=storing(out, bound.columns, (pitch_d, batch_pitch_d), d_type, paired=bound.paired),
         out_shape=shape,
         out_dtype=d_type,
         copy_a=copy_a,

@@ -7,58 +7,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.families.gemm.epilogue_operands import Item, kind_of, natural
-
-_FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
-_STEEPEST = 1.13  # the largest slope of an activation (gelu's)
-_FUNCTION_ERROR = 2.0**-21  # of an activation, relative to its argument: mostly the fast exp's
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
+from warploom.runtime.families.gemm.steps import step_of
+from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Item
 
 
 def apply(x: torch.Tensor, listed: Sequence[Item]) -> torch.Tensor:
     """Apply the epilogue's items to accumulators x [.., m, n], in x's own precision."""
     for item in listed:
-        kind, value = kind_of(item), item[1]
-        if kind == "activation":
-            x = _ACTIVATIONS[value](x)
-            continue
-        if kind == "amax":
-            continue
-        operand = value.to(x.dtype) if isinstance(value, torch.Tensor) else value
-        if kind != "scale":
-            operand = cast("torch.Tensor", natural(kind, operand, x.shape[:-2], *x.shape[-2:]))
-        if kind == "residual":
-            x = x + item[2] * operand if item[2] else x
-        elif kind == "bias":
-            x = x + operand.unsqueeze(-2)
-        elif kind == "scale_row":
-            x = x * operand.unsqueeze(-1)
-        elif kind == "scale_column":
-            x = x * operand.unsqueeze(-2)
-        else:
-            x = x * operand
+        x = step_of(item).apply(x, item)
     return x
 
 
-def raise_amax(x: torch.Tensor, listed: Sequence[Item]) -> None:
-    """Raise each amax of the items to the largest magnitude there, in place; NaN wins."""
+def write_outputs(x: torch.Tensor, listed: Sequence[Item]) -> None:
+    """Fill the outputs that steps have of their own, of accumulators x [.., m, n]."""
     for index, item in enumerate(listed):
-        if item[0] == "amax" and x.numel():
-            largest = apply(x, listed[:index]).abs().max().to(torch.float32)
-            item[1].copy_(torch.maximum(item[1], largest.expand_as(item[1])))
+        one = step_of(item)
+        if one.step.auxiliary:
+            one.write(apply(x, listed[:index]), item)
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -81,7 +51,7 @@ def gemm(
     wide = torch.float64 if a.dtype == torch.int8 else torch.float32
     x = product(a.to(wide), b.to(wide))
     if listed:
-        raise_amax(x.to(torch.float32), listed)
+        write_outputs(x.to(torch.float32), listed)
         x = apply(x.to(torch.float32), listed)
     return rounded(x, out_dtype)
 
@@ -117,10 +87,11 @@ def gemm_bound(
     x, magnitude = gemm_exact(a, b, ())
     error = accumulated(a.dtype, a.shape[-1], accumulation) * magnitude
     if out_dtype != torch.int32:
-        error += _FLOAT_ROUNDOFF * x.abs()  # int32 accumulators become fp32
+        error += ROUNDOFF * x.abs()  # int32 accumulators become fp32
     for item in listed:
-        before, x = x, apply(x, [item])
-        error = _passed_on(item, before, x, error)
+        one, before = step_of(item), x
+        x = one.apply(before, item)
+        error = one.error(item, before, x, error)
     if out_dtype == torch.int8:
         return x.nan_to_num(nan=0.0).clamp(-128, 127), error + 0.5
     unit = unit_roundoff(out_dtype)
@@ -128,20 +99,6 @@ def gemm_bound(
     if out_dtype.itemsize == 1:
         x = x.clamp(-torch.finfo(out_dtype).max, torch.finfo(out_dtype).max)
     return x, error + unit * (x.abs() + error + smallest)
-
-
-def _passed_on(
-    item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
-) -> torch.Tensor:
-    if item[0] == "amax":
-        return error
-    if item[0] == "activation":
-        # Far from 0 the functions are 0 or x itself; near it, their factor of x cancels.
-        own = 0.0 if item[1] == "relu" else _FUNCTION_ERROR
-        return _STEEPEST * error + own * (after.abs() + before.abs().clamp(max=8))
-    if item[0] in ("bias", "residual"):
-        return error + _FLOAT_ROUNDOFF * (after.abs() + (after - before).abs())
-    return apply(error, [item]).abs() + 2 * _FLOAT_ROUNDOFF * after.abs()
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
-from warploom.generator.epilogue import Activation, Amax, Bias, EpilogueStep, Residual, Scale
+from warploom.generator.epilogue import columns
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.gemm.epilogue import Item
+from warploom.runtime.families.gemm.steps import STEPS
+from warploom.runtime.families.gemm.steps.operand import Extents
+from warploom.runtime.families.gemm.steps.step import Draws, Item
 from warploom.runtime.trial import generator
 
 
@@ -30,51 +32,29 @@ class GemmData:
 
     def __init__(self, operation: GemmOperation, shape: GemmShape, device: str, seed: int) -> None:
         self.operation, self.shape, self.device = operation, shape, device
-        self._random = generator(device, seed)
+        self._batches = (shape.batches,) * operation.batched
+        self._draws = Draws(device, generator(device, seed))
 
     def operands(self) -> Operands:
         """Draw one set, with an output full of what no right result is full of."""
         operation, shape = self.operation, self.shape
         a = self._matrix(operation.a, shape.m, shape.k, across=operation.layout_a == "col")
         b = self._matrix(operation.b, shape.k, shape.n, across=operation.layout_b == "col")
-        extents = (shape.batches,) * operation.batched + (shape.m, shape.n)
+        extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
-        return Operands(a, b, tuple(map(self._item, operation.epilogue)), wrong(out))
+        return Operands(a, b, tuple(self._items()), wrong(out))
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""
         extents = (columns, rows) if across else (rows, columns)
-        batches = (self.shape.batches,) * self.operation.batched
-        found = self._values(element, (*batches, *extents))
+        found = self._draws.values(element, (*self._batches, *extents))
         return found.mT if across else found
 
-    def _values(self, element: str, extents: Sequence[int]) -> torch.Tensor:
-        size, source = torch.Size(extents), self._random
-        if element == "int8":
-            return torch.randint(
-                -127, 128, size, generator=source, dtype=torch.int8, device=self.device
-            )
-        return torch.randn(size, generator=source, device=self.device).to(TORCH[element])
-
-    def _item(self, step: EpilogueStep) -> Item:
-        m, n = self.shape.m, self.shape.n
-        match step:
-            case Scale():
-                if step.by == "host":
-                    return ("scale", 0.75)
-                extents = {"device": 1, "row": m, "column": n}[step.by]
-                kind = {"device": "scale"}.get(step.by, f"scale_{step.by}")
-                drawn = torch.rand(extents, generator=self._random, device=self.device)
-                return (kind, drawn + 0.5)
-            case Bias():
-                return ("bias", self._values(step.element, (n,)))
-            case Activation():
-                return ("activation", step.function)
-            case Residual():
-                batches = (self.shape.batches,) * self.operation.batched
-                return ("residual", self._values(step.element, (*batches, m, n)), 1.0)
-            case Amax():
-                return ("amax", torch.zeros(1, device=self.device))
+    def _items(self) -> Iterator[Item]:
+        at = Extents(self._batches, self.shape.m, self.shape.n)
+        for step in self.operation.epilogue:
+            yield STEPS[step.step].sample(step, self._draws, at)
+            at = replace(at, n=step.columns(at.n))
 
 
 def wrong(out: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,60 @@
+"""The steps of an epilogue with torch's tensors: one class for each of generator/epilogue.py.
+
+An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
+
+    ("scale", x)            times x, a number or an fp32 tensor of one element
+    ("scale_row", v)        times v, an fp32 vector with an element for each row of D
+    ("scale_column", v)     times v, the same of columns
+    ("bias", v)             plus v, an element for each column; fp16, bf16 or fp32
+    ("activation", name)    relu, gelu, gelu_tanh or silu of it
+    ("residual", c, beta)   plus beta c, c of D's shape; fp16, bf16 or fp32
+    ("amax", t)             raises t, an fp32 tensor of one element, to the largest magnitude there
+
+The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and
+`("scale_d", x)`. A step that joins has a class in the generator, a line in STEPS, and a C++ part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.errors import ProblemError
+from warploom.runtime.families.gemm.steps.activation import TorchActivation
+from warploom.runtime.families.gemm.steps.amax import TorchAmax
+from warploom.runtime.families.gemm.steps.bias import TorchBias
+from warploom.runtime.families.gemm.steps.residual import TorchResidual
+from warploom.runtime.families.gemm.steps.scale import TorchScale
+from warploom.runtime.families.gemm.steps.step import Item, TorchStep
+from warploom.runtime.tensors import shown
+
+STEPS: dict[str, TorchStep[Any]] = {
+    "scale": TorchScale(),
+    "bias": TorchBias(),
+    "activation": TorchActivation(),
+    "residual": TorchResidual(),
+    "amax": TorchAmax(),
+}
+"""Every step, by its word in the generator, which is its class's `step`."""
+
+
+KINDS: dict[str, TorchStep[Any]] = {
+    kind: one for one in STEPS.values() for kind in one.step.arguments
+}
+"""The step of each kind of item."""
+
+
+def step_of(item: Item) -> TorchStep[Any]:
+    """What an item asks for; ProblemError for one of no kind, or of another length than its own."""
+    listing = isinstance(item, tuple | list)
+    kind = item[0] if listing and item else None
+    one = KINDS.get(kind) if isinstance(kind, str) else None
+    if one is not None and len(item) == 2 + bool(one.number):
+        return one
+    longer = [
+        f"; a {word} is (kind, tensor, {one.number})" for word, one in STEPS.items() if one.number
+    ]
+    raise ProblemError(
+        f"epilogue item {shown(item)}" + (f" of length {len(item)}" if listing else ""),
+        rule=f"an item is (kind, value), the kind one of {', '.join(KINDS)}{''.join(longer)}",
+        fix=f"for example {', '.join(one.example for one in STEPS.values() if one.example)}",
+    )

@@ -1,0 +1,48 @@
+"""A residual: a matrix of D's shape, which may be D itself."""
+
+# ruff: noqa: D102 (methods are those that TorchStep documents)
+
+from __future__ import annotations
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.epilogue import Reads, Residual
+from warploom.runtime.families.gemm.steps.operand import Extents, float_type
+from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
+from warploom.runtime.tensors import shown
+
+
+class TorchResidual(TorchStep[Residual]):
+    """Plus beta times a matrix."""
+
+    step = Residual
+    number = "beta"
+    example = '("residual", c, 1.0)'
+    in_place = True
+
+    def reads(self, item: Item) -> Reads:
+        return "fragment"
+
+    def bind(self, item: Item, at: Extents, device: int) -> tuple[Residual, torch.Tensor]:
+        value = self.tensor(item, at, device)
+        return Residual(float_type("residual", value)), value
+
+    def check_finite(self, item: Item) -> None:
+        if not finite(item[2]):
+            raise ProblemError(
+                f"beta {shown(item[2])}",
+                rule="must be a finite number",
+                fix="scale the residual itself",
+            )
+
+    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        return x + item[2] * self.beside(x, item) if item[2] else x
+
+    def error(
+        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        return error + ROUNDOFF * (after.abs() + (after - before).abs())
+
+    def sample(self, step: Residual, draws: Draws, at: Extents) -> Item:
+        return ("residual", draws.values(step.element, (*at.batches, at.m, at.n)), 1.0)

@@ -1,0 +1,164 @@
+"""What a step's class says of it, with torch's tensors.
+
+Each declares what a step does to values x [.., m, n]; all else loops over steps. A gated step's
+`apply` returns half of the columns, and its generator's `columns` says so: what follows it is bound
+beside the D that is left, and samples are drawn for it. A step with a second output (`auxiliary`),
+such as the scales of blocks that it quantises by, has it as its item's value; `write` fills it, and
+an operator takes it beside `out`. Its `apply` returns what D has where D's rounding is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import torch
+
+from warploom.generator.epilogue import Reads, Step
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm.steps import operand
+from warploom.runtime.families.gemm.steps.operand import Extents
+
+StepT = TypeVar("StepT", bound=Step)
+
+Item = tuple[Any, ...]
+"""A kind, a value (a tensor, a number or a word), and in some a number for the kernel."""
+
+ROUNDOFF = 2.0**-24  # of one fp32 operation of the epilogue
+
+
+class TorchStep(Generic[StepT]):
+    """A step, as items ask for it; it holds nothing of any.
+
+    step       its class in the generator, whose `arguments` are the kinds of its items
+    number     what an item has behind its value; nothing: it ends there
+    example    an item, where errors are to show it
+    fp32       a tensor must be fp32
+    in_place   D may be exactly the tensor
+    """
+
+    step: ClassVar[type[Step]]
+    number: ClassVar[str] = ""
+    example: ClassVar[str] = ""
+    fp32: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
+
+    def reads(self, item: Item) -> Reads:
+        """By which dimensions of D the item's tensor is read; else it has one element."""
+        return "nothing"
+
+    def bind(self, item: Item, at: Extents, device: int) -> tuple[StepT, torch.Tensor | None]:
+        """Check the item where D is `at`, on `device` (-1: CPU).
+
+        Returns its step, and the view of its tensor that all shapes have in common. Raises
+        ProblemError naming the item, the rule and the fix.
+        """
+        raise NotImplementedError
+
+    def tensor(self, item: Item, at: Extents, device: int) -> torch.Tensor:
+        """Check the item's tensor and return its natural view, for `bind`."""
+        return operand.checked(item, self.reads(item), at, device, fp32=self.fp32)
+
+    def check_finite(self, item: Item) -> None:
+        """Raise ProblemError for a number of the item that is not finite."""
+
+    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        """The step on x [.., m, n], in x's own precision."""
+        raise NotImplementedError
+
+    def beside(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        """The item's tensor in x's precision, to broadcast with x [.., m, n]."""
+        reads, at = self.reads(item), Extents(x.shape[:-2], *x.shape[-2:])
+        found = cast("torch.Tensor", operand.natural(reads, item[1].to(x.dtype), at))
+        return (
+            found.unsqueeze(-1 if reads == "row" else -2) if reads in ("row", "column") else found
+        )
+
+    def error(
+        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        """How far a kernel's values may be from `after`, those before it by `error` from `before`.
+
+        It passes on the error that it is given and adds its own rounding in fp32.
+        """
+        raise NotImplementedError
+
+    def write(self, x: torch.Tensor, item: Item) -> None:
+        """Fill the output of an auxiliary step, which is given x [.., m, n] in fp32."""
+        raise NotImplementedError
+
+    def sample(self, step: StepT, draws: Draws, at: Extents) -> Item:
+        """A random item that asks for `step` where D is `at`."""
+        raise NotImplementedError
+
+    def flatten(self, item: Item, into: Flat) -> None:
+        """Add the item to what an operator is given."""
+        into.words.append(item[0])
+        (into.written if self.step.auxiliary else into.tensors).append(item[1])
+        into.numbers.extend(map(float, item[2:]))
+
+    def owns(self, word: str) -> bool:
+        """True for what `flatten` writes first."""
+        return word in self.step.arguments
+
+    def unflatten(self, word: str, given: Given) -> Item:
+        """The item again, taking of what is given what `flatten` had added."""
+        tensor = next(given.written if self.step.auxiliary else given.tensors)
+        return (word, tensor, next(given.numbers)) if self.number else (word, tensor)
+
+
+@dataclass(slots=True)
+class Flat:
+    """Items as operators take them: a word for each, and all tensors and numbers in order."""
+
+    words: list[str] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Given:
+    """The tensors and numbers of a `Flat`, each taken once."""
+
+    tensors: Iterator[torch.Tensor]
+    numbers: Iterator[float]
+    written: Iterator[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Random tensors. Floats are normal, int8 uniform; on `meta`, only shapes and strides."""
+
+    device: str
+    random: torch.Generator | None
+
+    def values(self, element: str, extents: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of an element type."""
+        if element == "int8":
+            return torch.randint(
+                -127, 128, extents, generator=self.random, dtype=torch.int8, device=self.device
+            )
+        drawn = torch.randn(extents, generator=self.random, device=self.device)
+        return drawn.to(TORCH[element])
+
+    def scales(self, *extents: int) -> torch.Tensor:
+        """An fp32 tensor in [0.5, 1.5)."""
+        return torch.rand(extents, generator=self.random, device=self.device) + 0.5
+
+    def zeros(self, *extents: int) -> torch.Tensor:
+        """An fp32 tensor of zeros."""
+        return torch.zeros(extents, device=self.device)
+
+
+def finite(value: object) -> bool:
+    """True for a number, but for infinities, NaN and truth values."""
+    return is_number(value) and math.isfinite(cast("float", value))
+
+
+def is_number(value: object) -> bool:
+    """True for a number that is no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
