@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import warploom
-from benchmarks.peers import KINDS
+from benchmarks.peers._products import TYPES
 from warploom.generator.space import expand_file
 
 PAGE = (Path(__file__).parents[3] / "docs" / "families" / "gemm.md").read_text()
@@ -20,12 +20,12 @@ def test_the_measured_errors_have_their_place() -> None:
 
 
 def test_the_kernels_that_the_page_lets_compete_compute_what_the_cells_do(tmp_path: Path) -> None:
-    (arguments,) = re.findall(r"-m benchmarks.gemm (.*--specs.*)", PAGE)
+    (arguments,) = re.findall(r"warploom bench gemm (.*--specs.*)", PAGE)
     name, kind = (re.findall(rf"--{option} (\S+)", arguments)[0] for option in ("specs", "types"))
     (block,) = re.findall(rf"^```yaml\n(# {re.escape(name)}\n.*?)^```$", PAGE, re.M | re.S)
     (tmp_path / name).write_text(block)
     specs = expand_file(tmp_path / name).specs
-    assert {spec.operation for spec in specs} == {KINDS[kind].operation()}
+    assert {spec.operation for spec in specs} == {TYPES[kind]}
 
 
 def test_what_other_libraries_call_it_computes_the_same() -> None:
