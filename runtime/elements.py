@@ -19,3 +19,8 @@ def name_of(dtype: torch.dtype, what: str) -> str:
     raise ProblemError(
         f"{what} of {dtype}", rule=f"element types are {known}", fix=f"convert with {what}.to(...)"
     )
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the spacing of `dtype` above 1: the relative error of one rounding; 0 for integers."""
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0

@@ -16,10 +16,6 @@ from statistics import median, quantiles
 
 import torch
 
-from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.families.gemm import reference
-from warploom.runtime.families.gemm.epilogue import Item
-
 Call = Callable[[], object]
 Sampler = Callable[[], float]  # measures once: seconds a call
 
@@ -111,21 +107,6 @@ def elapsed(call: Call) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) * 1e-3
-
-
-def error_share(
-    d: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    listed: Sequence[Item] = (),
-    accumulation: Accumulation = "fast",
-) -> float:
-    """Return the largest error of d = epilogue(a b) [m, n], each as a share of its own bound.
-
-    A share above 1, infinity for a NaN that should not be, is a wrong result. The bound is that of
-    the accumulation that was asked for: promoted sums may err less than fast ones.
-    """
-    return largest_share(d, *reference.gemm_bound(a, b, listed, d.dtype, accumulation))
 
 
 def largest_share(value: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:

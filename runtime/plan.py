@@ -15,7 +15,7 @@ from warploom.runtime.call import Call, DetailsT, Key, ResultsT
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches, remember
-from warploom.runtime.tensors import WithoutMemoryError, require_memory
+from warploom.runtime.tensors import WithoutMemoryError, explained, require_memory
 
 _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
@@ -93,6 +93,16 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
     counters.add("plans")
     remember(known, key, planned, _BOUND)
     return planned
+
+
+def run(call: Call[Any, ResultsT]) -> ResultsT:
+    """Run a call by its plan, which is made where there is none: all that a plain family needs."""
+    try:
+        found: Plan[Any, ResultsT] | None = known.get(call.signature())
+    except Exception as error:
+        raise explained(error, call.require) from error.__cause__
+    call.refuse()
+    return (found or make(call, Plan)).run(call)
 
 
 def forget() -> None:

@@ -7,7 +7,7 @@ addresses that are new to a plan, and exceptions of calls do.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,7 +17,6 @@ from warploom.errors import ProblemError
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
-_REQUIRED = ("a", "b", "q", "k", "v")
 Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
 
 
@@ -46,16 +45,19 @@ def explained(error: Exception, require: Callable[..., None], *given: object) ->
     return error
 
 
-def require_tensors(function: str, given: Named) -> None:
-    """Raise ProblemError for the first that is no tensor which `function` could read."""
-    found = _fault(function, given)
+def require_tensors(function: str, given: Named, required: Container[str]) -> None:
+    """Raise ProblemError for the first that is no tensor which `function` could read.
+
+    Those that are not `required` may be None.
+    """
+    found = _fault(function, given, required)
     if found is not None:
         raise found
 
 
-def _fault(function: str, given: Named) -> ProblemError | None:
+def _fault(function: str, given: Named, required: Container[str]) -> ProblemError | None:
     for name, value in given:
-        if value is None and name not in _REQUIRED:
+        if value is None and name not in required:
             continue
         if not isinstance(value, torch.Tensor):
             return ProblemError(
@@ -109,7 +111,7 @@ def require_memory(given: Named) -> None:
         raise WithoutMemoryError(
             f"{told} without memory of its own",
             rule="must lie in memory: a plan runs no operators",
-            fix="call warploom.gemm or warploom.attention",
+            fix="call the function that the plan is of",
         )
     raise ProblemError(
         told,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import ceil
 from typing import Protocol
 
 import torch
@@ -33,6 +33,13 @@ class Trial(Protocol):
     def held_share(self) -> float:
         """The largest error of what the first set's output holds, as a share of what is allowed."""
         ...
+
+
+def wrong(out: torch.Tensor) -> torch.Tensor:
+    """A tensor like `out`, full of what no right result is full of."""
+    if out.dtype.is_floating_point:
+        return torch.full(out.shape, math.nan, device=out.device).to(out.dtype)
+    return torch.full_like(out, torch.iinfo(out.dtype).min)
 
 
 @contextmanager
@@ -65,4 +72,4 @@ def sets_for(set_bytes: int, device: str) -> int:
 
 def buffer_sets(set_bytes: int, l2_bytes: int) -> int:
     """How many sets of buffers, used in turn, outlast an L2 cache of `l2_bytes` twice over."""
-    return max(1, ceil(2 * l2_bytes / max(1, set_bytes)))
+    return max(1, math.ceil(2 * l2_bytes / max(1, set_bytes)))

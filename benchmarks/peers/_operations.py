@@ -19,8 +19,8 @@ from benchmarks.protocol import Contender
 from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Activation, Amax, Bias, Residual, Scale
 from warploom.generator.families.gemm import GemmOperation
-from warploom.runtime.families.gemm.samples import wrong
-from warploom.runtime.measure import error_share
+from warploom.runtime.families.gemm.reference import error_share
+from warploom.runtime.trial import wrong
 
 Contenders = Callable[[GemmOperation, Shape, Asked], list[Contender]]
 

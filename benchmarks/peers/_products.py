@@ -19,8 +19,10 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import Scale
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.gemm.samples import GemmData, Operands, wrong
-from warploom.runtime.measure import Call, error_share
+from warploom.runtime.families.gemm.reference import error_share
+from warploom.runtime.families.gemm.samples import GemmData, Operands
+from warploom.runtime.measure import Call
+from warploom.runtime.trial import wrong
 
 Shape = tuple[int, int, int]  # m, n, k
 Peer = Callable[[GemmOperation, Sequence[Operands]], Contender]

@@ -128,7 +128,8 @@ def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
     import torch
 
     import warploom
-    from warploom.runtime.measure import error_share, graph_sampler, interleave
+    from warploom.runtime.families.gemm.reference import error_share
+    from warploom.runtime.measure import graph_sampler, interleave
 
     n, k = weight
     a = torch.randn(tokens, k, device=device).bfloat16()

@@ -13,10 +13,17 @@ import pytest
 from warploom.generator import config_models, configurations, families
 from warploom.generator.families.family import Family
 from warploom.generator.specification import KernelSpec
+from warploom.runtime import families as runtime_families
 
 HERE = Path(__file__).parent
 ROOMS = ("generator.families", "templates", "runtime.families", "configs")
-CACHES = (families.names, families.family, config_models.file_model, configurations.spaces)
+CACHES = (
+    families.names,
+    families.family,
+    runtime_families.family,
+    config_models.file_model,
+    configurations.spaces,
+)
 
 sys.path.append(str(HERE.parent / "tuning"))  # sweeps that are made up, and what is no compiler
 

@@ -128,7 +128,7 @@ def test_a_traced_call_has_its_product_in_the_trace() -> None:
 
 def test_a_plan_takes_no_tensor_without_memory() -> None:
     plan = warploom.plan(A, B)
-    with pytest.raises(ProblemError, match=r"a plan runs no operators: call warploom\.gemm"):
+    with pytest.raises(ProblemError, match=r"a plan runs no operators: call the function"):
         plan(A.to("meta"), B.to("meta"))
     with pytest.raises(ProblemError, match="must lie in memory"):
         warploom.plan(A.to("meta"), B.to("meta"))

@@ -157,7 +157,7 @@ class Arguments:
 
 def require_kinds(call: Arguments) -> None:
     """Raise ProblemError for arguments that are of no type that they may have."""
-    require_tensors("warploom.attention", call.named())
+    require_tensors("warploom.attention", call.named(), ("q", "k", "v"))
     dispatch.named(call.spec)
     dispatch.named(call.backward_spec)
     if call.window is not None and not isinstance(call.window, tuple | list):

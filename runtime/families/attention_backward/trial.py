@@ -17,6 +17,7 @@ from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
+from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
@@ -25,7 +26,6 @@ from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward.reference import TANH_ERROR, Function
-from warploom.runtime.families.gemm.reference import unit_roundoff
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import sets_for
 

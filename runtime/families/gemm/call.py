@@ -75,7 +75,7 @@ class GemmCall:
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         epilogue.check_items(self.listed)
-        require_tensors("warploom.gemm", self.named())
+        require_tensors("warploom.gemm", self.named(), ("a", "b"))
 
     def refuse(self) -> None:
         """Raise ProblemError for tensors that autograd expects to see differentiated."""

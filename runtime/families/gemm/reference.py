@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from warploom.generator.families.gemm import Accumulation
+from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Item
+from warploom.runtime.measure import largest_share
 
 
 def apply(x: torch.Tensor, listed: Sequence[Item]) -> torch.Tensor:
@@ -101,9 +103,19 @@ def gemm_bound(
     return x, error + unit * (x.abs() + error + smallest)
 
 
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the spacing of `dtype` above 1: the relative error of one rounding; 0 for integers."""
-    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+def error_share(
+    d: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item] = (),
+    accumulation: Accumulation = "fast",
+) -> float:
+    """Return the largest error of d = epilogue(a b) [m, n], each as a share of its own bound.
+
+    A share above 1, infinity for a NaN that should not be, is a wrong result. The bound is that of
+    the accumulation that was asked for: promoted sums may err less than fast ones.
+    """
+    return largest_share(d, *gemm_bound(a, b, listed, d.dtype, accumulation))
 
 
 def accumulated(dtype: torch.dtype, k: int, accumulation: Accumulation = "fast") -> float:

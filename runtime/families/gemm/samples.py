@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from warploom.runtime.elements import TORCH
 from warploom.runtime.families.gemm.steps import STEPS
 from warploom.runtime.families.gemm.steps.operand import Extents
 from warploom.runtime.families.gemm.steps.step import Draws, Item
-from warploom.runtime.trial import generator
+from warploom.runtime.trial import generator, wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,3 @@ class GemmData:
         for step in self.operation.epilogue:
             yield STEPS[step.step].sample(step, self._draws, at)
             at = replace(at, n=step.columns(at.n))
-
-
-def wrong(out: torch.Tensor) -> torch.Tensor:
-    """A tensor like `out`, full of what no right result is full of."""
-    if out.dtype.is_floating_point:
-        return torch.full(out.shape, math.nan, device=out.device).to(out.dtype)
-    return torch.full_like(out, torch.iinfo(out.dtype).min)

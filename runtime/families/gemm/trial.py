@@ -10,9 +10,9 @@ from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import api
 from warploom.runtime.families.gemm import reference
-from warploom.runtime.families.gemm.samples import GemmData, wrong
+from warploom.runtime.families.gemm.samples import GemmData
 from warploom.runtime.measure import Call, largest_share
-from warploom.runtime.trial import sets_for
+from warploom.runtime.trial import sets_for, wrong
 
 
 class GemmTrial(GemmData):

@@ -18,7 +18,7 @@ from benchmarks.protocol import Cell
 from warploom.generator.specification import parse_name
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.problem import Accumulation
-from warploom.runtime.measure import error_share
+from warploom.runtime.families.gemm.reference import error_share
 
 
 def measured(case: Case, *peers: str) -> Cell:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warploom.runtime.elements import TORCH
+from warploom.runtime.elements import TORCH, unit_roundoff
 from warploom.runtime.families.gemm import reference
 
 STEP = {"fp16": 16, "bf16": 16, "e4m3": 32, "int8": 32}  # products of one wgmma along k
@@ -97,8 +97,8 @@ def test_a_residual_of_nan_is_outside_the_bound_unless_beta_is_0() -> None:
 
 
 def test_the_roundoff_of_integers_is_none() -> None:
-    assert reference.unit_roundoff(torch.int32) == 0
-    assert reference.unit_roundoff(torch.bfloat16) == 2.0**-8
-    assert reference.unit_roundoff(torch.float16) == 2.0**-11
+    assert unit_roundoff(torch.int32) == 0
+    assert unit_roundoff(torch.bfloat16) == 2.0**-8
+    assert unit_roundoff(torch.float16) == 2.0**-11
     assert reference.accumulated(torch.int8, 10**6) == 0
     assert reference.accumulated(torch.float16, 33) == 3 * 2.0**-22

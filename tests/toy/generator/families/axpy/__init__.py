@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from warploom.generator.architectures import Architecture
-from warploom.generator.families.axpy import launch
-from warploom.generator.families.axpy.schedule import AxpyOperation, AxpySchedule, AxpySpec
+from warploom.generator.families.axpy import launch, model, rules
+from warploom.generator.families.axpy.schedule import AxpyOperation, AxpySchedule
 from warploom.generator.families.axpy.shape import AxpyShape
 from warploom.generator.families.family import Family
 from warploom.generator.families.table import Table
-from warploom.generator.launches import DeviceLimits, Launch
-from warploom.generator.parameters import ParameterBlock
 
-LOAD_BYTES = 16  # of the widest load that there is
-# Seconds of a launch, bytes a second of memory, seconds in which a block comes and goes.
-START = {"launch": 2e-6, "bandwidth": 4e12, "block": 1e-7}
+__all__ = ["FAMILY", "AxpyOperation", "AxpySchedule", "AxpyShape"]
 
 
 class AxpyTable(Table[AxpyOperation, AxpySchedule, AxpyShape]):
@@ -29,45 +21,14 @@ class Axpy(Family[AxpyOperation, AxpySchedule, AxpyShape, AxpyShape]):
     operation = AxpyOperation
     schedule = AxpySchedule
     shape = AxpyShape
+    constants = model.START
     table = AxpyTable()
-    constants = START
 
-    def schedule_reasons(
-        self, arch: Architecture, operation: AxpyOperation, schedule: AxpySchedule
-    ) -> list[str]:
-        """Why the schedule does not fit the operation."""
-        loaded = schedule.values * operation.type.bytes
-        if loaded <= LOAD_BYTES:
-            return []
-        return [f"values {schedule.values} of {operation.element}: a load has {LOAD_BYTES} bytes"]
-
-    def complete(
-        self, arch: str, operation: AxpyOperation, fields: Mapping[str, Any]
-    ) -> AxpySchedule:
-        """Make a schedule of `fields`; `values: auto` becomes as many as one load can bring."""
-        given = {name: value for name, value in fields.items() if value != "auto"}
-        return AxpySchedule(**{"values": LOAD_BYTES // operation.type.bytes, **given})
-
-    def parameters(self, spec: AxpySpec) -> ParameterBlock[Any]:
-        """The parameter block: see launch.py."""
-        return launch.parameters(spec)
-
-    def launches(self, spec: AxpySpec, problem: AxpyShape, device: DeviceLimits) -> list[Launch]:
-        """The launch of a call: see launch.py."""
-        return launch.launches(spec, problem, device)
-
-    def seconds(
-        self,
-        constants: Mapping[str, float],
-        operation: AxpyOperation,
-        schedule: AxpySchedule,
-        shape: AxpyShape,
-        multiprocessors: int,
-    ) -> float:
-        """The launch, the traffic of memory, and the blocks of one multiprocessor."""
-        traffic = 3 * shape.n * operation.type.bytes / constants["bandwidth"]
-        blocks = shape.n / schedule.tile[0] / multiprocessors
-        return constants["launch"] + traffic + blocks * constants["block"]
+    schedule_reasons = staticmethod(rules.schedule_reasons)
+    complete = staticmethod(rules.complete)
+    parameters = staticmethod(launch.parameters)
+    launches = staticmethod(launch.launches)
+    seconds = staticmethod(model.seconds)
 
 
 FAMILY = Axpy()

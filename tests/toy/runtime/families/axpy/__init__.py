@@ -1,0 +1,1 @@
+"""d = alpha x + y on torch tensors."""
