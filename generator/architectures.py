@@ -16,8 +16,6 @@ class Architecture:
     products: str  # GPUs of it, for whoever has none
     capability: tuple[int, int]
     shared_bytes: int  # dynamic shared memory one block may opt in to
-    registers: int  # 32-bit registers of one multiprocessor
-    registers_per_thread: int
 
     @property
     def token(self) -> str:
@@ -27,9 +25,7 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
-    for architecture in (
-        Architecture("sm_90a", "Hopper", "H100, H200 or GH200", (9, 0), 232_448, 65_536, 255),
-    )
+    for architecture in (Architecture("sm_90a", "Hopper", "H100, H200 or GH200", (9, 0), 232_448),)
 }
 
 

@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Self
 
-from warploom.errors import (
-    CompilationError,
-    KernelMissingError,
-    ToolchainError,
-)
+from warploom.errors import CompilationError, KernelMissingError, ToolchainError
 from warploom.generator import nvrtc
 from warploom.generator.artifact import Artifact
 from warploom.generator.locks import ForkLock
@@ -59,14 +55,10 @@ def build(spec: KernelSpec, store: Store | None = None, *, policy: str | None = 
     compiled.
     """
     store = Store.default() if store is None else store
-    compiler = _compiler(policy)
-    if isinstance(compiler, _Barred):
-        return compiler.recorded(spec, store)
-    kernel = _Kernel(spec, render(spec), compiler)
-    artifact = kernel.stored(store)
-    if artifact is None:
-        artifact = kernel.compiled(store, partial(nvrtc.compile, toolchain=compiler))
-    return artifact
+    found = _sought(spec, store, _compiler(policy))
+    if isinstance(found, Artifact):
+        return found
+    return found.compiled(store, partial(nvrtc.compile, toolchain=found.toolchain))
 
 
 def build_many(
@@ -87,20 +79,16 @@ def build_many(
     results: dict[int, Result] = {}
     missing: dict[int, _Kernel] = {}
     for index, spec in enumerate(specs):
-        if isinstance(compiler, _Barred):
-            artifact: Artifact | None = compiler.recorded(spec, store)
+        found = _sought(spec, store, compiler)
+        if isinstance(found, Artifact):
+            results[index] = found
+            on_done(spec, found)
         else:
-            kernel = _Kernel(spec, render(spec), compiler)
-            artifact = kernel.stored(store)
-        if artifact is None:
-            missing[index] = kernel
-        else:
-            results[index] = artifact
-            on_done(spec, artifact)
+            missing[index] = found
     workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
     with WorkerPool(max(1, workers)) as pool:
         futures = {
-            pool.submit(partial(_attempt, kernel, store)): index
+            pool.submit(partial(kernel.attempted, store)): index
             for index, kernel in missing.items()
         }
         for future in as_completed(futures):
@@ -129,10 +117,8 @@ class Builder:
         return self._asked[spec]
 
     def _build(self, spec: KernelSpec, worker: Worker) -> Result:
-        if isinstance(self._compiler, _Barred):
-            return self._compiler.recorded(spec, self._store)
-        kernel = _Kernel(spec, render(spec), self._compiler)
-        return kernel.stored(self._store) or _attempt(kernel, self._store, worker)
+        found = _sought(spec, self._store, self._compiler)
+        return found if isinstance(found, Artifact) else found.attempted(self._store, worker)
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +156,12 @@ class _Kernel:
                 store.put(own, artifact)
         return artifact
 
+    def attempted(self, store: Store, worker: Worker) -> Result:
+        try:
+            return self.compiled(store, worker.compile)
+        except CompilationError as error:
+            return error
+
 
 @dataclass(frozen=True, slots=True)
 class _Barred:
@@ -204,11 +196,12 @@ def _compiler(policy: str | None) -> Toolchain | _Barred:
     return toolchain
 
 
-def _attempt(kernel: _Kernel, store: Store, worker: Worker) -> Result:
-    try:
-        return kernel.compiled(store, worker.compile)
-    except CompilationError as error:
-        return error
+def _sought(spec: KernelSpec, store: Store, compiler: Toolchain | _Barred) -> Artifact | _Kernel:
+    """What the store has of a spec, or what to compile; KernelMissingError where nothing may be."""
+    if isinstance(compiler, _Barred):
+        return compiler.recorded(spec, store)
+    kernel = _Kernel(spec, render(spec), compiler)
+    return kernel.stored(store) or kernel
 
 
 def entries(source: str) -> set[str]:

@@ -27,7 +27,7 @@ from warploom.generator.store_directory import (
 )
 from warploom.generator.store_record import Record, key, source_digest
 
-__all__ = ["Counters", "Explanation", "Neighbour", "Stats", "Store", "key", "source_digest"]
+__all__ = ["Explanation", "Neighbour", "Stats", "Store", "key", "source_digest"]
 
 _COMPARED = ("name", "source_digest", "arch", "toolchain", "options")
 _NEAREST = 5

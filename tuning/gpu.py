@@ -168,7 +168,7 @@ class GpuProcess:
                 case {"results": dict(results)} if results.keys() == left.keys():
                     return {spec: _result(spec, results[name]) for name, spec in left.items()}
                 case other:
-                    raise _Died(at, "illegal", f"the measuring process said {_short(other)}")
+                    raise _Died(at, "illegal", f"the measuring process said {reprlib.repr(other)}")
 
     def _next(self, process: subprocess.Popen[str], at: str | None, limit: float) -> object:
         """Return the JSON value that comes next, or the line that is none."""
@@ -218,7 +218,7 @@ class GpuProcess:
                 raise DeviceError(value, rule=rule, fix=fix)
         self._stop()
         raise DeviceError(
-            f"GPU {self._visible}: its measuring process began with {_short(hello)}",
+            f"GPU {self._visible}: its measuring process began with {reprlib.repr(hello)}",
             rule="must say which GPU it has",
             fix="see what else writes to its standard output, such as a sitecustomize",
         )
@@ -253,10 +253,6 @@ def _result(spec: KernelSpec, told: Any) -> Result:  # noqa: ANN401 (parsed JSON
         return restore_result(spec.schedule, told)
     except SpecificationError as error:
         return Result(spec.schedule, "launch error", reason=f"no result: {error}")
-
-
-def _short(said: object) -> str:
-    return reprlib.repr(said)
 
 
 def visible(count: int) -> list[str]:

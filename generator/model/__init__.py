@@ -7,16 +7,11 @@ schedules of one problem and carries a measured time to a near shape; it is no p
 
 from __future__ import annotations
 
-from warploom.generator.model.constants import (
-    Constants,
-    FamilyConstants,
-    load,
-)
+from warploom.generator.model.constants import Constants, load
 from warploom.generator.model.predict import Prediction, predict, proposals, rank
 
 __all__ = [
     "Constants",
-    "FamilyConstants",
     "Prediction",
     "load",
     "predict",

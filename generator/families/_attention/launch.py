@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import launches
 from warploom.generator.elements import element
+from warploom.generator.families._attention.layout import Boxes
+from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.problem import BACK, AttentionProblem, Strides
-from warploom.generator.specification import Operation, ScheduleT
+from warploom.generator.specification import ScheduleT
 from warploom.generator.tensor_maps import TensorMap
 
 _KEYS = ("k", "v", "dk", "dv")  # laid out by kv heads, and columns
 
-
-class Pass(Operation, Protocol):
-    """What the operations of both passes have."""
-
-    @property
-    def element(self) -> str:
-        """The element type of q, k and v."""
-        ...
-
-    @property
-    def lengths(self) -> str:
-        """Fixed or packed."""
-        ...
-
-
-class Boxes(Protocol):
-    """How the layouts of both passes cut tiles into boxes."""
-
-    @property
-    def span(self) -> int:
-        """Bytes of a box's row."""
-        ...
-
-    @property
-    def box_columns(self) -> int:
-        """Elements of a box's row."""
-        ...
-
-
-PassT = TypeVar("PassT", bound=Pass, covariant=True, default=Pass)
+OperationT = TypeVar("OperationT", bound=Operation, covariant=True, default=Operation)
 ProblemT = TypeVar("ProblemT", bound=AttentionProblem, covariant=True, default=AttentionProblem)
 
 
-class AtLaunch(launches.AtLaunch[PassT, ScheduleT, ProblemT]):
+class AtLaunch(launches.AtLaunch[OperationT, ScheduleT, ProblemT]):
     """What a pass's parameters are functions of."""
 
     @property

@@ -19,11 +19,9 @@ from warploom.generator.families.attention_backward.table import AttentionBackwa
 
 __all__ = [
     "FAMILY",
-    "AttentionBackwardLayout",
     "AttentionBackwardOperation",
     "AttentionBackwardProblem",
     "AttentionBackwardSchedule",
-    "AttentionBackwardSpec",
     "attention_backward_layout",
 ]
 

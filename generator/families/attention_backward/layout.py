@@ -12,11 +12,12 @@ from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
+from warploom.generator.families._attention.layout import Boxes
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
-from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+from warploom.generator.tensor_maps import widest_span
 from warploom.generator.wgmma import WGMMA_M
 
 # What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
@@ -48,7 +49,7 @@ WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionBackwardLayout:
+class AttentionBackwardLayout(Boxes):
     """Where everything of one block lies, and how blocks and warpgroups share out the gradients.
 
     Accumulators of 64 rows of dk and dv have room for 128 columns. Wider heads take two blocks for
@@ -65,8 +66,6 @@ class AttentionBackwardLayout:
     columns: int  # of one part
     kv_rows: int  # rows of k and v that a block has
     q_rows: int  # rows of q whose scores a warpgroup computes
-    span: int  # bytes of a box's row
-    boxes: int  # side by side in a tile
     held_steps: int  # of 16 columns: those of v that a warpgroup has in registers
     kv_bytes: int  # of k, and of v
     peer_bytes: int  # of the peer's k, in the columns of dq that the block adds
@@ -85,16 +84,6 @@ class AttentionBackwardLayout:
     registers: int  # that a consumer's thread is expected to need
     producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
     register_budget: int  # that a consumer's thread may have
-
-    @property
-    def box_columns(self) -> int:
-        """Elements of a box's row."""
-        return self.span // 2
-
-    @property
-    def layout_type(self) -> int:
-        """The descriptor's swizzle mode."""
-        return LAYOUT_TYPES[self.span]
 
     @property
     def shared_bytes(self) -> int:

@@ -7,7 +7,7 @@ from warploom.generator.families._attention.family import AttentionFamily
 from warploom.generator.families._attention.table import AttentionTable
 from warploom.generator.families.attention_forward import launch, model, rules, template
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
-from warploom.generator.families.attention_forward.parameters import parameters, q_tiles
+from warploom.generator.families.attention_forward.parameters import parameters
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -16,13 +16,10 @@ from warploom.generator.families.attention_forward.schedule import (
 
 __all__ = [
     "FAMILY",
-    "AttentionLayout",
     "AttentionOperation",
     "AttentionProblem",
     "AttentionSchedule",
-    "AttentionSpec",
     "attention_layout",
-    "q_tiles",
 ]
 
 

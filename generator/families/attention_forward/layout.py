@@ -11,11 +11,12 @@ from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
+from warploom.generator.families._attention.layout import Boxes
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
 )
-from warploom.generator.tensor_maps import LAYOUT_TYPES, widest_span
+from warploom.generator.tensor_maps import widest_span
 from warploom.generator.wgmma import WGMMA_M
 
 # What setmaxnreg shares out, by consumers: (producer, consumer). 24 + 2 * 240 is the 504 that 384
@@ -32,31 +33,17 @@ BARRIERS_AND_WORK_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayout:
+class AttentionLayout(Boxes):
     """Where everything of one block lies."""
 
-    span: int  # bytes of a box's row
-    boxes: int  # side by side in a tile
     q_bytes: int  # of one warpgroup's q
     kv_bytes: int  # of one stage of k or of v
     warpgroups: int
     stages: int
-    q_stages: (
-        int  # of q: 2 where there is room, so that the next tile's q arrives under this one's work
-    )
+    q_stages: int  # 2 where there is room: the next tile's q arrives under this one's work
     registers: int  # that a consumer's thread is expected to need
     producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
     register_budget: int  # that a consumer's thread may have
-
-    @property
-    def box_columns(self) -> int:
-        """Elements of a box's row."""
-        return self.span // 2
-
-    @property
-    def layout_type(self) -> int:
-        """The descriptor's swizzle mode."""
-        return LAYOUT_TYPES[self.span]
 
     @property
     def shared_bytes(self) -> int:

@@ -35,13 +35,6 @@ from warploom.generator.wgmma import WGMMA_M
 SECTION_BYTES = 32 << 20
 
 
-def q_tiles(schedule: AttentionSchedule, problem: AttentionProblem, *, packed: bool = False) -> int:
-    """Tiles of one head; packed: as many as its sequences can need."""
-    if packed:
-        return problem.total_q // schedule.q_tile + problem.batch
-    return -(-problem.seq_q // schedule.q_tile)
-
-
 class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionProblem]):
     """What an attention kernel's parameters are functions of."""
 
@@ -52,8 +45,9 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
 
     @property
     def q_tiles(self) -> int:
-        """Tiles of one head."""
-        return q_tiles(self.schedule, self.problem, packed=self.packed)
+        """Tiles of one head; packed: as many as its sequences can need."""
+        problem, tile = self.problem, self.schedule.q_tile
+        return problem.total_q // tile + problem.batch if self.packed else -(-problem.seq_q // tile)
 
     @property
     def all_heads(self) -> int:

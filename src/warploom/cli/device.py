@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warploom.cli.check import Check
 from warploom.generator.architectures import serving
 
 _NONE = "none: kernels compile here and run elsewhere"
 _NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding of `doctor`: what, and where; `advice` is empty when nothing needs to be done."""
+
+    name: str
+    found: str
+    advice: str = ""
+    where: str = ""
 
 
 def driver(nvrtc_version: str | None) -> Check:

@@ -18,7 +18,7 @@ import click
 
 import warploom
 from warploom.cli import device
-from warploom.cli.check import Check
+from warploom.cli.device import Check
 from warploom.cli.output import Output, reporting
 from warploom.cli.units import Bytes
 from warploom.errors import CompilationError, RecordsError, StoreError, ToolchainError
