@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
-
-import torch
+from typing import Any
 
 from warploom.generator.families import family
-from warploom.generator.families.gemm import Accumulation
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
-from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
 from warploom.runtime.call import Draft
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Alternative, Choice
-from warploom.runtime.dispatch import named
-from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.attention_forward.call import AttentionCall
-from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.epilogue import Keywords, items
 from warploom.runtime.kernel import store
 from warploom.runtime.plan import Plan
 
@@ -31,8 +22,8 @@ class Explanation:
     """What a call would do, and why.
 
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
-    kernels that came next. `gradients` is the same of an attention's backward pass. `gpu` is the
-    GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
+    kernels that came next. `gradients` is the same of the backward pass, if there is one. `gpu` is
+    the GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
     `reference` is True of a call on CPU tensors, which runs no kernel.
     """
 
@@ -87,7 +78,7 @@ class Explanation:
 
     @property
     def backward(self) -> str | None:
-        """The kernel of an attention's gradients; None of a gemm."""
+        """The kernel of the gradients; None where there are none."""
         return self.gradients.spec.name if self.gradients else None
 
     def __str__(self) -> str:
@@ -105,29 +96,6 @@ class Explanation:
             lines += [f"backward {self.backward}", *_because(self.gradients.reason)]
             lines += _times(self.gradients.seconds, self.gradients.runners_up)
         return "\n".join(lines)
-
-
-def gemm_on(
-    target: DeviceLimits,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    accumulation: Accumulation = "fast",
-    spec: KernelSpec | str | None = None,
-    **keywords: Unpack[Keywords],
-) -> Explanation:
-    """What a call of `warploom.gemm` does on a GPU."""
-    call = GemmCall(a, b, items(**keywords), out, out_dtype, accumulation, named(spec))
-    return Explanation.on(target, call.draft(target))
-
-
-def attention_on(target: DeviceLimits, call: AttentionCall) -> Explanation:
-    """What a call of `warploom.attention`, and its backward pass, do on a GPU."""
-    found = call.draft(target)
-    gradients = attention.gradients_choice(found, found.details.gradient_options, target)
-    return Explanation.on(target, found, gradients)
 
 
 def _because(reason: str) -> list[str]:

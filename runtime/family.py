@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Generic
 
+import torch
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation
+from warploom.runtime.call import Call, Draft
 from warploom.runtime.decision import Choice
+from warploom.runtime.plan import Plan, make
 from warploom.runtime.trial import Trial
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
@@ -30,6 +34,23 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
 
         There is one, but where one operation is several calls.
         """
+
+    def call(
+        self, operands: tuple[torch.Tensor, ...], keywords: Mapping[str, Any]
+    ) -> Call[Any, Any] | None:
+        """The call that users make with these tensors; None where it is none of this family's.
+
+        Families tell their calls by the number of tensors.
+        """
+        return None
+
+    def plan(self, call: Call[Any, Any]) -> Plan[Any, Any]:
+        """The plan of a call."""
+        return make(call, Plan)
+
+    def gradients(self, drafted: Draft[Any], target: DeviceLimits) -> Choice | None:
+        """The kernel that autograd runs on a GPU for results of a call; None if there is none."""
+        return None
 
     def rehearse(self) -> None:
         """Call the front door on the CPU, which brings what torch imports on first use."""

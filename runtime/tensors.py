@@ -120,6 +120,15 @@ def require_memory(given: Named) -> None:
     )
 
 
+def lowered(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert a tensor where autocast is on for its device, as torch does those of its products."""
+    device = tensor.device.type
+    eligible = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if not (eligible and device in ("cuda", "cpu") and torch.is_autocast_enabled(device)):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
+
+
 def require_one_device(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise ProblemError for tensors on several devices."""
     devices = {name: tensor.device for name, tensor in tensors}

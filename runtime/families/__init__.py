@@ -21,3 +21,8 @@ def family(name: str) -> RuntimeFamily:
     """Return the runtime's half of the family called `name`, or raise UnknownNameError."""
     found: RuntimeFamily = import_module(f"{__name__}.{families.family(name).name}.family").FAMILY
     return found
+
+
+def every() -> list[RuntimeFamily]:
+    """The runtime's halves of all families, in the order of their names."""
+    return [family(name) for name in families.names()]

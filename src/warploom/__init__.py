@@ -29,17 +29,9 @@ from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
     from warploom.generator.specification import KernelSpec
-    from warploom.runtime.api import (
-        Explanation,
-        attention,
-        counters,
-        explain,
-        gemm,
-        load,
-        plan,
-        plan_attention,
-        warmup,
-    )
+    from warploom.runtime.api import Explanation, counters, explain, load, warmup
+    from warploom.runtime.families.attention_forward.api import attention, plan_attention
+    from warploom.runtime.families.gemm.api import gemm, plan
 
 __version__ = "0.1.0"
 
@@ -70,8 +62,18 @@ __all__ = [
 ]
 
 # Where names come from that are imported when they are first used: all but those above.
-_LAZY = {name: "warploom.runtime.api" for name in __all__ if name not in globals()}
-_LAZY["KernelSpec"] = "warploom.generator.specification"
+_LAZY = {
+    "Explanation": "warploom.runtime.api",
+    "KernelSpec": "warploom.generator.specification",
+    "attention": "warploom.runtime.families.attention_forward.api",
+    "counters": "warploom.runtime.api",
+    "explain": "warploom.runtime.api",
+    "gemm": "warploom.runtime.families.gemm.api",
+    "load": "warploom.runtime.api",
+    "plan": "warploom.runtime.families.gemm.api",
+    "plan_attention": "warploom.runtime.families.attention_forward.api",
+    "warmup": "warploom.runtime.api",
+}
 
 if os.environ.get("WARPLOOM_LOG"):
     import_module("warploom.log").set_up()

@@ -29,10 +29,11 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.runtime import api
 from warploom.runtime.families import family
 from warploom.runtime.families.attention_backward import reference as gradients
 from warploom.runtime.families.attention_backward import trial as attention_backward_trial
+from warploom.runtime.families.attention_forward import api as attentions
+from warploom.runtime.families.gemm import api as products
 from warploom.runtime.measure import Call, Sampler, Timing
 from warploom.tuning.gpu import About, Batch, GpuProcess
 from warploom.tuning.worker import GpuLost, Worker, unsteady
@@ -185,7 +186,7 @@ DAMAGES: dict[str, Callable[[torch.Tensor], object]] = {
 def test_a_wrong_product_is_found_and_not_timed(
     monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr(api, "gemm", breaking(api.gemm, DAMAGES[damage]))
+    monkeypatch.setattr(products, "gemm", breaking(products.gemm, DAMAGES[damage]))
     made, _ = worker()
     (result,) = made.measure(request(GEMM, SHAPE, [spec_of(GEMM)])).values()
     assert (result.outcome, result.seconds) == ("wrong", None)
@@ -196,8 +197,8 @@ def test_a_wrong_product_is_found_and_not_timed(
 def test_a_wrong_attention_is_found_at_both_ends(monkeypatch: pytest.MonkeyPatch, row: int) -> None:
     operation = AttentionOperation("bf16", 64, "causal")
     spec = KernelSpec("sm_90a", operation, AttentionSchedule(128, 64))
-    damage = breaking(api.attention, lambda out: out[-1, 1, row, 3].add_(0.5))
-    monkeypatch.setattr(api, "attention", damage)
+    damage = breaking(attentions.attention, lambda out: out[-1, 1, row, 3].add_(0.5))
+    monkeypatch.setattr(attentions, "attention", damage)
     made, _ = worker()
     shape = AttentionShape(2, 4, 2, 400, 400, 64)
     (result,) = made.measure(request(operation, shape, [spec])).values()
@@ -284,14 +285,14 @@ def test_a_kernel_that_does_not_launch_leaves_the_others_to_be_measured(
     monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
 ) -> None:
     first, second = spec_of(GEMM), spec_of(GEMM, stages=5)
-    plain = api.gemm
+    plain = products.gemm
 
     def failing(*arguments: Any, **keywords: Any) -> Any:
         if keywords["spec"] == first:
             raise error
         return plain(*arguments, **keywords)
 
-    monkeypatch.setattr(api, "gemm", failing)
+    monkeypatch.setattr(products, "gemm", failing)
     made, _ = worker()
     found = made.measure(request(GEMM, SHAPE, [first, second]))
     assert found[first.name].outcome == outcome and found[first.name].reason

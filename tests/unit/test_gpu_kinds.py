@@ -22,8 +22,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import names, target
 from warploom.runtime import driver
 from warploom.runtime import kernel as kernels
-from warploom.runtime.families.attention_forward import plan as attention
-from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.attention_forward.call import AttentionCall, gradients_choice
 from warploom.runtime.families.gemm.call import GemmCall
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +110,7 @@ def test_the_kernel_of_a_call_is_for_the_architecture_of_the_gpu(following: Devi
     chosen = [
         GemmCall(a, a.mT, out_dtype=torch.bfloat16).draft(following).choice,
         forward.choice,
-        attention.gradients_choice(forward, (False, None), following),
+        gradients_choice(forward.choice, forward.details, following),
     ]
     assert [one.spec.arch for one in chosen] == [NEXT.name] * 3
     assert following.arch == NEXT.name != NO_GPU.arch

@@ -8,8 +8,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial
-from warploom.runtime.families.attention_forward import plan
-from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.attention_forward.call import AttentionCall, gradients_choice
 from warploom.runtime.family import RuntimeFamily
 
 
@@ -28,7 +27,8 @@ class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, Attenti
         """The kernel of the gradients of calls."""
         call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
         forward = call.draft(target)
-        return [plan.gradients_choice(forward, (operation.deterministic, None), target)]
+        asked = operation.deterministic, None
+        return [gradients_choice(forward.choice, forward.details, target, asked)]
 
 
 FAMILY = AttentionBackwardRuntime()

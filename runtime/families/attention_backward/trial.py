@@ -16,7 +16,6 @@ import torch
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import api
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
@@ -25,6 +24,7 @@ from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
+from warploom.runtime.families.attention_forward import api
 from warploom.runtime.families.attention_forward.reference import TANH_ERROR, Function
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import sets_for

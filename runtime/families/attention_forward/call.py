@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
-from warploom.generator.families.attention_forward import AttentionProblem
+from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import call as calls
 from warploom.runtime import dispatch
 from warploom.runtime.call import Draft
+from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
@@ -31,6 +33,7 @@ from warploom.runtime.families._attention.problem import (
     check_offsets,
     extents,
 )
+from warploom.runtime.families.attention_backward.call import choose
 from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.tensors import require_memory
 
@@ -150,3 +153,23 @@ class AttentionCall(Arguments):
             computed = computed[0][:last], computed[1][:, :last]
         for result, tensor in zip((out, lse), computed, strict=True):
             result.copy_(tensor)
+
+
+def gradients_choice(
+    forward: Choice,
+    details: Details,
+    target: DeviceLimits,
+    asked: GradientOptions | None = None,
+) -> Choice:
+    """The kernel that a GPU gets for the gradients of a call: as it asked, or as is `asked`."""
+    wanted = cast("AttentionOperation", forward.spec.operation)
+    deterministic, spec = asked or details.gradient_options
+    return choose(
+        wanted.element,
+        details.sizes,
+        details.band,
+        softcap=wanted.softcap,
+        deterministic=deterministic,
+        spec=spec,
+        target=target,
+    )

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.launches import DeviceLimits
-from warploom.runtime import api
+from warploom.runtime.call import Call, Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.attention_forward import api
+from warploom.runtime.families.attention_forward.call import (
+    AttentionCall,
+    Details,
+    gradients_choice,
+)
+from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.families.attention_forward.trial import AttentionTrial
 from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.plan import make
 
 
 class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape]):
@@ -30,6 +40,20 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         """The kernel of calls."""
         call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
         return [call.draft(target).choice]
+
+    def call(
+        self, operands: tuple[torch.Tensor, ...], keywords: Mapping[str, Any]
+    ) -> AttentionCall | None:
+        """An attention, of three tensors."""
+        return AttentionCall(*operands, **keywords) if len(operands) == 3 else None
+
+    def plan(self, call: Call[Any, Any]) -> AttentionPlan:
+        """The plan of an attention."""
+        return make(call, AttentionPlan)
+
+    def gradients(self, drafted: Draft[Details], target: DeviceLimits) -> Choice:
+        """The kernel of the backward pass."""
+        return gradients_choice(drafted.choice, drafted.details, target)
 
     def rehearse(self) -> None:
         """Attend on the CPU."""

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Unpack, cast
+from typing import Unpack
 
 import torch
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import targets
-from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.problem import Keywords
-from warploom.runtime.families.attention_backward.call import choose
 from warploom.runtime.families.attention_forward import gradient
 from warploom.runtime.families.attention_forward.call import (
     AttentionCall,
     Details,
-    GradientOptions,
     Pair,
+    gradients_choice,
 )
 from warploom.runtime.plan import Plan, known, make
 from warploom.runtime.tensors import explained, refuse_dual
@@ -67,7 +63,7 @@ class AttentionPlan(Plan[Details, Pair]):
     def backward_choice(self, deterministic: bool | None, spec: KernelSpec | str | None) -> Choice:
         """The kernel that gradients of what the plan computes get."""
         target = targets.at_hand(self.device)
-        return gradients_choice(self, (deterministic, spec), target)
+        return gradients_choice(self.choice, self.details, target, (deterministic, spec))
 
     def gradients(self) -> Choice:
         """The kernel of the gradients, as the call that was planned asked for them."""
@@ -82,20 +78,3 @@ def attention(call: AttentionCall) -> Pair:
 def plan(call: AttentionCall) -> AttentionPlan:
     """Check a call, choose its kernel, load it, and remember the plan."""
     return make(call, AttentionPlan)
-
-
-def gradients_choice(
-    forward: AttentionPlan | Draft[Details], asked: GradientOptions, target: DeviceLimits
-) -> Choice:
-    """The kernel that a GPU gets for the gradients of a call."""
-    wanted = cast("AttentionOperation", forward.choice.spec.operation)
-    deterministic, spec = asked
-    return choose(
-        wanted.element,
-        forward.details.sizes,
-        forward.details.band,
-        softcap=wanted.softcap,
-        deterministic=deterministic,
-        spec=spec,
-        target=target,
-    )

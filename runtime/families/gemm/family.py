@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.launches import DeviceLimits
-from warploom.runtime import api
+from warploom.runtime.call import Call
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families.gemm import api
 from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.families.gemm.samples import GemmData
 from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.runtime.family import RuntimeFamily
+from warploom.runtime.plan import make
 
 
 class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
@@ -42,6 +48,16 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         given = (None, TORCH[operation.d], operation.accumulation)
         calls = (GemmCall(one.a, one.b, listed, *given) for listed in ways.values())
         return [call.draft(target).choice for call in calls]
+
+    def call(
+        self, operands: tuple[torch.Tensor, ...], keywords: Mapping[str, Any]
+    ) -> GemmCall | None:
+        """A product, of two tensors."""
+        return api.asked(*operands, **keywords) if len(operands) == 2 else None
+
+    def plan(self, call: Call[Any, Any]) -> GemmPlan:
+        """The plan of a product."""
+        return make(call, GemmPlan)
 
     def rehearse(self) -> None:
         """Multiply on the CPU."""

@@ -8,8 +8,7 @@ import torch
 
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import api
-from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm import api, reference
 from warploom.runtime.families.gemm.samples import GemmData
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import sets_for, wrong

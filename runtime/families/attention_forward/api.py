@@ -1,0 +1,141 @@
+"""What users call: `warploom.attention` and `warploom.plan_attention`."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack, overload
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.errors import ProblemError
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
+from warploom.runtime.families.attention_forward import operators
+from warploom.runtime.families.attention_forward import plan as plans
+from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.families.attention_forward.plan import AttentionPlan
+from warploom.runtime.tensors import WithoutMemoryError, explained, lowered, refuse_dual, shown
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **keywords: Unpack[Keywords],
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: Literal[True],
+    **keywords: Unpack[Keywords],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool | Alignment = False,
+    window: Window | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    spec: KernelSpec | str | None = None,
+    deterministic: bool | None = None,
+    backward_spec: KernelSpec | str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return softmax(scale q k^T) v, exactly, without the scores in memory.
+
+    q is [batch, heads, seq_q, dim], k and v [batch, kv_heads, seq_k, dim], fp16 or bf16: any views
+    with a contiguous last dimension. heads is a multiple of kv_heads, dim a multiple of 8 up to
+    256. The result has the shape of q and its order of strides. `scale` is dim ** -0.5 by default.
+
+    causal    True (equal lengths), "bottom_right" (the last row attends to every column, as in
+              FlashAttention) or "top_left" (row 0 to column 0 only, as in torch)
+    window    (left, right): a row attends to so many columns on each side of the diagonal, None
+              being no bound. The diagonal is `causal`'s; without it, it ends at the bottom right.
+              Together with causal, both apply
+    softcap   scores become softcap tanh(score / softcap)
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+              packed sequences: q [total_q, heads, dim], k and v [total_k, kv_heads, dim]; sequence
+              i has the rows cu_seqlens[i] to cu_seqlens[i + 1] (int32 [batch + 1] on the device of
+              q), at most max_seqlen of them. Rows past the last sequence are not written
+    return_lse  also return the log-sum-exp of each row's scores: natural, fp32
+              [batch, heads, seq_q], packed [heads, total_q]
+    out, spec   where the result goes, and the kernel to run
+    deterministic  whether gradients are bit-equal from run to run, which takes longer; None
+              follows torch.are_deterministic_algorithms_enabled() as it is in the backward pass.
+              Results are bit-equal in any case
+    backward_spec  the kernel that computes the gradients
+
+    A row that attends to nothing gives 0, and -inf as its log-sum-exp. Both results are
+    differentiable, once, in q, k and v; q, k, v, the result and its log-sum-exp are kept for that.
+    `out` takes no part in gradients. Under autocast, q, k and v are converted as torch converts
+    those of its own attention. Runs on the current stream without waiting. On CPU tensors the
+    reference computes the same. Raises ProblemError before anything is launched.
+    """
+    if return_lse is not True and return_lse is not False:
+        raise ProblemError(
+            f"return_lse {shown(return_lse)}", rule="must be True or False", fix="use bool(...)"
+        )
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = (lowered(tensor) for tensor in (q, k, v))
+    call = AttentionCall(
+        q,
+        k,
+        v,
+        causal,
+        window,
+        softcap,
+        scale,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        out,
+        spec,
+        deterministic,
+        backward_spec,
+    )
+    if forward_ad._current_level >= 0:
+        refuse_dual("warploom.attention", (q, k, v, out))
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        result = operators.attention(call)
+    else:
+        try:
+            result = plans.attention(call)
+        except WithoutMemoryError:
+            result = operators.attention(call)
+        except Exception as error:
+            raise explained(error, call.require) from error.__cause__
+    return result if return_lse else result[0]
+
+
+def plan_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    **keywords: Unpack[Keywords],
+) -> AttentionPlan:
+    """Plan an attention: build and load its kernel now, and return what runs it.
+
+    Arguments are those of `attention`. `plan(q, k, v, ...)` then runs tensors of the same shapes,
+    strides, types and alignment with the same keywords, and returns out and lse.
+    """
+    call = AttentionCall(q, k, v, **keywords)
+    call.require()
+    return plans.plan(call)

@@ -1,0 +1,136 @@
+"""What users call: `warploom.gemm` and `warploom.plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.generator.families.gemm import Accumulation
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.dispatch import named
+from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm import plan as plans
+from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.epilogue import Item, Keywords
+from warploom.runtime.families.gemm.epilogue import items as epilogue_items
+from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    beta: float = 1.0,
+    activation: str | None = None,
+    scale_a: float | torch.Tensor | None = None,
+    scale_b: float | torch.Tensor | None = None,
+    scale_d: float | torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
+    epilogue: Sequence[Item] | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
+
+    a is [.., M, K] and b [.., K, N] (a torch weight [N, K] is b after .t()), of one type: fp16,
+    bf16, e4m3, e5m2 or int8; e4m3 and e5m2 also mix. Batches broadcast. Products accumulate in
+    fp32, for int8 in int32; sums of fp8 keep about 14 bits, with `accumulation="promoted"` only
+    those over 128 of k, at the cost of some speed. The result [.., M, N] has `out_dtype`: by
+    default that of 16-bit operands, int32 for int8 without epilogue, else bf16. 8-bit results
+    saturate, round to nearest even and keep NaN (int8: 0).
+
+    scale_a is a number, a one-element tensor, [M] or [M, 1]; scale_b likewise, [N] or [1, N];
+    tensors are fp32. bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read
+    the residual. All of these may have the batches of the result before the dimensions given here.
+    activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
+    the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
+    any other order, as a list of items (see `runtime/families/gemm/steps`). `out` may be
+    exactly the residual. `spec` names the kernel.
+
+    Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
+    Runs on the current stream without waiting. On CPU tensors the reference computes the same.
+    Raises ProblemError before anything is launched.
+    """
+    listed: Sequence[Item] = ()
+    if (
+        scale_a is not None
+        or scale_b is not None
+        or bias is not None
+        or activation is not None
+        or residual is not None
+        or amax is not None
+        or scale_d is not None
+        or epilogue is not None
+        or beta != 1
+    ):
+        listed = epilogue_items(
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias,
+            activation=activation,
+            residual=residual,
+            beta=beta,
+            amax=amax,
+            scale_d=scale_d,
+            epilogue=epilogue,
+        )
+    if torch._C._is_any_autocast_enabled():
+        a, b = lowered(a), lowered(b)
+    if forward_ad._current_level >= 0:
+        GemmCall(a, b, listed, out).refuse_tangents()
+    # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
+    found = None if spec is None else named(spec)
+    call = GemmCall(a, b, listed, out, out_dtype, accumulation, found)
+    try:
+        return plans.gemm(call)
+    except WithoutMemoryError:  # torch knows which code is to see these tensors
+        return operators.call(a, b, listed, out, out_dtype, accumulation, found)
+    except Exception as error:
+        raise explained(error, call.require) from error.__cause__
+
+
+def plan(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
+    spec: KernelSpec | str | None = None,
+    **keywords: Unpack[Keywords],
+) -> GemmPlan:
+    """Plan a call: build and load its kernel now, and return what runs it with least overhead.
+
+    Arguments are those of `gemm`. `plan(a, b, out, ...)` then runs tensors of the same shapes,
+    strides, types and alignment, with the same keywords; pass `out` here if it is passed there.
+    """
+    call = asked(
+        a, b, out=out, out_dtype=out_dtype, accumulation=accumulation, spec=spec, **keywords
+    )
+    call.require()
+    return plans.plan(call)
+
+
+def asked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulation: Accumulation = "fast",
+    spec: KernelSpec | str | None = None,
+    **keywords: Unpack[Keywords],
+) -> GemmCall:
+    """The call that the arguments of `plan` ask for."""
+    listed = epilogue_items(**keywords)
+    return GemmCall(a, b, listed, out, out_dtype, accumulation, named(spec))
