@@ -1,13 +1,13 @@
 """The operators of GEMM that torch.compile sees, registered with torch.library.
 
 Eager calls do not pass here: a torch operator costs several microseconds a call. An epilogue
-crosses as its kinds, one tensor or none and one number for each item; an amax, which is written,
-crosses beside `out`.
+crosses as its steps flatten it: a word for each, and their tensors and numbers; outputs of steps,
+which are written, cross beside `out`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import torch
@@ -18,9 +18,10 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families.gemm import plan as gemms
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.epilogue import Item
 from warploom.runtime.families.gemm.operands import differentiated, refuse_grad, requiring_grad
 from warploom.runtime.families.gemm.result import result_type
+from warploom.runtime.families.gemm.steps import KINDS, flatten, unflatten
+from warploom.runtime.families.gemm.steps.step import Given, Item
 from warploom.runtime.operator_schema import arguments
 
 
@@ -38,59 +39,25 @@ class _Call(NamedTuple):
 
 
 _ARGUMENTS = arguments(_Call)
+_AUXILIARY = [kind for kind, one in KINDS.items() if one.step.auxiliary]
+_WRITTEN = ", ".join(
+    f"Tensor({chr(ord('b') + i)}!)? {kind}=None" for i, kind in enumerate(_AUXILIARY)
+)
 _library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(f"gemm({_ARGUMENTS}) -> Tensor")
-_library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()")
+_library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, {_WRITTEN}) -> ()")
 _library.define("gemm_refused(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor")
 
-SCALARS = ("scale", "scale_a", "scale_b", "scale_d")  # kinds whose value may be a number
-_TENSOR_KINDS = ("scale_row", "scale_column", "bias", "residual")
-_TENSOR = "_tensor"  # after the kind of a scale that is one
 
-
-def _flatten(listed: Sequence[Item]) -> tuple[list[str], list[torch.Tensor], list[float]]:
-    kinds: list[str] = []
-    operands: list[torch.Tensor] = []
-    numbers: list[float] = []
-    for item in listed:
-        kind, value = item[0], item[1]
-        if kind == "amax":
-            kinds.append(kind)
-        elif isinstance(value, torch.Tensor):
-            kinds.append(kind + _TENSOR if kind in SCALARS else kind)
-            operands.append(value)
-        elif kind == "activation":
-            kinds.append(value)
-        else:
-            kinds.append(kind)
-            numbers.append(float(value))
-        if kind == "residual":
-            numbers.append(float(item[2]))
-    return kinds, operands, numbers
-
-
-def _listed(call: _Call, amax: torch.Tensor | None) -> list[Item]:
-    tensor, number = iter(call.operands), iter(call.numbers)
-    listed: list[Item] = []
-    for kind in call.kinds:
-        if kind == "residual":
-            listed.append((kind, next(tensor), next(number)))
-        elif kind in _TENSOR_KINDS or kind.endswith(_TENSOR):
-            listed.append((kind.removesuffix(_TENSOR), next(tensor)))
-        elif kind in SCALARS:
-            listed.append((kind, next(number)))
-        elif kind == "amax":
-            listed.append((kind, amax))
-        else:
-            listed.append(("activation", kind))
-    return listed
+def _listed(call: _Call, written: Mapping[str, torch.Tensor | None]) -> list[Item]:
+    return unflatten(call.kinds, Given(iter(call.operands), iter(call.numbers), written))
 
 
 def _run(
-    call: _Call, out: torch.Tensor | None = None, amax: torch.Tensor | None = None
+    call: _Call, out: torch.Tensor | None, written: Mapping[str, torch.Tensor | None]
 ) -> torch.Tensor:
     found = parse_name(call.spec) if call.spec else None
-    listed = _listed(call, amax)
+    listed = _listed(call, written)
     with torch.no_grad():
         return gemms.gemm(
             GemmCall(call.a, call.b, listed, out, call.out_dtype, call.accumulation, found)
@@ -98,11 +65,11 @@ def _run(
 
 
 def _gemm(*given: Any) -> torch.Tensor:
-    return _run(_Call(*given))
+    return _run(_Call(*given), None, {})
 
 
-def _gemm_out(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
-    _run(_Call(*given), out, amax)
+def _gemm_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
+    _run(_Call(*given), out, written)
 
 
 def _refused(
@@ -111,22 +78,22 @@ def _refused(
     raise differentiated(found)
 
 
-def _refuse_grad(*given: Any, out: torch.Tensor | None, amax: torch.Tensor | None) -> None:
+def _refuse_grad(*given: Any, out: torch.Tensor | None, **written: torch.Tensor | None) -> None:
     if torch.is_grad_enabled():
-        refuse_grad(given[0], given[1], out, _listed(_Call(*given), amax))
+        refuse_grad(given[0], given[1], out, _listed(_Call(*given), written))
 
 
 def _gemm_autograd(*given: Any) -> torch.Tensor:
-    _refuse_grad(*given, out=None, amax=None)
+    _refuse_grad(*given, out=None)
     with torch._C._AutoDispatchBelowAutograd():
         result: torch.Tensor = torch.ops.warploom.gemm(*given)
     return result
 
 
-def _gemm_out_autograd(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
-    _refuse_grad(*given, out=out, amax=amax)
+def _gemm_out_autograd(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
+    _refuse_grad(*given, out=out, **written)
     with torch._C._AutoDispatchBelowAutograd():
-        torch.ops.warploom.gemm_out(*given, out=out, amax=amax)
+        torch.ops.warploom.gemm_out(*given, out=out, **written)
 
 
 for _key in ("CUDA", "CPU"):
@@ -157,7 +124,7 @@ def _fake_refused(
 
 
 @torch.library.register_fake("warploom::gemm_out", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out(*given: Any, out: torch.Tensor, amax: torch.Tensor | None = None) -> None:
+def _fake_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
     return None
 
 
@@ -172,9 +139,9 @@ def call(
 ) -> torch.Tensor:
     """Run the call as an operator, for a compiler to trace.
 
-    Raises ProblemError for more than one amax, which only eager calls take, and for what requires
-    grad. Dynamo would make another error of that one, so there an operator raises it, as soon as
-    the compiled function runs.
+    Raises ProblemError for more than one output of a kind, which only eager calls take, and for
+    what requires grad. Dynamo would make another error of that one, so there an operator raises it,
+    as soon as the compiled function runs.
     """
     asked = result_type(a, out, out_dtype, len(listed) > 0)
     found = requiring_grad(a, b, out, listed) if torch.is_grad_enabled() else None
@@ -187,18 +154,21 @@ def call(
         if out is not None:
             out.detach().copy_(refused)
         return refused
-    amaxes = [item[1] for item in listed if item[0] == "amax"]
-    if len(amaxes) > 1:
+    flat = flatten(listed)
+    written = dict(flat.written)
+    if len(written) < len(flat.written):
+        kinds = [kind for kind, _ in flat.written]
+        often = max(kinds, key=kinds.count)
         raise ProblemError(
-            f"an epilogue with {len(amaxes)} amax under torch.compile",
+            f"an epilogue with {kinds.count(often)} {often} under torch.compile",
             rule="must be one at most",
             fix="call warploom.gemm outside of the compiled function",
         )
     name = spec.name if isinstance(spec, KernelSpec) else spec
-    given = _Call(a, b, *_flatten(listed), asked, accumulation, name)
-    if out is None and not amaxes:
+    given = _Call(a, b, flat.words, flat.tensors, flat.numbers, asked, accumulation, name)
+    if out is None and not written:
         result: torch.Tensor = torch.ops.warploom.gemm(*given)
         return result
     out = _made(a, b, asked) if out is None else out
-    torch.ops.warploom.gemm_out(*given, out=out, amax=amaxes[0] if amaxes else None)
+    torch.ops.warploom.gemm_out(*given, out=out, **written)
     return out

@@ -16,6 +16,7 @@ The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from warploom.errors import ProblemError
@@ -24,7 +25,7 @@ from warploom.runtime.families.gemm.steps.amax import TorchAmax
 from warploom.runtime.families.gemm.steps.bias import TorchBias
 from warploom.runtime.families.gemm.steps.residual import TorchResidual
 from warploom.runtime.families.gemm.steps.scale import TorchScale
-from warploom.runtime.families.gemm.steps.step import Item, TorchStep
+from warploom.runtime.families.gemm.steps.step import Flat, Given, Item, TorchStep
 from warploom.runtime.tensors import shown
 
 STEPS: dict[str, TorchStep[Any]] = {
@@ -41,6 +42,23 @@ KINDS: dict[str, TorchStep[Any]] = {
     kind: one for one in STEPS.values() for kind in one.step.arguments
 }
 """The step of each kind of item."""
+
+
+def flatten(listed: Sequence[Item]) -> Flat:
+    """What an operator is given of items."""
+    flat = Flat()
+    for item in listed:
+        step_of(item).flatten(item, flat)
+    return flat
+
+
+def unflatten(words: Sequence[str], given: Given) -> list[Item]:
+    """The items again; ProblemError for a word of no step."""
+    return [_owner(word).unflatten(word, given) for word in words]
+
+
+def _owner(word: str) -> TorchStep[Any]:
+    return next((one for one in STEPS.values() if one.owns(word)), None) or step_of((word,))
 
 
 def step_of(item: Item) -> TorchStep[Any]:

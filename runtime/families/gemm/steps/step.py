@@ -10,7 +10,7 @@ an operator takes it beside `out`. Its `apply` returns what D has where D's roun
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -97,7 +97,10 @@ class TorchStep(Generic[StepT]):
     def flatten(self, item: Item, into: Flat) -> None:
         """Add the item to what an operator is given."""
         into.words.append(item[0])
-        (into.written if self.step.auxiliary else into.tensors).append(item[1])
+        if self.step.auxiliary:
+            into.written.append((item[0], item[1]))
+        else:
+            into.tensors.append(item[1])
         into.numbers.extend(map(float, item[2:]))
 
     def owns(self, word: str) -> bool:
@@ -106,27 +109,29 @@ class TorchStep(Generic[StepT]):
 
     def unflatten(self, word: str, given: Given) -> Item:
         """The item again, taking of what is given what `flatten` had added."""
-        tensor = next(given.written if self.step.auxiliary else given.tensors)
+        tensor = given.written.get(word) if self.step.auxiliary else next(given.tensors)
         return (word, tensor, next(given.numbers)) if self.number else (word, tensor)
 
 
 @dataclass(slots=True)
 class Flat:
-    """Items as operators take them: a word for each, and all tensors and numbers in order."""
+    """Items as operators take them: a word for each, all tensors and numbers in order, and the
+    outputs of steps, each with its kind.
+    """
 
     words: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
-    written: list[torch.Tensor] = field(default_factory=list)
+    written: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Given:
-    """The tensors and numbers of a `Flat`, each taken once."""
+    """The tensors and numbers of a `Flat`, each taken once, and outputs by their kinds."""
 
     tensors: Iterator[torch.Tensor]
     numbers: Iterator[float]
-    written: Iterator[torch.Tensor]
+    written: Mapping[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,195 @@
+"""A step that joins: one class in the generator, one with torch and a C++ part, known nowhere else.
+
+Two join here, and are bound, computed, drawn and rendered: one that clamps to a number of the call,
+and one that halves the columns.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+
+import warploom
+from warploom import templates
+from warploom.errors import ProblemError, SpecificationError
+from warploom.generator import epilogue as algebra
+from warploom.generator.epilogue import Bias, Step
+from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
+from warploom.generator.knob import frozen, knob
+from warploom.generator.parameters import Field, scalar
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families.gemm import epilogue, operators, reference
+from warploom.runtime.families.gemm.samples import GemmData
+from warploom.runtime.families.gemm.steps import KINDS, STEPS
+from warploom.runtime.families.gemm.steps.operand import Extents
+from warploom.runtime.families.gemm.steps.step import Draws, Flat, Given, Item, TorchStep
+
+BF16 = torch.bfloat16
+A, B = torch.randn(6, 16).to(BF16), torch.randn(16, 8).to(BF16)
+PART = """// Brings values to [-limit, limit].
+struct Clamp {
+  float limit;
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = fminf(fmaxf(x[i / 2][i % 2], -limit), limit);
+  }
+};
+"""
+
+
+@frozen
+class Clamp(Step):
+    """To [-limit, limit]."""
+
+    sides: Literal["both"] = knob(default="both", name="clamp_{}", doc="which of them")
+    step: Literal["clamp"] = "clamp"
+    arguments: ClassVar[tuple[str, ...]] = ("clamp",)
+    results: ClassVar[tuple[str, ...]] = ("bf16", "fp32")
+    token: ClassVar[str] = "clamp_both"
+    parts: ClassVar[tuple[str, ...]] = ("clamp.cuh",)
+    cpp: ClassVar[str] = "Clamp"
+
+    def fields(self, index: int) -> tuple[Field[Any], ...]:
+        return (scalar(f"clamp_{index}", "limit"),)
+
+
+class TorchClamp(TorchStep[Clamp]):
+    step = Clamp
+
+    def bind(self, item: Item, at: Extents, device: int) -> tuple[Clamp, None]:
+        return Clamp(), None
+
+    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        return x.clamp(-item[1], item[1])
+
+    def error(
+        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        return error
+
+    def sample(self, step: Clamp, draws: Draws, at: Extents) -> Item:
+        return ("clamp", 1.0)
+
+    def flatten(self, item: Item, into: Flat) -> None:
+        into.words.append("clamp")
+        into.numbers.append(item[1])
+
+    def unflatten(self, word: str, given: Given) -> Item:
+        return ("clamp", next(given.numbers))
+
+
+@frozen
+class Gate(Step):
+    """The first half of the columns, times the second."""
+
+    step: Literal["gate"] = "gate"
+    arguments: ClassVar[tuple[str, ...]] = ("gate",)
+
+    def columns(self, n: int) -> int:
+        return n // 2
+
+
+class TorchGate(TorchStep[Gate]):
+    step = Gate
+
+    def bind(self, item: Item, at: Extents, device: int) -> tuple[Gate, None]:
+        return Gate(), None
+
+    def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return first * second
+
+    def error(
+        self, item: Item, before: torch.Tensor, after: torch.Tensor, error: torch.Tensor
+    ) -> torch.Tensor:
+        return self.apply(before.abs() + error, item) - self.apply(before.abs(), item)
+
+    def sample(self, step: Gate, draws: Draws, at: Extents) -> Item:
+        return ("gate", "times")
+
+
+@pytest.fixture(autouse=True)
+def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both steps, in the tables that name steps; and the part, where parts are found."""
+    monkeypatch.setattr(algebra, "STEPS", (*algebra.STEPS, Clamp(), Gate()))
+    for word, one in (("clamp", TorchClamp()), ("gate", TorchGate())):
+        monkeypatch.setitem(STEPS, word, one)
+        monkeypatch.setitem(KINDS, word, one)
+    monkeypatch.setattr(templates, "__path__", [*templates.__path__, str(tmp_path)])
+    (tmp_path / "gemm" / "epilogue").mkdir(parents=True)
+    (tmp_path / "gemm" / "epilogue" / "clamp.cuh").write_text(PART)
+
+
+def operation(*steps: Any, **options: Any) -> GemmOperation:
+    return GemmOperation("bf16", "bf16", options.pop("d", "bf16"), epilogue=steps, **options)
+
+
+def test_each_step_has_its_class_with_torch_and_kinds_of_its_own() -> None:
+    assert {word: one.step for word, one in STEPS.items()} == {
+        step.step: type(step) for step in algebra.STEPS
+    }
+    kinds = [kind for one in STEPS.values() for kind in one.step.arguments]
+    assert kinds == list(KINDS)
+
+
+def test_a_step_that_joins_is_called_like_any_other() -> None:
+    listed = [("bias", torch.ones(8)), ("clamp", 0.5), ("scale", 2.0)]
+    found = warploom.gemm(A, B, epilogue=listed)
+    exact = 2 * (A.double() @ B.double() + 1).clamp(-0.5, 0.5)
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+    assert (found.abs() == 1).any()
+    assert epilogue.scalars(listed) == (0.5, 2.0)
+    bound = epilogue.bind(listed, (), 6, 8, -1, batched=False)
+    assert bound.steps[1].token == "clamp_both"
+    assert bound.scalars == ("clamp_1", "scale_2")
+
+
+def test_a_step_that_joins_crosses_the_operator() -> None:
+    listed = [("clamp", 0.5), ("activation", "relu")]
+    expected = warploom.gemm(A, B, epilogue=listed)
+    assert torch.equal(operators.call(A, B, listed, None, None, "fast", None), expected)
+
+
+def test_a_step_that_joins_is_tried_on_random_data() -> None:
+    made = operation(Bias("bf16"), Clamp())
+    one = GemmData(made, GemmShape(6, 8, 16), "cpu", 0).operands()
+    exact, bound = reference.gemm_bound(one.a, one.b, one.listed, BF16)
+    found = warploom.gemm(one.a, one.b, epilogue=one.listed)
+    assert ((found.double() - exact).abs() <= bound).all()
+    assert exact.abs().max() == 1
+
+
+def test_a_step_that_joins_is_rendered_with_its_part() -> None:
+    spec = KernelSpec("sm_90a", operation(Clamp()), GemmSchedule((128, 128, 64), 4))
+    text = render(spec)
+    assert "clamp_both" in spec.name
+    assert PART in text
+    assert "step_0{p.clamp_0}" in text
+    assert "step_0.apply(x)" in text
+    assert "float clamp_0;" in text
+
+
+def test_a_step_says_which_types_d_may_have() -> None:
+    with pytest.raises(
+        SpecificationError, match="d behind clamp_both 'fp16': must be one of bf16, fp32"
+    ):
+        KernelSpec("sm_90a", operation(Clamp(), d="fp16"), GemmSchedule((128, 128, 64), 4))
+
+
+def test_what_follows_a_step_that_halves_the_columns_lies_beside_the_half() -> None:
+    listed = [("bias", torch.ones(8)), ("gate", "times"), ("bias", torch.ones(4))]
+    bound = epilogue.bind(listed, (), 6, 8, -1, batched=False)
+    assert bound.columns == 4
+    x = torch.randn(6, 8)
+    first, second = (x + 1).chunk(2, dim=-1)
+    assert torch.equal(reference.apply(x, listed), first * second + 1)
+    with pytest.raises(ProblemError, match=r"bias of shape \[8\].*\[4\] here"):
+        epilogue.bind([listed[1], listed[0]], (), 6, 8, -1, batched=False)
+    one = GemmData(operation(Bias("bf16"), Gate(), Bias("bf16")), GemmShape(6, 8, 16), "cpu", 0)
+    drawn = one.operands()
+    assert drawn.out.shape == (6, 4)
+    assert [item[1].shape[-1] for item in drawn.listed if item[0] == "bias"] == [8, 4]
