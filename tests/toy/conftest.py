@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -24,8 +23,6 @@ CACHES = (
     config_models.file_model,
     configurations.spaces,
 )
-
-sys.path.append(str(HERE.parent / "tuning"))  # sweeps that are made up, and what is no compiler
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -30,7 +30,7 @@ H200 = DeviceLimits(132, "NVIDIA H200")
 @pytest.fixture
 def axpy_of(axpy: Family) -> Function:
     """Its function: a package that has it would export it."""
-    from warploom.runtime.families.axpy.api import axpy as function
+    from warploom.runtime.families.axpy.function import axpy as function
 
     return function
 
