@@ -38,11 +38,13 @@ class Pitches(Protocol):
 class Step:
     """What every step declares.
 
+    step        its tag in YAML, and what its C++ part is called where there is one for all of it
     arguments   the words by which a call's items ask for it, see runtime/families/gemm/steps
     auxiliary   it has an output of its own, finished after the last tile
     results     the element types that D may have where it is among the steps; none: any
     """
 
+    step: str
     arguments: ClassVar[tuple[str, ...]]
     auxiliary: ClassVar[bool] = False
     results: ClassVar[tuple[str, ...]] = ()
@@ -62,7 +64,7 @@ class Step:
     @property
     def token(self) -> str:
         """The step in a kernel's name."""
-        return names.short(self)
+        return names.short(self) or self.step
 
     def columns(self, n: int) -> int:
         """Columns that are left of the n that it is given: a gated step would halve them."""
@@ -79,12 +81,12 @@ class Step:
     @property
     def parts(self) -> tuple[str, ...]:
         """The files under templates/gemm/epilogue/ that define the step's C++ class."""
-        raise NotImplementedError
+        return (f"{self.step}.cuh",)
 
     @property
     def cpp(self) -> str:
         """The C++ class, with its element type where it has one."""
-        raise NotImplementedError
+        return self.step.title()
 
     def fields(self, index: int) -> tuple[Field[Pitches], ...]:
         """The step's entries in the parameter block, in the order of the C++ constructor."""
@@ -147,17 +149,10 @@ class Bias(Step):
     element: Literal["fp16", "bf16", "fp32"] = knob(name="bias_{}", doc="its element type")
     step: Literal["bias"] = "bias"
     arguments: ClassVar[tuple[str, ...]] = ("bias",)
-
-    @property
-    def reads(self) -> Reads:
-        return "column"
+    reads: ClassVar[Reads] = "column"
 
     def registers(self, *, paired: bool) -> int:
         return 2 * element(self.element).bits // 32 if paired else 2
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("bias.cuh",)
 
     @property
     def cpp(self) -> str:
@@ -194,20 +189,13 @@ class Residual(Step):
     element: Literal["fp16", "bf16", "fp32"] = knob(name="residual_{}", doc="the element type of C")
     step: Literal["residual"] = "residual"
     arguments: ClassVar[tuple[str, ...]] = ("residual",)
-
-    @property
-    def reads(self) -> Reads:
-        return "fragment"
+    reads: ClassVar[Reads] = "fragment"
 
     def moved(self, rows: int, columns: int, d: Element) -> int:
         return rows * columns * d.bytes  # taken to be of D's type, as constants are fitted
 
     def registers(self, *, paired: bool) -> int:
         return 4 * element(self.element).bits // 32 if paired else 4
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("residual.cuh",)
 
     @property
     def cpp(self) -> str:
@@ -233,25 +221,10 @@ class Amax(Step):
     step: Literal["amax"] = "amax"
     arguments: ClassVar[tuple[str, ...]] = ("amax",)
     auxiliary: ClassVar[bool] = True
-
-    @property
-    def token(self) -> str:
-        return "amax"
-
-    @property
-    def reads(self) -> Reads:
-        return "place"
+    reads: ClassVar[Reads] = "place"
 
     def registers(self, *, paired: bool) -> int:
         return 2
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("amax.cuh",)
-
-    @property
-    def cpp(self) -> str:
-        return "Amax"
 
     def fields(self, index: int) -> tuple[Field[Pitches], ...]:
         return (pointer(f"amax_{index}", "float", "amax[1]"),)

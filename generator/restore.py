@@ -15,10 +15,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from warploom.errors import SpecificationError
+from warploom.generator.limits import LARGEST
 
 T = TypeVar("T")
 
-LARGEST = 2**31 - 1  # of integers: no field means more, and arithmetic on it cannot overflow
 _SHORT = Repr()  # of what is refused, which may be nested deep or megabytes long
 _SHORT.maxstring = _SHORT.maxother = 100
 
@@ -59,7 +59,7 @@ def _restored(hint: Any, value: Any, place: str) -> Any:
         if not any(value == one and type(value) is type(one) for one in arguments):
             raise _refusal(place, value, f"must be one of {', '.join(map(str, arguments))}")
         return value
-    if type(value) is int and abs(value) > LARGEST:
+    if type(value) is int and abs(value) > LARGEST:  # no field means more
         raise _refusal(place, value, "must be an integer of 32 bits")
     if hint is float and type(value) is int:
         return float(value)

@@ -13,7 +13,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import ClassVar
 
 from warploom.errors import ProblemError
-from warploom.generator.restore import LARGEST
+from warploom.generator.limits import LARGEST
 from warploom.suggestions import suggestion
 
 

@@ -107,10 +107,7 @@ class Store:
         a list of directories to read, separated like PATH.
         """
         extra = os.environ.get("WARPLOOM_CACHE_PATH", "").split(os.pathsep)
-        return cls(
-            default_root(),
-            [Path(path) for path in extra if path],
-        )
+        return cls(default_root(), [Path(path) for path in extra if path])
 
     def get(self, key: str) -> Artifact | None:
         """Return the verified artifact of `key`, or None."""

@@ -8,7 +8,5 @@ journal.py    every outcome on disk as it happens: what a second start resumes f
 gpu.py        the interface of what measures, and a process of its own that does so
 worker.py     that process; replay.py: a recorded sweep in its place
 tuner.py      the run: compiles ahead, measures, records, keeps to the budget
-families.py   what tuning knows of each family; calls, checks and random operands are in
-              runtime/families/NAME/trial.py and samples.py
 ahead.py      which kernels the same calls run on a GPU that is not here
 """

@@ -9,7 +9,6 @@ the CPU reference with fewer tokens. The exit code is 3 if a result is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -81,17 +80,6 @@ def compile_kernels(output: Output) -> None:
 # ---- Layer ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
-    """What became of one GEMM of the layer; `seconds` are ours and torch's, where it is timed."""
-
-    projection: str
-    weight: tuple[int, int]
-    kernel: str
-    error_share: float
-    seconds: tuple[float, float] | None = None
-
-
 def run_layer(output: Output, device: str) -> None:
     """Run and check the GEMMs of the layer; ResultError if one is wrong."""
     import torch
@@ -101,20 +89,9 @@ def run_layer(output: Output, device: str) -> None:
     where = torch.cuda.get_device_name() if device == "cuda" else "the CPU reference"
     output.line(f"\nThe seven GEMMs of one Llama 3 8B layer, {tokens} tokens in bf16, on {where}:")
     with torch.no_grad():
-        gemms = [_run(name, weight, tokens, device) for name, weight in LAYER.items()]
-    kernel = "kernel" if device == "cuda" else "kernel on an H200"
-    columns = ["projection", "M", "N", "K", "error / bound"]
-    columns += ["microseconds", "torch.mm", "ratio"] if device == "cuda" else []
-    rows: list[list[object]] = [
-        [gemm.projection, tokens, *gemm.weight, gemm.error_share] for gemm in gemms
-    ]
-    for shown, gemm in zip(rows, gemms, strict=True):
-        if gemm.seconds:
-            ours, peer = gemm.seconds
-            shown += [ours * 1e6, peer * 1e6, peer / ours]
-        shown.append(gemm.kernel)
-    output.table("layer", [*columns, kernel], rows)
-    wrong = [gemm.projection for gemm in gemms if gemm.error_share > 1]
+        rows = [_multiply(name, weight, tokens, device) for name, weight in LAYER.items()]
+    output.table("layer", ["projection", "M", "N", "K", *_columns(device, "torch.mm")], rows)
+    wrong = [str(row[0]) for row in rows if not float(str(row[4])) <= 1]
     if wrong:
         raise ResultError(
             f"projections {', '.join(wrong)}",
@@ -124,29 +101,21 @@ def run_layer(output: Output, device: str) -> None:
     output.line("Each element is within its bound of the float64 result.")
 
 
-def _run(name: str, weight: tuple[int, int], tokens: int, device: str) -> Gemm:
+def _multiply(name: str, weight: tuple[int, int], tokens: int, device: str) -> list[object]:
+    """One row of the table."""
     import torch
 
     import warploom
     from warploom.runtime.families.gemm.reference import error_share
-    from warploom.runtime.measure import graph_sampler, interleave
 
     n, k = weight
     a = torch.randn(tokens, k, device=device).bfloat16()
     b = (torch.randn(n, k, device=device) * k**-0.5).bfloat16().t()
     d = warploom.gemm(a, b)
     kernel = warploom.explain(a, b, gpu=_elsewhere(device)).kernel
-    if device == "cpu":
-        return Gemm(name, weight, kernel, error_share(d, a, b))
     peer = torch.empty_like(d)
-    timings = interleave(
-        {
-            "warploom": graph_sampler([lambda: warploom.gemm(a, b, out=d)]),
-            "torch": graph_sampler([lambda: torch.mm(a, b, out=peer)]),
-        }
-    )
-    seconds = timings["warploom"].median, timings["torch"].median
-    return Gemm(name, weight, kernel, error_share(d, a, b), seconds)
+    times = _times(device, lambda: warploom.gemm(a, b, out=d), lambda: torch.mm(a, b, out=peer))
+    return [name, tokens, n, k, error_share(d, a, b), *times, kernel]
 
 
 # ---- Attention -----------------------------------------------------------------------------------
@@ -163,9 +132,7 @@ def run_attention(output: Output, device: str) -> None:
         torch.randn(1, tokens, heads, DIM, device=device).bfloat16().transpose(1, 2)
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
-    columns = ["mask", "tokens", "error / bound"]
-    columns += ["microseconds", "torch", "ratio"] if device == "cuda" else []
-    columns.append("kernel" if device == "cuda" else "kernel on an H200")
+    columns = ["mask", "tokens", *_columns(device, "torch")]
     with torch.no_grad():
         rows = [_attend(causal, q, k, v) for causal in (False, True)]
     output.table("attention", columns, rows)
@@ -194,7 +161,7 @@ def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
     import warploom
     from warploom.runtime.families._attention.mask import Band
     from warploom.runtime.families.attention_forward import reference
-    from warploom.runtime.measure import graph_sampler, interleave, largest_share
+    from warploom.runtime.measure import largest_share
 
     out, lse = warploom.attention(q, k, v, causal=causal, return_lse=True)
     band = Band(right=0) if causal else Band()
@@ -202,18 +169,13 @@ def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
     exact, bound = reference.exact(q, k, v, function), reference.bound(q, k, v, function)
     share = max(map(largest_share, (out, lse), exact, bound))
     kernel = warploom.explain(q, k, v, causal=causal, gpu=_elsewhere(q.device.type)).kernel
-    row: list[object] = ["causal" if causal else "none", q.shape[2], share]
-    if q.device.type == "cpu":
-        return [*row, kernel]
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    timings = interleave(
-        {
-            "warploom": graph_sampler([lambda: warploom.attention(q, k, v, causal=causal)]),
-            "torch": graph_sampler([lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True)]),
-        }
+    times = _times(
+        q.device.type,
+        lambda: warploom.attention(q, k, v, causal=causal),
+        lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True),
     )
-    ours, peer = timings["warploom"].median, timings["torch"].median
-    return [*row, ours * 1e6, peer * 1e6, peer / ours, kernel]
+    return ["causal" if causal else "none", q.shape[2], share, *times, kernel]
 
 
 def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[object]:
@@ -224,7 +186,7 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     from warploom.runtime.families._attention.mask import Band
     from warploom.runtime.families.attention_backward import reference
     from warploom.runtime.families.attention_forward.reference import Function
-    from warploom.runtime.measure import graph_sampler, interleave, largest_share
+    from warploom.runtime.measure import largest_share
 
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
     dout = torch.randn_like(q)
@@ -235,22 +197,13 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     exact, bound = reference.exact(given, function), reference.bound(given, function)
     share = max(map(largest_share, found, exact, bound))
     kernel = warploom.explain(q, k, v, causal=causal, gpu=_elsewhere(q.device.type)).backward
-    row: list[object] = ["causal" if causal else "none", q.shape[2], share]
-    if q.device.type == "cpu":
-        return [*row, kernel]
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    timings = interleave(
-        {
-            "warploom": graph_sampler(
-                [_backward(warploom.attention, (q, k, v), dout, causal=causal)]
-            ),
-            "torch": graph_sampler(
-                [_backward(sdpa, (q, k, v), dout, is_causal=causal, enable_gqa=True)]
-            ),
-        }
+    times = _times(
+        q.device.type,
+        _backward(warploom.attention, (q, k, v), dout, causal=causal),
+        _backward(sdpa, (q, k, v), dout, is_causal=causal, enable_gqa=True),
     )
-    ours, peer = timings["warploom"].median, timings["torch"].median
-    return [*row, ours * 1e6, peer * 1e6, peer / ours, kernel]
+    return ["causal" if causal else "none", q.shape[2], share, *times, kernel]
 
 
 def _backward(
@@ -276,6 +229,27 @@ def _backward(
         return torch.autograd.grad(found[0], leaves, dout, retain_graph=True)
 
     return call
+
+
+# ---- Both ----------------------------------------------------------------------------------------
+
+
+def _columns(device: str, peer: str) -> list[str]:
+    """What the tables end with: times where kernels run, else what would run on an H200."""
+    if device == "cuda":
+        return ["error / bound", "microseconds", peer, "ratio", "kernel"]
+    return ["error / bound", "kernel on an H200"]
+
+
+def _times(device: str, ours: Callable[[], object], peer: Callable[[], object]) -> list[object]:
+    """Microseconds of ours and of torch's, and how they compare; nothing where no kernel runs."""
+    from warploom.runtime.measure import graph_sampler, interleave
+
+    if device != "cuda":
+        return []
+    timings = interleave({"warploom": graph_sampler([ours]), "torch": graph_sampler([peer])})
+    seconds, others = timings["warploom"].median, timings["torch"].median
+    return [seconds * 1e6, others * 1e6, others / seconds]
 
 
 def _elsewhere(device: str) -> str | None:

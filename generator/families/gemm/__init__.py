@@ -14,6 +14,7 @@ from warploom.generator.families.gemm.schedule import (
     GemmSchedule,
     GemmSpec,
     Layout,
+    Store,
 )
 from warploom.generator.families.gemm.shape import (
     GemmShape,
@@ -21,7 +22,7 @@ from warploom.generator.families.gemm.shape import (
     extents_of_cell,
     parse_shape,
 )
-from warploom.generator.families.gemm.table import GemmTable, Store
+from warploom.generator.families.gemm.table import GemmTable
 
 __all__ = [
     "FAMILY",

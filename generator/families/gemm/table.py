@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm.problem import tiles
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, Store
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.families.table import Demand, Feature, Row, Table
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.tensor_maps import PITCH_BYTES
-
-Store = Literal["tma", "direct"]  # how D can be stored where it lies
 
 
 class GemmTable(Table[GemmOperation, GemmSchedule, GemmShape]):
