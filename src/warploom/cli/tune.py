@@ -8,10 +8,10 @@ code is 3 when a kernel's result was wrong, 1 when a problem ended without a rec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,6 +68,7 @@ def command(
     FILE has operations and a space of schedules, or is the name of a space of the package. What the
     names of several families begin with names the spaces of all of them.
     """
+    from warploom.runtime.records import user_file
     from warploom.tuning.problems import problems
 
     output.for_people = True
@@ -91,18 +92,25 @@ def command(
     ]
     with ExitStack() as stack:
         measuring, compiler = _engines(stack, gpus, jobs, replay, pace)
-        run = _Run(output, wanted, measuring, compiler, budget, records, journal)
+        records = records or user_file(measuring[0].about.gpu)
+        journal = journal or records.with_suffix(".journal.jsonl")
+        run = _tuner(
+            *(output, wanted, measuring, compiler, records, journal),
+            budget=budget,
+            again=again,
+            exhaustive=exhaustive,
+        )
         tuner = None
         try:
-            with run.tuner(again=again, exhaustive=exhaustive) as tuner:
+            with run as tuner:
                 tuner.run()
         except KeyboardInterrupt as signalled:
             output.stopped(signalled, "what is done is kept, and the same command goes on")
         finally:
             if tuner:  # the files could be opened
                 _report(output, tuner.ended, len(wanted))
-                output.value("records", run.records_path)
-                output.value("journal", run.journal_path)
+                output.value("records", records)
+                output.value("journal", journal)
 
 
 def _engines(
@@ -130,84 +138,66 @@ def _engines(
     return found, stack.enter_context(Builder(jobs=jobs))
 
 
-class _Run:
-    """The files and the environment of one run."""
+@contextmanager
+def _tuner(
+    output: Output,
+    problems: Sequence[Problem],
+    gpus: Sequence[Gpu],
+    compiler: Compiler,
+    records: Path,
+    journal: Path,
+    **options: Any,
+) -> Iterator[Tuner]:
+    """Open the files of a run, and show how it stands while it lasts."""
+    from warploom.generator import records_file
+    from warploom.generator.model import load
+    from warploom.tuning.journal import Journal
+    from warploom.tuning.tuner import Tuner
 
-    def __init__(
-        self,
-        output: Output,
-        problems: Sequence[Problem],
-        gpus: Sequence[Gpu],
-        compiler: Compiler,
-        budget: float,
-        records: Path | None,
-        journal: Path | None,
-    ) -> None:
-        from warploom.runtime.records import user_file
+    gpu = gpus[0].about.gpu
+    known = records_file.known(records, gpu)
+    constants = load(gpu)
+    if constants is None or constants.stand_in:
+        ranked = f"those of {constants.stand_in}" if constants else "none"
+        output.line(f"no constants of {gpu}: schedules are ranked with {ranked}")
 
-        self.output, self.problems, self.gpus = output, problems, gpus
-        self.compiler, self.budget = compiler, budget
-        self.gpu = gpus[0].about
-        self.records_path = records or user_file(self.gpu.gpu)
-        self.journal_path = journal or self.records_path.with_suffix(".journal.jsonl")
+    def alarm(text: str) -> None:
+        output.warning(text)
+        output.exit_code = 3
 
-    @contextmanager
-    def tuner(self, *, again: bool, exhaustive: bool) -> Iterator[Tuner]:
-        """Open the files, and show how the run stands while it lasts."""
-        from warploom.generator import records_file
-        from warploom.generator.model import load
-        from warploom.tuning.journal import Journal
-        from warploom.tuning.tuner import Tuner
+    with (
+        closing(Journal(journal)) as opened,
+        output.watching("tuning", len(problems), estimate=False) as watch,
+    ):
 
-        path, gpu = self.records_path, self.gpu.gpu
-        known = records_file.known(path, gpu)
-        constants = load(gpu)
-        if constants is None or constants.stand_in:
-            ranked = f"those of {constants.stand_in}" if constants else "none"
-            self.output.line(f"no constants of {gpu}: schedules are ranked with {ranked}")
-        journal = Journal(self.journal_path)
-        with self.output.watching("tuning", len(self.problems), estimate=False) as watch:
+        def told(progress: Progress) -> None:
+            watch(progress.done, f"{progress.left:.0f} s left, {progress.text}")
 
-            def told(progress: Progress) -> None:
-                watch(progress.done, f"{progress.left:.0f} s left, {progress.text}")
+        yield Tuner(
+            problems,
+            gpus,
+            compiler,
+            opened,
+            known,
+            _environments(gpus[0], {problem.operation.family for problem in problems}),
+            constants=constants,
+            save=lambda record: records_file.update(records, gpu, [record]),
+            watch=told,
+            alarm=alarm,
+            **options,
+        )
 
-            try:
-                yield Tuner(
-                    self.problems,
-                    self.gpus,
-                    self.compiler,
-                    journal,
-                    known,
-                    self._environments(),
-                    budget=self.budget,
-                    constants=constants,
-                    save=lambda record: records_file.update(path, gpu, [record]),
-                    watch=told,
-                    alarm=self._alarm,
-                    again=again,
-                    exhaustive=exhaustive,
-                )
-            finally:
-                journal.close()
 
-    def _environments(self) -> dict[str, Environment]:
-        from warploom.generator.launches import DeviceLimits
-        from warploom.runtime.records import environment, nvrtc
-        from warploom.tuning.replay import Replay
+def _environments(gpu: Gpu, families: set[str]) -> dict[str, Environment]:
+    """What each family is measured in; a sweep must have every family that is tuned."""
+    from warploom.generator.launches import DeviceLimits
+    from warploom.runtime.records import environment, nvrtc
+    from warploom.tuning.replay import Replay
 
-        families = {problem.operation.family for problem in self.problems}
-        if isinstance(self.gpus[0], Replay):
-            return _swept(self.gpus[0].environments, families)
-        device = DeviceLimits(self.gpu.multiprocessors, self.gpu.gpu, nvrtc())
+    if not isinstance(gpu, Replay):
+        device = DeviceLimits(gpu.about.multiprocessors, gpu.about.gpu, nvrtc())
         return {family: environment(device, family) for family in families}
-
-    def _alarm(self, text: str) -> None:
-        self.output.warning(text)
-        self.output.exit_code = 3
-
-
-def _swept(known: Mapping[str, Environment], families: set[str]) -> dict[str, Environment]:
-    """The environments of a sweep, which must have every family that is tuned."""
+    known = gpu.environments
     if missing := sorted(families - known.keys()):
         raise ConfigurationError(
             f"a sweep without {', '.join(missing)}",
