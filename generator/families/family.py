@@ -13,18 +13,13 @@ from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
-from warploom.generator.families.table import Table
+from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Table, folder
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import ParameterBlock
-from warploom.generator.shapes import Shape, extents_of
-from warploom.generator.specification import KernelSpec, Operation, Schedule
+from warploom.generator.shapes import extents_of
+from warploom.generator.specification import KernelSpec
 
-OperationT = TypeVar("OperationT", bound=Operation, default=Any)
-ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
-ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 ProblemT = TypeVar("ProblemT", default=Any)
-
-_FOLDERS = __name__.rpartition(".")[0] + "."
 
 
 class Layout(Protocol):
@@ -64,7 +59,7 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     @property
     def name(self) -> str:
         """The name of its folder, here and in templates/."""
-        return type(self).__module__.removeprefix(_FOLDERS).partition(".")[0]
+        return folder(type(self))
 
     def operation_reasons(self, operation: OperationT) -> list[str]:
         """Why the operation is not legal, beside fields that hold no value they may have."""

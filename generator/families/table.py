@@ -32,6 +32,11 @@ Row = Mapping[str, Any]  # fields of a schedule, conditions, and its `cost`
 Demand = tuple[str, str]  # a rule that a schedule breaks, and the fix
 
 
+def folder(kind: type) -> str:
+    """The name of the folder that a family's class lies in, which is the family's."""
+    return kind.__module__.removeprefix(_FOLDERS).partition(".")[0]
+
+
 class Table(Generic[OperationT, ScheduleT, ShapeT]):
     """What a family knows of choosing a kernel, beside which ones are legal.
 
@@ -51,8 +56,7 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
     @cached_property
     def classes(self) -> tuple[dict[str, Any], ...]:
         """The classes, as they stand in the file."""
-        name = type(self).__module__.removeprefix(_FOLDERS).partition(".")[0]
-        return tuple(configurations.table(name)["classes"])
+        return tuple(configurations.table(folder(type(self)))["classes"])
 
     def features(self, operation: OperationT, shape: ShapeT) -> dict[str, Feature]:
         """What conditions of the table may be stated on, of a problem."""

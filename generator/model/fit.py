@@ -54,7 +54,7 @@ def fit(
     gpu: str,
     measurements: Sequence[Measurement],
     known: Constants | None = None,
-    legal: Legal | None = None,
+    legal: Legal = lambda operation, shape: 0,
 ) -> Constants:
     """Return constants of every family measured; those of the others are `known`'s.
 
@@ -71,7 +71,7 @@ def fit(
     for name in names():
         own = [one for one in measurements if one.operation.family == name]
         if own and family(name).constants:
-            families[name] = _fit(name, own, legal or _unknown, kind(gpu).arch)
+            families[name] = _fit(name, own, legal, kind(gpu).arch)
     return Constants(gpu, measurements[0].multiprocessors, families)
 
 
@@ -99,10 +99,6 @@ def _fit(name: str, measured: Sequence[Measurement], legal: Legal, arch: str) ->
     assumed = tuple(key for key, size in zip(keys, told, strict=True) if size < PULL**2)
     found = FamilyConstants(values, len(measured), len(groups), off, assumed)
     return replace(found, quality=quality(name, values, measured, legal, arch))
-
-
-def _unknown(_operation: Operation, _shape: Shape) -> int:
-    return 0
 
 
 def _error(seconds: Any, values: Mapping[str, float], one: Measurement) -> float:  # noqa: ANN401

@@ -15,10 +15,9 @@ from warploom.generator.families._attention.shape import (
     parse_shape,
 )
 from warploom.generator.families.family import Family
-from warploom.generator.specification import Schedule
+from warploom.generator.families.table import ScheduleT
 
 OperationT = TypeVar("OperationT", bound=Operation, default=Any)
-ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
 ProblemT = TypeVar("ProblemT", default=AttentionProblem)
 
 

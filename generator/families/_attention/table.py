@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from warploom.generator import limits
+from warploom.generator.families._attention.family import OperationT
 from warploom.generator.families._attention.shape import AttentionShape
-from warploom.generator.families.table import Feature, Table
-
-OperationT = TypeVar("OperationT", bound=Any)
-ScheduleT = TypeVar("ScheduleT", bound=Any)
+from warploom.generator.families.table import Feature, ScheduleT, Table
 
 _MASKS = ("none", "causal", "window")  # each can compute those before it
 

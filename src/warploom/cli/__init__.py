@@ -93,8 +93,10 @@ class CommandGroup(SuggestingGroup):
             _refused(error, options.get("args") or [*arguments, sys.argv[1:]][0])
             code = 1
         except click.Abort as error:  # a signal outside of a command's own work
+            from warploom.cli.output import ended_by
+
             click.echo("Stopped.", err=True)
-            code = _stopped(error.__cause__)
+            code = ended_by(error.__cause__)
         except OSError as error:
             code = _failed(error)
         sys.exit(code)
@@ -113,12 +115,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _stopped(cause: BaseException | None) -> int:
-    from warploom.cli.output import Terminated
-
-    return 128 + (signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
 
 
 def _refused(error: click.ClickException, written: Sequence[object]) -> None:

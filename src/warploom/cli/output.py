@@ -47,6 +47,11 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: what stops a command as Ctrl-C does, with an exit code of its own."""
 
 
+def ended_by(signalled: BaseException | None) -> int:
+    """The exit code of a command that a signal ended."""
+    return 128 + (signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT)
+
+
 def width() -> int | None:
     """The columns of the terminal that standard output is; None where it is none."""
     if sys.stdout is None or not sys.stdout.isatty():
@@ -174,9 +179,7 @@ class Output:
 
     def stopped(self, signalled: KeyboardInterrupt, text: str = "") -> None:
         """Say that a signal ended the command, and what became of its work."""
-        self.exit_code = 128 + (
-            signal.SIGTERM if isinstance(signalled, Terminated) else signal.SIGINT
-        )
+        self.exit_code = ended_by(signalled)
         _say(f"Stopped: {text}" if text else "Stopped.", err=True)
 
     def close(self) -> None:
