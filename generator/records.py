@@ -221,7 +221,7 @@ def from_plain(fields: Mapping[str, Any], gpu: str) -> Record:
         return Record(
             operation,
             restore_shape(operation.family, fields["shape"]),
-            restore_environment({**fields["environment"], "gpu": gpu}),
+            restore(Environment, {**fields["environment"], "gpu": gpu}),
             _timed(kind, fields["best"]),
             _timed(kind, fields["default"]) if fields["default"] else None,
             tuple(_timed(kind, entry) for entry in fields["runners_up"]),
@@ -250,11 +250,6 @@ def restore_shape(name: str, fields: Any) -> Shape:  # noqa: ANN401 (parsed JSON
     if wrong := shape.empty:
         raise SpecificationError(f"shape {shape}", rule=f"{wrong} must be positive")
     return shape
-
-
-def restore_environment(fields: Mapping[str, Any]) -> Environment:
-    """Return the environment that `fields` are of."""
-    return restore(Environment, dict(fields))
 
 
 def restore_seconds(value: Any) -> float:  # noqa: ANN401 (parsed JSON)

@@ -24,7 +24,6 @@ from warploom.generator.held_file import hold, unwritable
 from warploom.generator.model.fit import Measurement
 from warploom.generator.records import (
     Environment,
-    restore_environment,
     restore_operation,
     restore_seconds,
     restore_shape,
@@ -256,7 +255,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
 def _entry(fields: dict[str, Any]) -> Entry:
     operation = restore_operation(fields.pop("operation"))
     shape = restore_shape(operation.family, fields.pop("shape"))
-    environment = restore_environment(fields.pop("environment"))
+    environment = restore(Environment, dict(fields.pop("environment")))
     schedule = restore(family(operation.family).schedule, fields.pop("schedule"))
     return Entry(operation, shape, environment, restore_result(schedule, fields))
 

@@ -92,13 +92,7 @@ def run_layer(output: Output, device: str) -> None:
         rows = [_multiply(name, weight, tokens, device) for name, weight in LAYER.items()]
     output.table("layer", ["projection", "M", "N", "K", *_columns(device, "torch.mm")], rows)
     wrong = [str(row[0]) for row in rows if not float(str(row[4])) <= 1]
-    if wrong:
-        raise ResultError(
-            f"projections {', '.join(wrong)}",
-            rule="differ from float64 by more than the bound of an element",
-            fix="`make gpu-test` finds which kernels are wrong on this GPU",
-        )
-    output.line("Each element is within its bound of the float64 result.")
+    _conclude(output, f"projections {', '.join(wrong)}" if wrong else "", "differ")
 
 
 def _multiply(name: str, weight: tuple[int, int], tokens: int, device: str) -> list[object]:
@@ -145,13 +139,7 @@ def run_attention(output: Output, device: str) -> None:
         for row in found
         if not float(str(row[2])) <= 1
     ]
-    if wrong:
-        raise ResultError(
-            ", ".join(wrong),
-            rule="differs from float64 by more than the bound of an element",
-            fix="`make gpu-test` finds which kernels are wrong on this GPU",
-        )
-    output.line("Each element is within its bound of the float64 result.")
+    _conclude(output, ", ".join(wrong), "differs")
 
 
 def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[object]:
@@ -232,6 +220,17 @@ def _backward(
 
 
 # ---- Both ----------------------------------------------------------------------------------------
+
+
+def _conclude(output: Output, wrong: str, verb: str) -> None:
+    """Say that all is right; ResultError for what is wrong."""
+    if wrong:
+        raise ResultError(
+            wrong,
+            rule=f"{verb} from float64 by more than the bound of an element",
+            fix="`make gpu-test` finds which kernels are wrong on this GPU",
+        )
+    output.line("Each element is within its bound of the float64 result.")
 
 
 def _columns(device: str, peer: str) -> list[str]:
