@@ -14,13 +14,13 @@ START = {
 
 
 def seconds(
-    value: Value,
+    constants: Value,
     operation: AxpyOperation,
     schedule: AxpySchedule,
     shape: AxpyShape,
     multiprocessors: int,
 ) -> float:
     """The seconds of one call, by these constants."""
-    traffic = 3 * shape.n * operation.type.bytes / value["bandwidth"]
+    traffic = 3 * shape.n * operation.type.bytes / constants["bandwidth"]
     blocks = shape.n / schedule.tile[0] / multiprocessors
-    return value["launch"] + traffic + blocks * value["block"]
+    return constants["launch"] + traffic + blocks * constants["block"]
