@@ -38,7 +38,12 @@ def described(choice: Any) -> dict[str, Any]:
 def chosen(path: Path, multiprocessors: int, gpu: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each problem of a configuration in words, and what is chosen for it."""
     ahead = importlib.import_module("warploom.tuning.ahead").ahead
-    for found in ahead(path, defined("DeviceLimits")(multiprocessors, gpu, NVRTC)):
+    device = defined("DeviceLimits")(multiprocessors, gpu, NVRTC)
+    try:
+        every = ahead(path, device)
+    except importlib.import_module("warploom.errors").ConfigurationError:  # it has no cells
+        return
+    for found in every:
         fields = {"family": found.operation.family, **asdict(found.operation)}
         where = json.dumps({**fields, **asdict(found.shape)}, sort_keys=True)
         yield f"{multiprocessors} {gpu} {where}", described(found.choice)

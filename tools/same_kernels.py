@@ -103,10 +103,10 @@ def _of(path: Path) -> str:
 
 
 def _fits(row: Mapping[str, Any], operation: Any) -> bool:
-    """Whether a class of a table is for the types, or the head dimension, of an operation."""
+    """Whether a class of a table is for the types, or the head dimension, that it names."""
     if "bits" in row:
         return bool(row["bits"] == defined("element")(operation.a).bits)
-    return bool(row["dim"] == operation.dim)
+    return "dim" not in row or bool(row["dim"] == operation.dim)
 
 
 def _legal(family: Any, operation: Any, schedule: Mapping[str, Any]) -> Iterator[Any]:

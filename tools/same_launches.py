@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def products(spec: Any) -> Iterator[Any]:
     """Yield problems of a GEMM; every pitch is another."""
     operation = spec.operation
     steps = [step for step in operation.epilogue if step.step == "residual"]
-    fields = [step.batch_field(i) for i, step in enumerate(operation.epilogue)]
+    pitched = [step.batch_field(i) for i, step in enumerate(operation.epilogue)]
     for m, n, k in PRODUCTS:
         pitches = (k if operation.layout_a == "row" else m, k if operation.layout_b == "col" else n)
         a, b, d = (-(-pitch // 16) * 16 + 16 * i for i, pitch in enumerate((*pitches, n), start=1))
@@ -41,7 +41,7 @@ def products(spec: Any) -> Iterator[Any]:
                 batches_a=lie(6, a * max(m, k)),
                 batches_b=lie(2, b * max(n, k), 3),
                 batch_pitch_d=d * m + 16,
-                batch_pitch_steps=tuple(16 * i for i, field in enumerate(fields) if field),
+                batch_pitch_steps=tuple(16 * i for i, field in enumerate(pitched) if field),
             )
         yield problem
 
@@ -70,6 +70,13 @@ def attentions(spec: Any) -> Iterator[Any]:
             )
 
 
+def shapes(spec: Any) -> Iterator[Any]:
+    """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
+    kind = families()[spec.operation.family].shape
+    for extent in (1, 300, 100_003):
+        yield kind(*(extent for _ in fields(kind)))
+
+
 PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "gemm": products,
     "attention_forward": attentions,
@@ -82,8 +89,8 @@ def plain(value: Any) -> Any:
     if type(value).__name__ == "Element":
         return value.name
     if is_dataclass(value) and not isinstance(value, type):
-        fields = {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
-        return {"kind": type(value).__name__, **fields}
+        found = {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {"kind": type(value).__name__, **found}
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
@@ -97,7 +104,7 @@ def launched(spec: Any) -> dict[str, Any]:
         "block": [[f.name, f.kind.name, f.cpp, block.offsets[f.name]] for f in block.fields]
     }
     device = defined("DeviceLimits")(MULTIPROCESSORS)
-    for number, problem in enumerate(PROBLEMS[spec.operation.family](spec)):
+    for number, problem in enumerate(PROBLEMS.get(spec.operation.family, shapes)(spec)):
         launches = family.launches(spec, problem, device)
         rooms = [asdict(room) for room in family.workspaces(spec, problem)]
         for launch in map(plain, launches):

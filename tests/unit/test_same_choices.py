@@ -19,7 +19,7 @@ def read_again() -> Iterator[None]:
 
 
 def test_choices_differ_where_no_records_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = next(configs().rglob("space.yaml"))
+    path = configs() / "gemm" / "space.yaml"
     tuned = dict(chosen(path, *GPUS[0]))
     monkeypatch.setenv("WARPLOOM_RECORDS", "ignore")
     records.forget()
