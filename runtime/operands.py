@@ -1,70 +1,12 @@
-"""How a matrix of a call lies in memory, and whether TMA can read it there."""
+"""Where the tensors of a call lie in memory: whether they overlap, each other or themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.tensor_maps import PITCH_BYTES, readable
-from warploom.runtime.counters import counters
-from warploom.runtime.families.gemm.batches import step_pitch
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A matrix that TMA can read: `row` or `col` major, elements between its rows (columns)."""
-
-    layout: str
-    pitch: int
-
-
-def _pitch(extent: int, count: int, stride: int, size: int) -> int:
-    """The stride between `count` rows of `extent` elements; a single row may claim any."""
-    return stride if count > 1 else -(-extent * size // PITCH_BYTES) * PITCH_BYTES // size
-
-
-def place(matrix: torch.Tensor, allowed: tuple[str, ...]) -> Placement | None:
-    """Return how TMA reads `matrix` in place, in one of the `allowed` layouts, or None.
-
-    Rows must not overlap: a broadcast view (stride 0) is never read in place.
-    """
-    rows, columns = matrix.shape
-    row_stride, column_stride = matrix.stride()
-    size = matrix.element_size()
-    if rows == 0 or columns == 0:
-        return Placement(allowed[0], max(rows, columns))
-    for layout in allowed:
-        extent, count, inner, outer = (
-            (columns, rows, column_stride, row_stride)
-            if layout == "row"
-            else (rows, columns, row_stride, column_stride)
-        )
-        pitch = _pitch(extent, count, outer, size)
-        contiguous = inner == 1 or extent == 1
-        if contiguous and pitch >= extent and readable(matrix.data_ptr(), pitch * size):
-            return Placement(layout, pitch)
-    return None
-
-
-def padded_room(like: torch.Tensor, layout: str, device: torch.device | str) -> torch.Tensor:
-    """Return memory for a copy of `like` [.., rows, columns] that TMA can read in `layout`.
-
-    Its rows (or columns) start at multiples of 16 bytes.
-    """
-    *batches, rows, columns = (like if layout == "row" else like.mT).shape
-    size = like.element_size()
-    pitch = -(-columns * size // PITCH_BYTES) * PITCH_BYTES // size
-    room = torch.empty((*batches, rows, pitch), dtype=like.dtype, device=device)[..., :columns]
-    return room if layout == "row" else room.mT
-
-
-def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
-    """Copy `matrix` (or a stack of them) to where TMA can read it. Counted."""
-    counters.add("copies")
-    return padded_room(matrix, layout, matrix.device).copy_(matrix)
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -84,10 +26,17 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _rows_apart(tensor: torch.Tensor) -> int | None:
-    """Elements from row to row through all leading dimensions, or None."""
-    if tensor.dim() == 2:
-        return tensor.stride(0)
-    return step_pitch(tensor, tensor.shape[:-1], trailing=1) if tensor.dim() > 2 else None
+    """Elements from row to row through all leading dimensions, or None where that varies."""
+    if tensor.dim() <= 2:
+        return tensor.stride(0) if tensor.dim() == 2 else None
+    steps = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    varying = [(extent, stride) for extent, stride in steps if extent != 1]
+    pitch = expected = varying[-1][1] if varying else 0
+    for extent, stride in reversed(varying):
+        if stride != expected:
+            return None
+        expected = stride * extent
+    return pitch
 
 
 def refuse_repeated(name: str, out: torch.Tensor) -> None:

@@ -45,17 +45,27 @@ def explained(error: Exception, require: Callable[..., None], *given: object) ->
     return error
 
 
-def require_tensors(function: str, given: Named, required: Container[str]) -> None:
+def require_tensors(
+    function: str,
+    given: Named,
+    required: Container[str],
+    *,
+    nested: str = "",
+    gradients: str = "",
+) -> None:
     """Raise ProblemError for the first that is no tensor which `function` could read.
 
-    Those that are not `required` may be None.
+    Those that are not `required` may be None. What the function has for those who pass `nested`
+    tensors, or ask torch.func for `gradients`, ends the advice.
     """
-    found = _fault(function, given, required)
+    found = _fault(function, given, required, nested, gradients)
     if found is not None:
         raise found
 
 
-def _fault(function: str, given: Named, required: Container[str]) -> ProblemError | None:
+def _fault(
+    function: str, given: Named, required: Container[str], nested: str, gradients: str
+) -> ProblemError | None:
     for name, value in given:
         if value is None and name not in required:
             continue
@@ -69,8 +79,7 @@ def _fault(function: str, given: Named, required: Container[str]) -> ProblemErro
             return ProblemError(
                 f"{name}, a {'nested' if value.is_nested else 'sparse'} tensor ({value.layout})",
                 rule="must be dense and strided",
-                fix="use .to_dense(), for nested tensors .to_padded_tensor(0.0)"
-                ", or the packed sequences of warploom.attention",
+                fix=f"use .to_dense(), for nested tensors .to_padded_tensor(0.0){nested}",
             )
     if torch._C._get_tracing_state() is not None:
         return ProblemError(
@@ -84,7 +93,7 @@ def _fault(function: str, given: Named, required: Container[str]) -> ProblemErro
     return ProblemError(
         f"{function} inside of torch.func's {transform.key().name.lower()}",
         rule="must be called outside of vmap, grad, jvp and what is made of them",
-        fix="give batches as leading dimensions; for gradients of attention, use torch.autograd",
+        fix=f"give batches as leading dimensions{gradients}",
     )
 
 

@@ -13,11 +13,6 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("generator", "runtime", "tuning", "src/warploom/cli", "benchmarks")
 # A family's own places, what several share, and the functions that users call.
 PLACES = re.compile(r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py")
-# What still names one. To be empty: take out what the test says no longer does.
-NAMING: set[str] = {
-    "runtime/operands.py",
-    "runtime/tensors.py",
-}
 
 
 def words() -> re.Pattern[str]:
@@ -47,5 +42,4 @@ def test_no_part_of_the_machinery_names_a_family() -> None:
         and any(map(pattern.search, (name, *said(path))))
     }
     assert len(paths) > 100
-    assert found - NAMING == set(), "these name a family; what is a family's goes to its folder"
-    assert NAMING - found == set(), "these name none any more: take them off the list"
+    assert found == set(), "these name a family; what is a family's goes to its folder"

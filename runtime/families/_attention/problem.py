@@ -157,7 +157,13 @@ class Arguments:
 
 def require_kinds(call: Arguments) -> None:
     """Raise ProblemError for arguments that are of no type that they may have."""
-    require_tensors("warploom.attention", call.named(), ("q", "k", "v"))
+    require_tensors(
+        "warploom.attention",
+        call.named(),
+        ("q", "k", "v"),
+        nested=", or packed sequences (cu_seqlens_q, cu_seqlens_k)",
+        gradients="; for gradients, use torch.autograd",
+    )
     dispatch.named(call.spec)
     dispatch.named(call.backward_spec)
     if call.window is not None and not isinstance(call.window, tuple | list):

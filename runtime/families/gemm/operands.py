@@ -13,17 +13,17 @@ from warploom.generator.elements import element
 from warploom.generator.families.gemm import Batches, GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import PITCH_BYTES
-from warploom.runtime import operands
 from warploom.runtime.elements import name_of
 from warploom.runtime.families.gemm.batches import batches, stacked
-from warploom.runtime.families.gemm.steps import step_of
-from warploom.runtime.families.gemm.steps.step import Item
-from warploom.runtime.operands import (
+from warploom.runtime.families.gemm.placement import (
     Placement,
     padded_copy,
     padded_room,
     place,
 )
+from warploom.runtime.families.gemm.steps import step_of
+from warploom.runtime.families.gemm.steps.step import Item
+from warploom.runtime.operands import refuse_overlap
 
 Placed = tuple[Placement, Batches]
 
@@ -140,7 +140,7 @@ def check_apart(
         if isinstance(value, torch.Tensor):
             in_place = step_of(item).in_place and _same(value, out)
             others += [(item[0], value)] * (not in_place)
-    operands.refuse_overlap(out, others, "do not overlap; out may be exactly the residual")
+    refuse_overlap(out, others, "do not overlap; out may be exactly the residual")
 
 
 def _same(operand: torch.Tensor, out: torch.Tensor) -> bool:

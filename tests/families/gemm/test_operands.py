@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from warploom.runtime.counters import counters
-from warploom.runtime.operands import Placement, extent_bytes, overlap, padded_copy, place
+from warploom.runtime.families.gemm.placement import Placement, padded_copy, place
+from warploom.runtime.operands import extent_bytes, overlap
 
 EITHER = ("row", "col")
 
@@ -92,3 +93,8 @@ def test_disjoint_columns_of_one_buffer_do_not_overlap() -> None:
     assert overlap(left, buffer.flatten()[7:9])
     assert overlap(buffer[:3], buffer[2:])
     assert not overlap(buffer[:3], buffer[3:])
+    batches = torch.zeros(3, 6, 20)
+    assert not overlap(batches[..., :8], batches[..., 8:])
+    assert not overlap(batches[..., :8], batches.flatten(0, 1)[:, 8:])
+    assert overlap(batches[..., :9], batches[..., 8:])
+    assert overlap(batches[:, :2, :8], batches[..., 8:])  # rows that no one pitch leads through
