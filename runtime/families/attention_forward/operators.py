@@ -18,7 +18,13 @@ from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_forward import gradient as attention_gradient
 from warploom.runtime.families.attention_forward import plan as attentions
 from warploom.runtime.families.attention_forward.call import AttentionCall
-from warploom.runtime.operator_schema import arguments
+from warploom.runtime.operator import register
+
+
+class _Operands(NamedTuple):
+    q: Annotated[torch.Tensor, "Tensor"]
+    k: Annotated[torch.Tensor, "Tensor"]
+    v: Annotated[torch.Tensor, "Tensor"]
 
 
 class _Function(NamedTuple):
@@ -35,23 +41,38 @@ class _Function(NamedTuple):
     max_seqlen_k: Annotated[int | None, "SymInt?"]
 
 
-_FUNCTION = arguments(_Function)
-_OPERANDS = "Tensor q, Tensor k, Tensor v"
-_OPTIONS = "bool? deterministic, str? backward_spec"
-_ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
+class _Spec(NamedTuple):
+    spec: Annotated[str | None, "str?"]
 
-_library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(f"attention({_OPERANDS}, {_FUNCTION}, str? spec, {_OPTIONS}) -> (Tensor, Tensor)")
-# Not called `out`: torch.compile refuses operators with a strided one.
-_library.define(f"attention_into({_OPERANDS}, {_FUNCTION}, str? spec, Tensor(a!) result) -> Tensor")
-_library.define(
-    f"attention_backward(Tensor dout, Tensor? dlse, {_OPERANDS}, Tensor out, Tensor lse, "
-    f"{_FUNCTION}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
-)
+
+class _Into(NamedTuple):
+    """Not called `out`: torch.compile refuses operators with a strided one."""
+
+    result: Annotated[torch.Tensor, "Tensor(a!)"]
+
+
+class _Options(NamedTuple):
+    """How gradients are computed."""
+
+    deterministic: Annotated[bool | None, "bool?"]
+    backward_spec: Annotated[str | None, "str?"]
+
+
+class _Arriving(NamedTuple):
+    dout: Annotated[torch.Tensor, "Tensor"]
+    dlse: Annotated[torch.Tensor | None, "Tensor?"]
+
+
+class _Results(NamedTuple):
+    out: Annotated[torch.Tensor, "Tensor"]
+    lse: Annotated[torch.Tensor, "Tensor"]
+
+
+_ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
 
 
 def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> AttentionCall:
-    """The call that the arguments of _OPERANDS and _FUNCTION stand for."""
+    """The call that the arguments of _Operands and _Function stand for."""
     function = _Function(*given)
     causal, left, right = function[:3]
     aligned: Any = causal == "equal" if causal in (None, "equal") else causal
@@ -91,12 +112,6 @@ def _attention_backward(
     return attention_backward(BackwardCall(call, out, lse, dout, dlse))
 
 
-for _key in ("CUDA", "CPU"):
-    _library.impl("attention", _attention, _key)
-    _library.impl("attention_into", _attention_into, _key)
-    _library.impl("attention_backward", _attention_backward, _key)
-
-
 # ---- Without data --------------------------------------------------------------------------------
 
 
@@ -104,22 +119,15 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty_strided(tensor.shape, ordered_strides(tensor))
 
 
-@torch.library.register_fake("warploom::attention", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_attention(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _like(q), _fake_attention_into(q, *rest)
 
 
-@torch.library.register_fake(  # type: ignore[untyped-decorator]
-    "warploom::attention_into", lib=_library
-)
 def _fake_attention_into(q: torch.Tensor, *rest: Any) -> torch.Tensor:
     shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
     return q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.register_fake(  # type: ignore[untyped-decorator]
-    "warploom::attention_backward", lib=_library
-)
 def _fake_attention_backward(
     dout: torch.Tensor,
     dlse: torch.Tensor | None,
@@ -168,11 +176,39 @@ def _differentiate(
     )
 
 
-torch.library.register_autograd(
-    "warploom::attention", _differentiate, setup_context=_save, lib=_library
+register(
+    "attention",
+    _Operands,
+    _Function,
+    _Spec,
+    _Options,
+    returns="(Tensor, Tensor)",
+    run=_attention,
+    fake=_fake_attention,
+    backward=_differentiate,
+    save=_save,
 )
-torch.library.register_autograd(
-    "warploom::attention_backward", attention_gradient.refuse_second_derivative, lib=_library
+register(
+    "attention_into",
+    _Operands,
+    _Function,
+    _Spec,
+    _Into,
+    returns="Tensor",
+    run=_attention_into,
+    fake=_fake_attention_into,
+)
+register(
+    "attention_backward",
+    _Arriving,
+    _Operands,
+    _Results,
+    _Function,
+    _Options,
+    returns="(Tensor, Tensor, Tensor)",
+    run=_attention_backward,
+    fake=_fake_attention_backward,
+    backward=attention_gradient.refuse_second_derivative,
 )
 
 

@@ -22,7 +22,7 @@ from warploom.runtime.families.gemm.operands import differentiated, refuse_grad,
 from warploom.runtime.families.gemm.result import result_type
 from warploom.runtime.families.gemm.steps import KINDS, flatten, unflatten
 from warploom.runtime.families.gemm.steps.step import Given, Item
-from warploom.runtime.operator_schema import arguments
+from warploom.runtime.operator import register
 
 
 class _Call(NamedTuple):
@@ -38,15 +38,20 @@ class _Call(NamedTuple):
     spec: Annotated[str | None, "str?"]
 
 
-_ARGUMENTS = arguments(_Call)
+class _Refused(NamedTuple):
+    """What the operator takes that raises; `found` is the shape of what requires grad."""
+
+    a: Annotated[torch.Tensor, "Tensor"]
+    b: Annotated[torch.Tensor, "Tensor"]
+    out_dtype: Annotated[torch.dtype, "ScalarType"]
+    found: Annotated[Sequence[int], "SymInt[]"]
+
+
 _AUXILIARY = [kind for kind, one in KINDS.items() if one.step.auxiliary]
-_WRITTEN = ", ".join(
-    f"Tensor({chr(ord('b') + i)}!)? {kind}=None" for i, kind in enumerate(_AUXILIARY)
-)
-_library: Any = torch.library.Library("warploom", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(f"gemm({_ARGUMENTS}) -> Tensor")
-_library.define(f"gemm_out({_ARGUMENTS}, *, Tensor(a!) out, {_WRITTEN}) -> ()")
-_library.define("gemm_refused(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor")
+_WRITTEN = {
+    "out": "Tensor(a!)",
+    **{kind: f"Tensor({chr(ord('b') + i)}!)?" for i, kind in enumerate(_AUXILIARY)},
+}
 
 
 def _listed(call: _Call, written: Mapping[str, torch.Tensor | None]) -> list[Item]:
@@ -72,60 +77,46 @@ def _gemm_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) ->
     _run(_Call(*given), out, written)
 
 
-def _refused(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, found: Sequence[int]
-) -> NoReturn:
-    raise differentiated(found)
+def _refused(*given: Any) -> NoReturn:
+    raise differentiated(_Refused(*given).found)
 
 
-def _refuse_grad(*given: Any, out: torch.Tensor | None, **written: torch.Tensor | None) -> None:
+def _refuse_grad(
+    *given: Any, out: torch.Tensor | None = None, **written: torch.Tensor | None
+) -> None:
     if torch.is_grad_enabled():
         refuse_grad(given[0], given[1], out, _listed(_Call(*given), written))
-
-
-def _gemm_autograd(*given: Any) -> torch.Tensor:
-    _refuse_grad(*given, out=None)
-    with torch._C._AutoDispatchBelowAutograd():
-        result: torch.Tensor = torch.ops.warploom.gemm(*given)
-    return result
-
-
-def _gemm_out_autograd(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
-    _refuse_grad(*given, out=out, **written)
-    with torch._C._AutoDispatchBelowAutograd():
-        torch.ops.warploom.gemm_out(*given, out=out, **written)
-
-
-for _key in ("CUDA", "CPU"):
-    _library.impl("gemm", _gemm, _key)
-    _library.impl("gemm_out", _gemm_out, _key)
-    _library.impl("gemm_refused", _refused, _key)
-_library.impl("gemm", _gemm_autograd, "Autograd")
-_library.impl("gemm_out", _gemm_out_autograd, "Autograd")
-
-
-@torch.library.register_fake("warploom::gemm", lib=_library)  # type: ignore[untyped-decorator]
-def _fake(*given: Any) -> torch.Tensor:
-    call = _Call(*given)
-    return _made(call.a, call.b, call.out_dtype)
 
 
 def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
     return a.new_empty((*broadcast(a, b), a.shape[-2], b.shape[-1]), dtype=out_dtype)
 
 
-@torch.library.register_fake(  # type: ignore[untyped-decorator]
-    "warploom::gemm_refused", lib=_library
-)
-def _fake_refused(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, found: Sequence[int]
-) -> torch.Tensor:
-    return _made(a, b, out_dtype)
+def _fake(*given: Any) -> torch.Tensor:
+    call = _Call(*given)
+    return _made(call.a, call.b, call.out_dtype)
 
 
-@torch.library.register_fake("warploom::gemm_out", lib=_library)  # type: ignore[untyped-decorator]
-def _fake_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
+def _fake_out(*given: Any, **written: torch.Tensor | None) -> None:
     return None
+
+
+def _fake_refused(*given: Any) -> torch.Tensor:
+    call = _Refused(*given)
+    return _made(call.a, call.b, call.out_dtype)
+
+
+register("gemm", _Call, returns="Tensor", run=_gemm, fake=_fake, refuse=_refuse_grad)
+register(
+    "gemm_out",
+    _Call,
+    returns="()",
+    run=_gemm_out,
+    fake=_fake_out,
+    written=_WRITTEN,
+    refuse=_refuse_grad,
+)
+register("gemm_refused", _Refused, returns="Tensor", run=_refused, fake=_fake_refused)
 
 
 def call(

@@ -1,0 +1,36 @@
+"""Operators keep their schemas: graphs that torch exported name them, and are read back later."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.generator import families
+from warploom.runtime.families import family
+
+FUNCTION = (
+    "str? causal, SymInt? left, SymInt? right, float? softcap, float? scale, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k"
+)
+OPTIONS = "bool? deterministic, str? backward_spec"
+PRODUCT = (
+    "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
+    "str accumulation, str? spec"
+)
+SCHEMAS = {
+    "gemm": f"({PRODUCT}) -> Tensor",
+    "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()",
+    "gemm_refused": "(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor",
+    "attention": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, {OPTIONS})"
+    " -> (Tensor, Tensor)",
+    "attention_into": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, Tensor(a!) result)"
+    " -> Tensor",
+    "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    f"Tensor lse, {FUNCTION}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
+}
+
+
+def test_operators_have_the_schemas_that_graphs_were_exported_with() -> None:
+    for name in families.names():
+        family(name)
+    found = {name: str(getattr(torch.ops.warploom, name).default._schema) for name in SCHEMAS}
+    assert found == {name: f"warploom::{name}{schema}" for name, schema in SCHEMAS.items()}
