@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import torch
 
@@ -75,6 +76,15 @@ def explain(a: Plan[Any, Any]) -> Explanation: ...
 
 @overload
 def explain(
+    a: Callable[..., object],
+    *operands: torch.Tensor,
+    gpu: str | None = None,
+    **keywords: Any,
+) -> Explanation: ...
+
+
+@overload
+def explain(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
@@ -95,25 +105,31 @@ def explain(
 
 
 def explain(
-    a: torch.Tensor | Plan[Any, Any],
+    a: torch.Tensor | Plan[Any, Any] | Callable[..., object],
     b: torch.Tensor | None = None,
     v: torch.Tensor | None = None,
-    *,
+    *more: torch.Tensor,
     gpu: str | None = None,
     **keywords: Any,
 ) -> Explanation:
     """Say which kernel a call runs, why, and what it would copy.
 
     `explain(a, b, ...)` is about a gemm, `explain(q, k, v, ...)` about an attention and its
-    gradients, with their keywords; `explain(plan)` about either. Nothing is launched, but the
-    kernel is built and loaded. With `gpu`, such as "NVIDIA H200", it says what that GPU would run,
-    on any machine and of tensors on any device, also `meta`; then nothing is built.
-    UnknownNameError for a GPU that nothing is known of.
+    gradients, with their keywords; `explain(plan)` about either. `explain(function, ...)` is about
+    a call of that function, such as `warploom.gemm`, with these operands and keywords. Nothing is
+    launched, but the kernel is built and loaded. With `gpu`, such as "NVIDIA H200", it says what
+    that GPU would run, on any machine and of tensors on any device, also `meta`; then nothing is
+    built. UnknownNameError for a GPU that nothing is known of.
     """
     if isinstance(a, Plan):
         return Explanation.of(a)
-    operands = (a,) if b is None else (a, b) if v is None else (a, b, v)
+    operands = () if b is None else (b,) if v is None else (b, v, *more)
+    function = None if isinstance(a, torch.Tensor) or not callable(a) else a
+    if function is None:
+        operands = (cast("torch.Tensor", a), *operands)
     for known in every():
+        if function is not None and known.function is not function:
+            continue
         call = known.call(operands, keywords)
         if call is not None:
             if gpu is None:
@@ -121,8 +137,9 @@ def explain(
             found = target(gpu)
             drafted = call.draft(found)
             return Explanation.on(found, drafted, known.gradients(drafted, found))
+    beside = len(operands) - (function is None)
     raise ProblemError(
-        f"explain of {shown(a)} alone",
+        f"explain of {shown(a)} {f'and {beside} tensors' if beside else 'alone'}",
         rule="must be of a plan, of a and b, or of q, k and v",
-        fix="pass the operands of the call",
+        fix="pass the operands of the call; they may follow its function, such as warploom.gemm",
     )

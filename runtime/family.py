@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
 import torch
@@ -22,7 +22,12 @@ ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 
 
 class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
-    """The half of a family that runs; the other is `generator.families.family.Family`."""
+    """The half of a family that runs; the other is `generator.families.family.Family`.
+
+    function   what users call; None where that is another family's
+    """
+
+    function: Callable[..., object] | None = None
 
     @abstractmethod
     def trial(self, operation: OperationT, shape: ShapeT, device: str, seed: int) -> Trial:

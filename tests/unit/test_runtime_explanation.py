@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import warploom
+from warploom.errors import ProblemError
 from warploom.generator.families._attention.table import lengths
 
 A, B = torch.zeros(4, 16).bfloat16(), torch.zeros(16, 8).bfloat16()
@@ -21,6 +22,15 @@ def test_a_call_on_cpu_tensors_is_told_to_run_the_reference() -> None:
     named = warploom.explain(A, B, gpu="NVIDIA H200")
     assert not named.reference
     assert "grid     1 blocks" in str(named)
+
+
+def test_a_call_is_told_by_its_function_too() -> None:
+    assert warploom.explain(warploom.gemm, A, B).kernel == warploom.explain(A, B).kernel
+    told = warploom.explain(warploom.attention, Q, Q, Q, causal=True, gpu="NVIDIA H200")
+    assert told.kernel == warploom.explain(Q, Q, Q, causal=True, gpu="NVIDIA H200").kernel
+    for wrong in (lambda: warploom.explain(warploom.gemm, Q, Q, Q), lambda: warploom.explain(min)):
+        with pytest.raises(ProblemError, match="must be of a plan"):
+            wrong()
 
 
 def test_every_label_has_its_column_and_the_tables_words_are_explained() -> None:

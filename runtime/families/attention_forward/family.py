@@ -28,6 +28,8 @@ from warploom.runtime.plan import make
 class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape]):
     """Calls of `warploom.attention`."""
 
+    function = staticmethod(api.attention)
+
     def trial(
         self, operation: AttentionOperation, shape: AttentionShape, device: str, seed: int
     ) -> AttentionTrial:

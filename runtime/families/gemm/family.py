@@ -25,6 +25,8 @@ from warploom.runtime.plan import make
 class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
     """Calls of `warploom.gemm`."""
 
+    function = staticmethod(api.gemm)
+
     def trial(
         self, operation: GemmOperation, shape: GemmShape, device: str, seed: int
     ) -> GemmTrial:
