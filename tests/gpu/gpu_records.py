@@ -39,6 +39,7 @@ MACHINERY = (
 )
 ROOMS = ("generator/families", "runtime/families", "templates")  # where a family has a folder
 SOURCES = {".py", ".cuh", ".jinja"}
+CHOICE = {"model.py", "table.py"}  # of a family: which kernel is chosen, not what one does
 
 
 def places(root: Path = ROOT) -> dict[str, str | None]:
@@ -79,7 +80,7 @@ def _files(family: str, root: Path) -> set[Path]:
         name = ahead.pop()
         shared.discard(name)
         own = {path for room in ROOMS for path in root.glob(f"{room}/{name}/**/*")}
-        own = {path for path in own if path.suffix in SOURCES}
+        own = {path for path in own if path.suffix in SOURCES and path.name not in CHOICE}
         texts = [path.read_text() for path in own]
         ahead |= {
             one for one in shared if any(f"families.{one}" in t or f"{one}/" in t for t in texts)
