@@ -128,10 +128,9 @@ def explain(
     if function is None:
         operands = (cast("torch.Tensor", a), *operands)
     for known in every():
-        if function is not None and known.function is not function:
-            continue
-        call = known.call(operands, keywords)
-        if call is not None:
+        meant = known.unnamed if function is None else known.function is function
+        if meant and known.operands == len(operands):
+            call = known.call(*operands, **keywords)
             if gpu is None:
                 return Explanation.of(known.plan(call))
             found = target(gpu)

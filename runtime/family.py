@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Generic
 
-import torch
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator.launches import DeviceLimits
@@ -25,9 +24,14 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
     """The half of a family that runs; the other is `generator.families.family.Family`.
 
     function   what users call; None where that is another family's
+    operands   how many tensors a call of it begins with
+    unnamed    `explain` takes so many tensors without a function for its call: one family of each
+               number may say so
     """
 
     function: Callable[..., object] | None = None
+    operands: int = 0
+    unnamed: bool = False
 
     @abstractmethod
     def trial(self, operation: OperationT, shape: ShapeT, device: str, seed: int) -> Trial:
@@ -40,14 +44,9 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
         There is one, but where one operation is several calls.
         """
 
-    def call(
-        self, operands: tuple[torch.Tensor, ...], keywords: Mapping[str, Any]
-    ) -> Call[Any, Any] | None:
-        """The call that users make with these tensors; None where it is none of this family's.
-
-        Families tell their calls by the number of tensors.
-        """
-        return None
+    def call(self, *operands: Any, **keywords: Any) -> Call[Any, Any]:
+        """The call that `function` makes of these tensors and keywords."""
+        raise NotImplementedError(f"{type(self).__name__} has no function that users call")
 
     def plan(self, call: Call[Any, Any]) -> Plan[Any, Any]:
         """The plan of a call."""

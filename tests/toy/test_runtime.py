@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import warploom
 from warploom.cli import main
 from warploom.errors import ProblemError
 from warploom.generator import configurations
@@ -18,7 +19,6 @@ from warploom.generator.families.family import Family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import families, plan
-from warploom.runtime.explanation import Explanation
 from warploom.tuning.ahead import ahead
 from warploom.tuning.worker import Worker
 
@@ -91,14 +91,15 @@ def test_what_is_wrong_with_a_call_is_told(
         axpy_of(**{"x": x, "y": y, **wrong})
 
 
-def test_a_call_is_explained_for_a_gpu_that_is_not_here(axpy: Family) -> None:
-    from warploom.runtime.families.axpy.call import AxpyCall
-
-    call = AxpyCall(*(one.to("meta") for one in pair(1 << 20)))
-    told = Explanation.on(H200, call.draft(H200))
+def test_a_call_is_explained_for_a_gpu_that_is_not_here(axpy_of: Function) -> None:
+    """By its function: two tensors alone are of the family that has them so already."""
+    x, y = (one.to("meta") for one in pair(1 << 20))
+    told = warploom.explain(axpy_of, x, y, gpu="NVIDIA H200")
     assert told.kernel.startswith("axpy_sm90a_bf16_512x8_turns4_")
     assert (told.grid, told.copies, told.stored) == (64, (), False)
     assert "first of its class in the table" in str(told)
+    a, b = pair(64, 64)
+    assert not warploom.explain(a, b, gpu="NVIDIA H200").kernel.startswith("axpy")
 
 
 def test_kernels_are_chosen_and_compiled_ahead_of_time(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    return_lse: bool,
+    **keywords: Unpack[Keywords],
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,6 +28,8 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
     """Calls of `warploom.attention`."""
 
     function = staticmethod(api.attention)
+    operands = 3
+    unnamed = True
 
     def trial(
         self, operation: AttentionOperation, shape: AttentionShape, device: str, seed: int
@@ -43,11 +44,9 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
         return [call.draft(target).choice]
 
-    def call(
-        self, operands: tuple[torch.Tensor, ...], keywords: Mapping[str, Any]
-    ) -> AttentionCall | None:
-        """An attention, of three tensors."""
-        return AttentionCall(*operands, **keywords) if len(operands) == 3 else None
+    def call(self, *operands: Any, **keywords: Any) -> AttentionCall:
+        """An attention."""
+        return AttentionCall(*operands, **keywords)
 
     def plan(self, call: Call[Any, Any]) -> AttentionPlan:
         """The plan of an attention."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +25,8 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
     """Calls of `warploom.gemm`."""
 
     function = staticmethod(api.gemm)
+    operands = 2
+    unnamed = True
 
     def trial(
         self, operation: GemmOperation, shape: GemmShape, device: str, seed: int
@@ -51,11 +52,9 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         calls = (GemmCall(one.a, one.b, listed, *given) for listed in ways.values())
         return [call.draft(target).choice for call in calls]
 
-    def call(
-        self, operands: tuple[torch.Tensor, ...], keywords: Mapping[str, Any]
-    ) -> GemmCall | None:
-        """A product, of two tensors."""
-        return api.asked(*operands, **keywords) if len(operands) == 2 else None
+    def call(self, *operands: Any, **keywords: Any) -> GemmCall:
+        """A product."""
+        return api.asked(*operands, **keywords)
 
     def plan(self, call: Call[Any, Any]) -> GemmPlan:
         """The plan of a product."""

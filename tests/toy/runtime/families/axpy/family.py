@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from warploom.generator.families.axpy import AxpyOperation, AxpyShape
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.axpy import reference
 from warploom.runtime.families.axpy.call import AxpyCall
+from warploom.runtime.families.axpy.function import axpy
 from warploom.runtime.sampled import Bound, SampledFamily
 from warploom.runtime.trial import wrong
 
 
 class AxpyRuntime(SampledFamily[AxpyOperation, AxpyShape]):
     """Calls of `axpy`."""
+
+    function = staticmethod(axpy)
+    operands = 2
+
+    def call(self, *operands: Any, **keywords: Any) -> AxpyCall:
+        """The call that `axpy` makes, for `explain`."""
+        return AxpyCall(*operands, **keywords)
 
     def draw(
         self,
