@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import Phase, given, settings
+from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.strategies import SearchStrategy
 from strategies import attention_backward_specs, gemm_specs
 
@@ -27,7 +28,8 @@ GEMMS, BACKWARDS = 20, 8
 def sample(specs: SearchStrategy[KernelSpec], size: int) -> list[KernelSpec]:
     """Return specs that differ: of those that hypothesis makes up, what has the rarest words.
 
-    What it makes up depends on its version, and on the constants of the modules that are loaded.
+    What it makes up depends on its version, and not on the constants in the code that is loaded: a
+    draw that any edit changes is of other kernels each time.
     """
     made: dict[KernelSpec, None] = {}
 
@@ -36,7 +38,9 @@ def sample(specs: SearchStrategy[KernelSpec], size: int) -> list[KernelSpec]:
     def collect(spec: KernelSpec) -> None:
         made[spec] = None
 
-    collect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HypothesisProvider, "_maybe_draw_constant", lambda *_: None)
+        collect()
     chosen: list[KernelSpec] = []
     seen: Counter[str] = Counter()
     for _ in range(size):
@@ -86,13 +90,10 @@ def test_a_legal_spec_compiles_to_its_entry(gemms: dict[str, Artifact]) -> None:
         assert artifact.serialised == ()
 
 
-def test_few_of_them_spill(gemms: dict[str, Artifact]) -> None:
-    """The registers that the rules expect are fitted: a few specs at the edge need some more.
-
-    Of 20, one to three of long epilogues do, by what is drawn.
-    """
+def test_next_to_none_of_them_spills(gemms: dict[str, Artifact]) -> None:
+    """The registers that the rules expect are fitted: a few specs at the edge need some more."""
     spilled = [name for name in gemms if gemms[name].resources[name].spill_bytes]
-    assert len(spilled) <= GEMMS // 5, spilled
+    assert len(spilled) <= 1, spilled
 
 
 def test_a_legal_attention_backward_neither_spills_nor_serialises() -> None:
