@@ -21,6 +21,7 @@ ROOMS = {
     "generator": {"configs", "templates"},
     "runtime": {"generator", "configs"},
     "tuning": {"generator", "runtime", "configs"},
+    "integrations": {"generator", "runtime"},
     "configs": set(),
     "templates": set(),
 }
