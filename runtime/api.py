@@ -15,7 +15,7 @@ from warploom.generator.targets import target
 from warploom.runtime import kernel as kernels
 from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import named
-from warploom.runtime.explanation import Explanation
+from warploom.runtime.explanation import Explainable, Explanation
 from warploom.runtime.families import every
 from warploom.runtime.plan import Plan
 from warploom.runtime.tensors import shown
@@ -76,6 +76,15 @@ def explain(a: Plan[Any, Any]) -> Explanation: ...
 
 @overload
 def explain(
+    a: Explainable,
+    *operands: Any,
+    gpu: str | None = None,
+    **keywords: Any,
+) -> Explanation: ...
+
+
+@overload
+def explain(
     a: Callable[..., object],
     *operands: torch.Tensor,
     gpu: str | None = None,
@@ -105,10 +114,10 @@ def explain(
 
 
 def explain(
-    a: torch.Tensor | Plan[Any, Any] | Callable[..., object],
-    b: torch.Tensor | None = None,
-    v: torch.Tensor | None = None,
-    *more: torch.Tensor,
+    a: torch.Tensor | Plan[Any, Any] | Explainable | Callable[..., object],
+    b: Any = None,
+    v: Any = None,
+    *more: Any,
     gpu: str | None = None,
     **keywords: Any,
 ) -> Explanation:
@@ -116,13 +125,20 @@ def explain(
 
     `explain(a, b, ...)` is about a gemm, `explain(q, k, v, ...)` about an attention and its
     gradients, with their keywords; `explain(plan)` about either. `explain(function, ...)` is about
-    a call of that function, such as `warploom.gemm`, with these operands and keywords. Nothing is
-    launched, but the kernel is built and loaded. With `gpu`, such as "NVIDIA H200", it says what
-    that GPU would run, on any machine and of tensors on any device, also `meta`; then nothing is
-    built. UnknownNameError for a GPU that nothing is known of.
+    a call of that function, such as `warploom.gemm`, with these operands and keywords, and
+    `explain(module, ...)` about one of an object that has a method `explanation`, such as a module
+    of Warploom's, which may tell that torch's own kernel runs and why. Nothing is launched, but the
+    kernel is built and loaded. With `gpu`, such as "NVIDIA H200", it says what that GPU would run,
+    on any machine and of tensors on any device, also `meta`; then nothing is built.
+    UnknownNameError for a GPU that nothing is known of.
     """
     if isinstance(a, Plan):
         return Explanation.of(a)
+    if isinstance(a, Explainable) and not isinstance(a, type):
+        given = [b, v, *more]
+        while given and given[-1] is None:
+            given.pop()
+        return a.explanation(*given, gpu=gpu, **keywords)
     operands = () if b is None else (b,) if v is None else (b, v, *more)
     function = None if isinstance(a, torch.Tensor) or not callable(a) else a
     if function is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
@@ -24,7 +24,8 @@ class Explanation:
     `seconds` were recorded or predicted, as the reason says (None: neither); `runners_up` are the
     kernels that came next. `gradients` is the same of the backward pass, if there is one. `gpu` is
     the GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
-    `reference` is True of a call on CPU tensors, which runs no kernel.
+    `reference` is True of a call on CPU tensors, which runs no kernel; `torch` of one that torch's
+    own kernels run, and then `kernel` is empty.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class Explanation:
     gradients: Choice | None = None
     gpu: str = ""
     reference: bool = False
+    torch: bool = False
 
     @classmethod
     def of(cls, plan: Plan[Any, Any]) -> Explanation:
@@ -76,6 +78,12 @@ class Explanation:
             gpu=target.gpu,
         )
 
+    @classmethod
+    def by_torch(cls, reason: str, gpu: str = "") -> Explanation:
+        """What a call does that is left to torch, and why: `reason` reads on from "because"."""
+        nothing: dict[str, Any] = {"kernel": "", "grid": 0, "stored": False, "copies": ()}
+        return cls(**nothing, reason=reason, counters=counters.as_dict(), gpu=gpu, torch=True)
+
     @property
     def backward(self) -> str | None:
         """The kernel of the gradients; None where there are none."""
@@ -83,6 +91,9 @@ class Explanation:
 
     def __str__(self) -> str:
         """One fact a line."""
+        if self.torch:
+            told = ["runs     torch's own kernel", f"because  {self.reason}"]
+            return "\n".join([f"GPU      {self.gpu}"] * bool(self.gpu) + told)
         copies = ", ".join(self.copies) or "none"
         stored = "compiled" if self.stored else "not compiled yet"
         lines = [f"GPU      {self.gpu}"] if self.gpu else []
@@ -96,6 +107,15 @@ class Explanation:
             lines += [f"backward {self.backward}", *_because(self.gradients.reason)]
             lines += _times(self.gradients.seconds, self.gradients.runners_up)
         return "\n".join(lines)
+
+
+@runtime_checkable
+class Explainable(Protocol):
+    """An object that says itself what a call of it does, such as a module."""
+
+    def explanation(self, *operands: Any, gpu: str | None = None, **keywords: Any) -> Explanation:
+        """What a call with these operands and keywords does here, or on the GPU that is named."""
+        ...
 
 
 def _because(reason: str) -> list[str]:

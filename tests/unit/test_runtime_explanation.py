@@ -33,6 +33,35 @@ def test_a_call_is_told_by_its_function_too() -> None:
             wrong()
 
 
+class Chooser:
+    """What an integration is to `explain`: an object that knows which kernel its calls run."""
+
+    def explanation(
+        self, *operands: torch.Tensor | None, gpu: str | None = None, scaled: bool = False
+    ) -> warploom.Explanation:
+        if any(tensor is None or tensor.dim() > 2 for tensor in operands):
+            return warploom.Explanation.by_torch(f"of {len(operands)}, scaled={scaled}", gpu or "")
+        return warploom.explain(warploom.gemm, *operands, gpu=gpu)
+
+
+def test_an_object_that_explains_itself_is_asked_with_all_that_was_given() -> None:
+    chooser = Chooser()
+    assert warploom.explain(chooser, A, B).kernel == warploom.explain(A, B).kernel
+    told = warploom.explain(chooser, A, B, gpu="NVIDIA H200")
+    assert (told.gpu, told.torch) == ("NVIDIA H200", False)
+    assert warploom.explain(chooser, None, Q, Q, Q, scaled=True).reason == "of 4, scaled=True"
+    with pytest.raises(ProblemError, match="must be of a plan"):
+        warploom.explain(Chooser, A, B)  # the class makes choosers; none of it was asked
+
+
+def test_a_call_that_is_left_to_torch_says_so_and_why_and_nothing_else() -> None:
+    told = warploom.explain(Chooser(), Q)
+    assert (told.torch, told.kernel, told.backward) == (True, "", None)
+    assert str(told) == "runs     torch's own kernel\nbecause  of 1, scaled=False"
+    named = str(warploom.explain(Chooser(), Q, gpu="NVIDIA H200"))
+    assert named.startswith("GPU      NVIDIA H200\nruns     torch's own kernel\n")
+
+
 def test_every_label_has_its_column_and_the_tables_words_are_explained() -> None:
     lines = f"{warploom.explain(A, B)}\n{warploom.explain(Q, Q, Q)}".splitlines()
     assert all(line[8] == " " and line[9] != " " for line in lines)
