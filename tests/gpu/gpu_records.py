@@ -1,10 +1,10 @@
 """record.json beside gpu tests: which GPU passed them, with what, and on which state of the code.
 
-Each family has a record beside its gpu tests (families/NAME/gpu), and the machinery one here. A
-record's `digest` is of the files that decide what those tests see; a test on the CPU compares it,
-and the files of tests that passed with those there are. The tests may pass file by file, in several
-runs: `write` keeps what the same code passed on the same machine before. Nothing here needs a GPU
-until it is called.
+Each family has a record beside its gpu tests (families/NAME/gpu), integrations have one
+(integrations/gpu), and the machinery one here. A record's `digest` is of the files that decide what
+those tests see; a test on the CPU compares it, and the files of tests that passed with those there
+are. The tests may pass file by file, in several runs: `write` keeps what the same code passed on
+the same machine before. Nothing here needs a GPU until it is called.
 """
 
 from __future__ import annotations
@@ -40,26 +40,35 @@ MACHINERY = (
 ROOMS = ("generator/families", "runtime/families", "templates")  # where a family has a folder
 SOURCES = {".py", ".cuh", ".jinja"}
 CHOICE = {"model.py", "table.py"}  # of a family: which kernel is chosen, not what one does
+INTEGRATIONS = "integrations"  # how models use the families: they stand on all that there are
 
 
 def places(root: Path = ROOT) -> dict[str, str | None]:
-    """Where records lie, in tests/: `gpu`, which is the machinery's, and each family's folder."""
-    folders = sorted(
-        folder.parent
-        for folder in root.glob("tests/families/*/gpu")
-        if any(folder.glob("test_*.py"))
-    )
-    return {"gpu": None, **{f"families/{folder.name}/gpu": folder.name for folder in folders}}
+    """Where records lie, in tests/, and of what: `gpu` of the machinery, which is None here."""
+    folders = (root / f"tests/{INTEGRATIONS}", *sorted(root.glob("tests/families/*")))
+    tested = [folder for folder in folders if any(folder.glob("gpu/test_*.py"))]
+    tests = root / "tests"
+    return {
+        "gpu": None,
+        **{f"{folder.relative_to(tests).as_posix()}/gpu": folder.name for folder in tested},
+    }
 
 
-def digest(family: str | None, root: Path = ROOT) -> str:
-    """SHA-256, in hex, over the paths and bytes of what decides a family's kernels and results.
+def digest(subject: str | None, root: Path = ROOT) -> str:
+    """SHA-256, in hex, over the paths and bytes of what decides what the tests of a place see.
 
-    These are its folders, those that it shares with others, and the machinery; of None, only the
-    machinery.
+    Of a family, these are its folders, those that it shares with others, and the machinery; of
+    INTEGRATIONS its own files and those of every family; of None only the machinery.
     """
+    files = set(_machinery(root))
+    if subject == INTEGRATIONS:
+        files |= set(root.glob(f"{INTEGRATIONS}/**/*.py"))
+        for family in _families(root):
+            files |= _files(family, root)
+    elif subject is not None:
+        files |= _files(subject, root)
     hashed = hashlib.sha256()
-    for path in sorted({*_machinery(root), *(_files(family, root) if family else ())}):
+    for path in sorted(files):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         hashed.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return hashed.hexdigest()
@@ -68,6 +77,12 @@ def digest(family: str | None, root: Path = ROOT) -> str:
 def _machinery(root: Path) -> Iterator[Path]:
     for pattern in MACHINERY:
         yield from (path for path in root.glob(pattern) if path.suffix in SOURCES)
+
+
+def _families(root: Path) -> Iterator[str]:
+    for folder in root.glob(f"{ROOMS[0]}/*"):
+        if folder.is_dir() and not folder.name.startswith("_"):
+            yield folder.name
 
 
 def _files(family: str, root: Path) -> set[Path]:
