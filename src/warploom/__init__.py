@@ -29,6 +29,7 @@ from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.sdpa import sdpa
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.gemm.api import gemm, plan
@@ -58,6 +59,7 @@ __all__ = [
     "load",
     "plan",
     "plan_attention",
+    "sdpa",
     "warmup",
 ]
 
@@ -72,6 +74,7 @@ _LAZY = {
     "load": "warploom.runtime.api",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
+    "sdpa": "warploom.integrations.sdpa",
     "warmup": "warploom.runtime.api",
 }
 

@@ -1,0 +1,102 @@
+"""`warploom.sdpa`: torch's scaled dot product attention, by Warploom's kernels where they fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from warploom.generator.targets import target
+from warploom.integrations import sdpa_rules as rules
+from warploom.runtime.api import explain
+from warploom.runtime.explanation import Explanation
+from warploom.runtime.families.attention_forward.api import attention
+from warploom.runtime.tensors import lowered
+
+
+class Sdpa:
+    """The function `warploom.sdpa`; an object, so that it can say what it does."""
+
+    __name__ = "sdpa"
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Return what torch.nn.functional.scaled_dot_product_attention does, of the same arguments.
+
+        query is [..., heads, length, dim], key and value [..., kv_heads, key length, dim]. Warploom
+        computes fp16 and bf16 on a GPU that it has kernels for, without mask tensor and dropout, at
+        one head dimension that is a multiple of 8 up to 256, where tensors can be read as they lie.
+        Any other call is torch's own function, which gets the arguments as they are and raises its
+        own errors; `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
+
+        is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
+        the shape of query and its order of strides. Differentiable, and one operator of a compiled
+        graph. Under autocast, query, key and value are converted as torch does it.
+        """
+        if torch._C._is_any_autocast_enabled():
+            query, key, value = lowered(query), lowered(key), lowered(value)
+        if rules.refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+            return functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+        causal, shape = _causal(is_causal), query.shape
+        if len(shape) == 4:
+            return attention(query, key, value, causal=causal, scale=scale)
+        folded = (_folded(tensor) for tensor in (query, key, value))
+        return attention(*folded, causal=causal, scale=scale).view(shape)
+
+    def explanation(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        *,
+        gpu: str | None = None,
+    ) -> Explanation:
+        """What such a call does, here or on the GPU that is named: `warploom.explain` asks."""
+        query, key, value = lowered(query), lowered(key), lowered(value)
+        given: Any = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        reason = rules.refusal(*given) if gpu is None else rules.refusal_anywhere(*given)
+        if reason:
+            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
+        folded = (_folded(tensor) for tensor in (query, key, value))
+        return explain(*folded, causal=_causal(is_causal), scale=scale, gpu=gpu)
+
+    def __repr__(self) -> str:
+        return "<function warploom.sdpa>"
+
+
+def _causal(is_causal: bool) -> Any:  # noqa: ANN401 (a Literal or False)
+    return "top_left" if is_causal else False
+
+
+def _folded(tensor: torch.Tensor) -> torch.Tensor:
+    """A view [batch, heads, length, dim] of a tensor whose leading dimensions fold."""
+    if tensor.dim() == 4:
+        return tensor
+    return tensor.unsqueeze(0) if tensor.dim() == 3 else tensor.flatten(0, -4)
+
+
+sdpa = Sdpa()

@@ -1,0 +1,178 @@
+"""Which scaled dot product attentions Warploom computes; torch's own kernels compute the others.
+
+The predicates read shapes, strides, types and numbers, never contents. Each returns None, or why a
+call is torch's as a phrase that reads on from "because".
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+from warploom.generator.architectures import serving
+from warploom.generator.families._attention import DIMS
+from warploom.runtime.families._attention.operands import in_place
+
+_ELEMENTS = (torch.float16, torch.bfloat16)
+_UNIT = 8  # elements in TMA's 16 bytes
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
+
+def refusal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> str | None:
+    """Why torch computes a call of `warploom.sdpa` on the GPU of its tensors, if it does."""
+    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return refusal_anywhere(*given) or elsewhere(query)
+
+
+def refusal_anywhere(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> str | None:
+    """Why torch computes a call of `warploom.sdpa` on any GPU, if it does."""
+    return (
+        not_computed(attn_mask, dropout_p, is_causal, scale)
+        or _transformed((query, key, value))
+        or misfit(query, key, value, enable_gqa)
+    )
+
+
+def not_computed(
+    attn_mask: torch.Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
+) -> str | None:
+    """Why torch computes what these arguments ask for, on tensors of any shape."""
+    if attn_mask is not None:
+        return "Warploom's kernels take no mask tensor"
+    if dropout_p != 0.0:
+        return f"Warploom's kernels have no dropout: dropout_p is {dropout_p}"
+    if type(is_causal) is not bool:
+        return f"is_causal is a {type(is_causal).__name__}"
+    if scale is not None and not (scale > 0 and math.isfinite(scale)):
+        return f"Warploom's kernels take a positive scale: it is {scale}"
+    return None
+
+
+def misfit(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> str | None:
+    """Why torch computes an attention of tensors with these types, shapes and strides."""
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in _ELEMENTS:
+        return f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: not fp16 or bf16"
+    if not query.device == key.device == value.device:
+        return "query, key and value are on several devices"
+    return _shapes(query, key, value, enable_gqa) or unreadable(query, key, value)
+
+
+def _shapes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> str | None:
+    q, k, v = query.shape, key.shape, value.shape
+    if not len(q) == len(k) == len(v) or len(q) < 3:
+        return f"query has {len(q)} dimensions, key {len(k)}, value {len(v)}: not as many, or not 3"
+    if q[-1] != k[-1] or q[-1] != v[-1] or q[-1] % _UNIT or not 0 < q[-1] <= DIMS[-1]:
+        return (
+            f"the head dimensions are {q[-1]}, {k[-1]} and {v[-1]}: "
+            f"not one multiple of {_UNIT} up to {DIMS[-1]}"
+        )
+    if k != v or q[:-3] != k[:-3]:
+        return "query, key and value differ in batches, or key and value in heads or length"
+    if 0 in q or 0 in k:
+        return "there is nothing to compute"
+    heads, kv_heads = q[-3], k[-3]
+    if heads != kv_heads and (not enable_gqa or heads % kv_heads):
+        return f"{heads} heads of query do not share {kv_heads} of key (enable_gqa={enable_gqa})"
+    return None
+
+
+def unreadable(*tensors: torch.Tensor) -> str | None:
+    """Why kernels would read copies of these tensors; torch reads some of them where they lie."""
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    readable = _steps_fit if traced else _lies_well
+    for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
+        if not readable(tensor):
+            return f"{name}, of strides {list(tensor.stride())}, would have to be copied"
+    return None
+
+
+def _lies_well(tensor: torch.Tensor) -> bool:
+    return in_place(tensor) and folds(tensor)
+
+
+def _steps_fit(tensor: torch.Tensor) -> bool:
+    """As `_lies_well`, of tensors without addresses."""
+    steps = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    fit = all(n == 1 or (step != 0 and step % _UNIT == 0) for n, step in steps)
+    return fit and tensor.stride(-1) == 1 and folds(tensor)
+
+
+def folds(tensor: torch.Tensor) -> bool:
+    """Whether all dimensions before the last three are one without a copy."""
+    shape, steps = tensor.shape, tensor.stride()
+    return all(
+        shape[at] == 1 or steps[at] == steps[at + 1] * shape[at + 1]
+        for at in range(tensor.dim() - 4)
+    )
+
+
+def _transformed(tensors: tuple[torch.Tensor, ...]) -> str | None:
+    """Why torch takes tensors that are more than memory, or that it transforms."""
+    for tensor in tensors:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            return "a tensor is nested or sparse"
+        if not _is_plain(tensor):
+            return f"torch knows what to do with a {type(tensor).__name__}"
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "this is inside of vmap, grad or another transform of torch.func"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records torch's operators"
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
+        return "a tensor has a tangent"
+    return None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    kind = type(tensor)
+    return kind in _PLAIN or kind is FakeTensor or kind.__torch_dispatch__ is _NO_DISPATCH
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def elsewhere(tensor: torch.Tensor) -> str | None:
+    """Why torch computes on the device of a tensor."""
+    device = tensor.device
+    if device.type != "cuda":
+        return f"query is on {device}"
+    return _unserved(device.index or 0)
+
+
+@cache
+def _unserved(index: int) -> str | None:
+    if not torch.cuda.is_available():  # of fake tensors: who traces them says for what
+        return None
+    capability = torch.cuda.get_device_capability(index)
+    if serving(capability):
+        return None
+    return f"there is no kernel for compute capability {'.'.join(map(str, capability))}"

@@ -1,0 +1,73 @@
+"""Attentions held against float64, element by element, as torch's function defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from warploom.generator.families._attention import UNBOUNDED
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families.attention_backward import reference as backward
+from warploom.runtime.families.attention_forward import reference as forward
+
+Tensors = tuple[torch.Tensor, ...]
+Attention = Callable[..., torch.Tensor]
+
+
+def draw(
+    *shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", seed: int = 0
+) -> torch.Tensor:
+    """Normal random numbers [batch, heads, length, dim] that lie as [batch, length, heads, dim]."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    batch, heads, length, dim = shape
+    drawn = torch.randn(batch, length, heads, dim, generator=generator).to(device, dtype)
+    return drawn.transpose(1, 2)
+
+
+def differentiated(
+    attention: Attention, given: Tensors, **keywords: Any
+) -> tuple[Tensors, Tensors]:
+    """Run an attention of fresh leaves like those given: its result, and all gradients of it."""
+    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    out = attention(*leaves, **keywords)
+    return (out.detach(),), torch.autograd.grad(out, leaves, dout_of(out))
+
+
+def dout_of(out: torch.Tensor) -> torch.Tensor:
+    """The gradient that arrives at a result: the same for results of one shape."""
+    generator = torch.Generator().manual_seed(out.numel())
+    return torch.randn(out.shape, generator=generator).to(out.device, out.dtype)
+
+
+def assert_held(attention: Attention, given: Tensors, **keywords: Any) -> None:
+    """Assert that results and gradients of an attention are within Warploom's bounds of float64.
+
+    float64 is torch's own function on the same numbers; bounds are those of [batch, heads, length,
+    dim] tensors.
+    """
+    (out,), found = differentiated(attention, given, **keywords)
+    wide = tuple(tensor.detach().double() for tensor in given)
+    exact = [tensor.requires_grad_() for tensor in wide]
+    wanted = scaled_dot_product_attention(*exact, **keywords)
+    gradients = torch.autograd.grad(wanted, exact, dout_of(out).double())
+    bounds = _bounds(given, dout_of(out), keywords)
+    for name, got, right, bound in zip(
+        ("out", "dq", "dk", "dv"), (out, *found), (wanted, *gradients), bounds, strict=True
+    ):
+        error = (got.double() - right.detach()).abs()
+        assert got.isfinite().all(), name
+        assert (error <= bound).all(), f"{name}: {(error / bound).max():.2f} of its bound"
+
+
+def _bounds(given: Tensors, dout: torch.Tensor, keywords: dict[str, Any]) -> Tensors:
+    q, k, v = (tensor.detach() for tensor in given)
+    right = 0 if keywords.get("is_causal") else UNBOUNDED
+    function = forward.Function(
+        keywords.get("scale") or q.shape[-1] ** -0.5, None, Band(right=right)
+    )
+    out, lse = forward.exact(q, k, v, function)
+    tensors = backward.Tensors(q, k, v, out, lse, dout, None)
+    return forward.bound(q, k, v, function)[0], *backward.bound(tensors, function)
