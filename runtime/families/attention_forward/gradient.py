@@ -135,10 +135,11 @@ def gradients(
     lse: torch.Tensor,
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
+    into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv of a call; None stands for a gradient of zeros."""
+    """dq, dk and dv of a call, in `into` if given; None stands for a gradient of zeros."""
     if forward_ad._current_level >= 0:
         refuse_dual("the gradient of warploom.attention", (dout, dlse))
     if dout is None:
         dout = torch.zeros_like(out)
-    return attention_backward(BackwardCall(forward, out, lse, dout, dlse))
+    return attention_backward(BackwardCall(forward, out, lse, dout, dlse, into))

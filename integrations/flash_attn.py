@@ -1,0 +1,208 @@
+"""FlashAttention's functions, computed by `warploom.attention`: names, arguments and layouts alike.
+
+As in FlashAttention 2.8: q is [batch, seq, heads, dim], or [total, heads, dim] for those with
+`varlen`, whose cu_seqlens (int32 [batch + 1]) say where sequences begin; kv has 2 and qkv has 3 of
+them before heads. fp16 or bf16, dim up to 256; heads is a multiple of heads_k. Results have the
+layout of q. Every function takes
+
+    dropout_p          0.0: any other is refused
+    softmax_scale      of the scores; None is dim ** -0.5
+    causal             the last query attends to every key, whatever the lengths
+    window_size        (left, right) columns beside that diagonal; -1 is no bound
+    softcap            scores become softcap tanh(score / softcap); 0.0 or less is none
+    alibi_slopes       None: any other is refused
+    deterministic      whether gradients are bit-equal from run to run. False leaves it to
+                       torch.are_deterministic_algorithms_enabled()
+    return_attn_probs  return (out, softmax_lse, None): softmax_lse is fp32 [batch, heads, seq],
+                       packed [heads, total], natural and differentiable; -inf for a query that
+                       attends to nothing, for which FlashAttention has +inf. The probabilities,
+                       which FlashAttention returns under dropout, never are in memory
+
+Tensors are read where they lie, except that a dim which is no multiple of 8 is padded with zeros
+first. Gradients of kv and qkv are one contiguous tensor that the kernel writes; in a compiled graph
+torch stacks them. On CPU tensors the float reference computes the same. All raise ProblemError
+before anything is launched.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.integrations.flash_attn_call import Options, Probabilities, Window, fixed, varlen
+from warploom.runtime.tensors import shown
+
+_NONE: Window = (-1, -1)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = _NONE,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | Probabilities:
+    """Attention of q [batch, seq_q, heads, dim] to k and v [batch, seq_k, heads_k, dim]."""
+    options = Options(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return fixed(options, q, k, v)
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = _NONE,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | Probabilities:
+    """Attention of q [batch, seq_q, heads, dim] to kv [batch, seq_k, 2, heads_k, dim]."""
+    options = Options(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return fixed(options, q, kv)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = _NONE,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | Probabilities:
+    """Attention within qkv [batch, seq, 3, heads, dim]."""
+    options = Options(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return fixed(options, qkv)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = _NONE,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> torch.Tensor | Probabilities:
+    """Attention of q [total_q, heads, dim] to k and v [total_k, heads_k, dim], by sequences."""
+    if block_table is not None:
+        raise ProblemError(
+            f"block_table {shown(block_table)}",
+            rule="must be None: keys and values here lie in one piece, not in pages",
+            fix="gather each sequence's pages into k and v [total_k, heads_k, dim]",
+        )
+    options = Options(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return varlen(options, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), q, k, v)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = _NONE,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | Probabilities:
+    """Attention of q [total_q, heads, dim] to kv [total_k, 2, heads_k, dim], by sequences."""
+    options = Options(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return varlen(options, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), q, kv)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = _NONE,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | Probabilities:
+    """Attention within qkv [total, 3, heads, dim], by sequences."""
+    options = Options(
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
+    return varlen(options, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), qkv)

@@ -1,0 +1,179 @@
+"""A call in FlashAttention's words: what its tensors and keywords ask of `warploom.attention`.
+
+Its tensors are [batch, seq, heads, dim], or with cu_seqlens [total, heads, dim]; packed ones have
+3 or 2 of them before heads. Nothing is copied but where a head dimension is no multiple of 8.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from warploom.errors import ProblemError
+from warploom.integrations.flash_attn_gradient import Tensors, attend
+from warploom.runtime.tensors import shown
+
+Window = tuple[int, int]
+Probabilities = tuple[torch.Tensor, torch.Tensor, None]  # out, softmax_lse, S_dmask
+_NAMES = {1: ("qkv",), 2: ("q", "kv"), 3: ("q", "k", "v")}
+_EACH_MULTIPLE = 8  # of a head dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The keywords that every function of FlashAttention's takes, by its names."""
+
+    dropout_p: float
+    softmax_scale: float | None
+    causal: bool
+    window_size: Window
+    softcap: float
+    alibi_slopes: torch.Tensor | None
+    deterministic: bool
+    return_attn_probs: bool
+
+    def keywords(self) -> dict[str, Any]:
+        """Those of `warploom.attention`; ProblemError for what it does not compute."""
+        if self.dropout_p:
+            raise ProblemError(
+                f"dropout_p {shown(self.dropout_p)}",
+                rule="must be 0.0: attention here drops no probability",
+                fix="pass dropout_p=0.0, or take torch's scaled_dot_product_attention where "
+                "dropout is wanted",
+            )
+        if self.alibi_slopes is not None:
+            raise ProblemError(
+                f"alibi_slopes {shown(self.alibi_slopes)}",
+                rule="must be None: attention here adds no bias to its scores",
+                fix="pass alibi_slopes=None, or take torch's scaled_dot_product_attention with "
+                "the bias as its attn_mask",
+            )
+        scale = self.softmax_scale
+        if scale is not None and not (isinstance(scale, float | int) and scale > 0):
+            raise ProblemError(
+                f"softmax_scale {shown(scale)}",
+                rule="must be a number greater than 0, or None: the head dimension ** -0.5",
+                fix="to change the sign of the products, negate q",
+            )
+        return {
+            "causal": "bottom_right" if self.causal else False,
+            "window": _window(self.window_size),
+            "softcap": self.softcap if self.softcap > 0 else None,
+            "scale": scale,
+            "deterministic": True if self.deterministic else None,
+        }
+
+
+def fixed(options: Options, *tensors: torch.Tensor) -> torch.Tensor | Probabilities:
+    """The result for [batch, seq, .., heads, dim] tensors."""
+    return _result(options, tensors, options.keywords(), "batch, seq")
+
+
+def varlen(
+    options: Options,
+    cu_seqlens: tuple[torch.Tensor, torch.Tensor],
+    max_seqlen: tuple[int, int],
+    *tensors: torch.Tensor,
+) -> torch.Tensor | Probabilities:
+    """The result for [total, .., heads, dim] tensors; lengths are those of queries and of keys."""
+    keywords = options.keywords()
+    for name, starts, longest in zip(("q", "k"), cu_seqlens, max_seqlen, strict=True):
+        keywords[f"cu_seqlens_{name}"] = _tensor(f"cu_seqlens_{name}", starts)
+        keywords[f"max_seqlen_{name}"] = _integer(f"max_seqlen_{name}", longest)
+    return _result(options, tensors, keywords, "total")
+
+
+def _result(
+    options: Options, tensors: Tensors, keywords: dict[str, Any], lead: str
+) -> torch.Tensor | Probabilities:
+    _check(tensors, lead)
+    dim = tensors[0].shape[-1]
+    if missing := -dim % _EACH_MULTIPLE:
+        keywords["scale"] = keywords["scale"] or dim**-0.5
+        tensors = tuple(pad(tensor, (0, missing)) for tensor in tensors)
+    out, lse = attend(tensors, keywords)
+    if lead != "total":
+        out = out.transpose(1, 2)
+    if missing:
+        out = out[..., :dim]
+    return (out, lse, None) if options.return_attn_probs else out
+
+
+# ---- Arguments -----------------------------------------------------------------------------------
+
+
+def _check(tensors: Tensors, lead: str) -> None:
+    """Raise ProblemError for tensors of another layout than FlashAttention's."""
+    names = _NAMES[len(tensors)]
+    extents = {"q": "heads, dim", "k": "heads_k, dim", "v": "heads_k, dim"}
+    extents |= {"kv": "2, heads_k, dim", "qkv": "3, heads, dim"}
+    for name, tensor in zip(names, tensors, strict=True):
+        layout = f"[{lead}, {extents[name]}]"
+        rank = layout.count(",") + 1
+        packed = {"qkv": 3, "kv": 2}.get(name)
+        shape = _tensor(name, tensor).shape
+        if len(shape) != rank or (packed is not None and shape[-3] != packed):
+            raise ProblemError(
+                f"{name} {list(shape)}",
+                rule=f"must be {layout}",
+                fix="the functions with `varlen` take [total, ..] tensors and cu_seqlens, "
+                "the others [batch, seq, ..]",
+            )
+    q, last = tensors[0], tensors[-1]
+    apart = last.shape[-1] != q.shape[-1] or (lead != "total" and last.shape[0] != q.shape[0])
+    if apart or (len(tensors) == 3 and tensors[1].shape != last.shape):
+        raise ProblemError(
+            ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, tensors, strict=True)),
+            rule="keys and values must have one shape, and the batch and dim of q",
+            fix=f"give [{lead}, heads, dim] tensors",
+        )
+
+
+def _tensor(name: str, given: object) -> torch.Tensor:
+    if not isinstance(given, torch.Tensor):
+        raise ProblemError(
+            f"{name} {shown(given)} of type {type(given).__name__}",
+            rule="must be a torch tensor",
+            fix="torch.as_tensor makes one of numbers, lists and numpy arrays",
+        )
+    return given
+
+
+def _window(given: Window) -> tuple[int | None, int | None] | None:
+    """The columns on each side, None for those that FlashAttention has a negative number for."""
+    try:
+        left, right = given
+    except (TypeError, ValueError):
+        raise ProblemError(
+            f"window_size {shown(given)}",
+            rule="must be (left, right): how many columns beside the diagonal; -1 is no bound",
+            fix="(-1, -1) is no window",
+        ) from None
+    left, right = _integer("window_size", left), _integer("window_size", right)
+    if left < 0 and right < 0:
+        return None
+    return left if left >= 0 else None, right if right >= 0 else None
+
+
+def _integer(name: str, given: object) -> int:
+    """An int, also of a tensor of one on the CPU."""
+    if isinstance(given, int):
+        return given
+    if isinstance(given, torch.Tensor) and not given.is_cpu:
+        raise ProblemError(
+            f"{name}, a tensor on {given.device}",
+            rule="must be an int, which no call has to wait for",
+            fix="call .item() on it once, where the lengths are made",
+        )
+    try:
+        return operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise ProblemError(
+            f"{name} {shown(given)} of type {type(given).__name__}",
+            rule="must be an int",
+            fix="use int(...)",
+        ) from None
