@@ -28,6 +28,7 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
+    from warploom import nn
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.sdpa import sdpa
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
@@ -57,13 +58,15 @@ __all__ = [
     "explain",
     "gemm",
     "load",
+    "nn",
     "plan",
     "plan_attention",
     "sdpa",
     "warmup",
 ]
 
-# Where names come from that are imported when they are first used: all but those above.
+# Where names come from that are imported when they are first used: all but those above. A name that
+# is its module's stands for the module.
 _LAZY = {
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
@@ -72,6 +75,7 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",
+    "nn": "warploom.nn",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
     "sdpa": "warploom.integrations.sdpa",
@@ -89,7 +93,8 @@ def _import(name: str) -> object:
         told = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(f"{told}: {near}" if near else told)
     import_module("warploom.variables").warn()
-    value: object = getattr(import_module(_LAZY[name]), name)
+    module = import_module(_LAZY[name])
+    value: object = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,0 +1,100 @@
+"""Which linear layers' products Warploom computes; torch's own kernels compute the others.
+
+`refusal` is what calls and `warploom.explain` both ask, so that they cannot disagree. It reads
+shapes, types and flags, never contents, and returns None, or why a call is torch's as a phrase that
+reads on from "because". Every call asks it, so what is common is seen first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from warploom.generator.architectures import ARCHITECTURES, titles
+from warploom.generator.limits import LARGEST
+
+PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains
+_EXTENT = LARGEST - (1 << 16)  # of a kernel's counters, less what the largest cluster of tiles adds
+# Kernels read addresses: these types have some, or operators see the call in their place.
+_PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
+_CAPABILITIES = {row.capability for row in ARCHITECTURES.values()}
+_devices: dict[int, str | None] = {-1: "its tensors are not on a GPU"}
+
+
+def refusal(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    named: bool = False,
+) -> str | None:
+    """Why torch computes x [.., k] times weight [n, k], if it does.
+
+    Of a GPU that is `named` kernels exist, and the tensors may be anywhere.
+    """
+    found = None if named else _elsewhere(x.get_device())
+    if found is not None:
+        return found
+    kind, own = x.dtype, weight.dtype
+    if torch._C._is_any_autocast_enabled():
+        device = "cuda" if named else x.device.type
+        kind, own = product_type(kind, device), product_type(own, device)
+    if kind != own or kind not in PRODUCTS:
+        return f"x is {kind} and the weight {own}; kernels take bfloat16 and float16, both one type"
+    if not 0 < x.numel() <= _EXTENT or not weight.numel():
+        return _extents(x, weight) or _transformed(x, weight)
+    if residual is not None and residual.dtype not in (*PRODUCTS, torch.float32):
+        return f"the residual is {residual.dtype}; kernels add bfloat16, float16 and float32"
+    return _transformed(x, weight)
+
+
+def product_type(dtype: torch.dtype, device: str) -> torch.dtype:
+    """The type that torch's autocast, where it is on, gives an operand of a product."""
+    eligible = dtype in (*PRODUCTS, torch.float32) and device in ("cuda", "cpu")
+    return (
+        torch.get_autocast_dtype(device)
+        if eligible and torch.is_autocast_enabled(device)
+        else dtype
+    )
+
+
+def _elsewhere(device: int) -> str | None:
+    """Why torch computes on the GPU of this number; -1 is none."""
+    if device in _devices:
+        return _devices[device]
+    properties = torch.cuda.get_device_properties(device)
+    found = None
+    if (properties.major, properties.minor) not in _CAPABILITIES:
+        found = f"cuda:{device} is {properties.name}; kernels exist for {titles()}"
+    if not torch.compiler.is_compiling():
+        _devices[device] = found
+    return found
+
+
+def _extents(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    if not x.numel() or not weight.numel():
+        return f"x {list(x.shape)} by a weight {list(weight.shape)} has nothing to multiply"
+    rows = x.numel() // x.shape[-1]
+    if max(rows, *weight.shape) > _EXTENT:
+        return f"{rows} rows are more than kernels count to"
+    return None
+
+
+def _transformed(x: torch.Tensor, weight: torch.Tensor) -> str | None:
+    """Why torch takes tensors that are more than memory, or calls that it transforms."""
+    if type(x) not in _PLAIN or type(weight) not in _PLAIN:
+        other = weight if type(x) in _PLAIN else x
+        return f"torch knows what to do with a {type(other).__name__}"
+    if x.is_nested or x.layout != torch.strided or weight.layout != torch.strided:
+        return "a tensor is nested or sparse"
+    if torch._C._are_functorch_transforms_active():
+        return "this is inside of vmap, grad or another transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is on"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records torch's operators"
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return "its result is differentiated"
+    return None
