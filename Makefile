@@ -25,6 +25,7 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy -p warploom -p benchmarks
+	$(VENV)/bin/mypy examples
 
 gpu-test:
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH \

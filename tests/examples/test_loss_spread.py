@@ -1,0 +1,105 @@
+"""examples/loss_spread.py: what counts as within the spread of seeds, and how the program ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import loss_spread
+from trainer import Settings
+
+
+class StandIn:
+    """A trainer whose losses are of its seed, and those of Warploom's kernels off by `error`."""
+
+    error = 0.0
+
+    def __init__(self, settings: Settings, _texts: object, _device: object) -> None:
+        self.settings = settings
+        self.losses: list[float] = []
+        self.masters = {"positions": torch.zeros(1)}
+        self.level = settings.seed + (self.error if settings.implementation == "warploom" else 0)
+
+    @property
+    def step(self) -> int:
+        return len(self.losses)
+
+    def advance(self) -> None:
+        self.losses.append(10 + self.level)
+
+    def validate(self) -> float:
+        return 20 + self.level
+
+
+def run(monkeypatch: pytest.MonkeyPatch, error: float, *arguments: str) -> Result:
+    monkeypatch.setattr(StandIn, "error", error)
+    monkeypatch.setattr(loss_spread, "Trainer", StandIn)
+    return CliRunner().invoke(loss_spread.main, ["--tiny", "--steps", "40", *arguments])
+
+
+def test_the_margin_is_the_distance_of_the_outermost_from_the_next() -> None:
+    found = loss_spread.verdict("step 20", [3.0, 1.0, 1.5, 2.8], [2.0])
+    assert (found.least, found.greatest, found.margin) == (1.0, 3.0, 0.5)
+    assert found.between and found.within
+
+
+@pytest.mark.parametrize(
+    ("loss", "between", "within"),
+    [(0.9, False, True), (0.4, False, False), (3.4, False, True), (3.6, False, False)],
+)
+def test_one_seed_outside_decides(loss: float, between: bool, within: bool) -> None:
+    found = loss_spread.verdict("step 20", [3.0, 1.0, 1.5, 2.8], [2.0, loss])
+    assert (found.between, found.within) == (between, within)
+
+
+def test_every_seed_of_torch_is_within_the_range_of_the_others() -> None:
+    """What the margin is for: torch's own kernels must pass as a contender."""
+    losses = [1.0, 1.7, 1.9, 2.0, 3.5]
+    margin = loss_spread.verdict("", losses, []).margin
+    for index, loss in enumerate(losses):
+        others = losses[:index] + losses[index + 1 :]
+        assert min(others) - margin <= loss <= max(others) + margin
+
+
+def test_losses_within_the_spread_end_in_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, 0.9, "--seeds", "3", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["within"] is True and found["between"] == 0
+    whats = [one["what"] for one in found["checkpoints"]]
+    assert whats == ["step 20", "step 40", "validation"]
+    assert {name: [one["seed"] for one in runs] for name, runs in found["runs"].items()} == {
+        "torch": [0, 1, 2],
+        "warploom": [0, 1, 2],
+    }
+    last: dict[str, Any] = found["checkpoints"][-1]
+    assert (last["least"], last["greatest"], last["margin"]) == (20, 22, 1)
+    assert last["losses"] == [20.9, 21.9, 22.9]
+
+
+def test_losses_outside_the_spread_end_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, 1.1)
+    assert done.exit_code == 3
+    assert done.stdout.count("OUTSIDE") == 3
+
+
+def test_every_loss_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run(monkeypatch, 0.0, "--picture", str(tmp_path / "losses.png")).exit_code == 0
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_implementations_are_trained_in_earnest() -> None:
+    arguments = ["--tiny", "--steps", "20", "--seeds", "3", "--batch", "1", "--json"]
+    done = CliRunner().invoke(loss_spread.main, arguments)
+    assert done.exit_code in (0, loss_spread.WRONG), done.output
+    runs = json.loads(done.stdout)["runs"]
+    for ours, peer in zip(runs["warploom"], runs["torch"], strict=True):
+        assert ours["losses"] == pytest.approx(peer["losses"], abs=0.05)
+    firsts = {one["losses"][0] for one in runs["torch"]}
+    assert len(firsts) == 3
