@@ -1,0 +1,207 @@
+"""`attn_implementation="warploom"` for transformers: its attention on Warploom's kernels.
+
+`register` adds the function and its masks to transformers. Calls that Warploom has no kernels for
+run in torch's own, to the same result: `refusal` says which, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from warploom.errors import ProblemError
+from warploom.generator.architectures import serving
+from warploom.integrations import torch_attention
+from warploom.integrations.bounds import Bounds, Sequences
+from warploom.integrations.torch_attention import Arguments
+from warploom.integrations.transformers_masks import BoundedMask, mask
+from warploom.runtime.families.attention_forward import api
+from warploom.runtime.tensors import lowered
+
+NAME = "warploom"
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # int32 [sequences + 1]: where packed sequences end
+LONGEST = ("max_length_q", "max_length_k")  # of these sequences
+_WIDEST_HEAD = 256
+_UNIT = 8  # dim is a multiple of it
+
+
+def register() -> None:
+    """Let models of transformers say `attn_implementation="warploom"`; again does no harm."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BoundedMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    *,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **keywords: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return the attention of a layer [batch, rows, heads, dim], as `AttentionInterface` asks.
+
+    query is [batch, heads, rows, dim], key and value [batch, kv_heads, keys, dim]. The mask says
+    which keys a row attends to; without one, a causal module's rows attend from the first key on.
+    `cu_seq_lens_q` and `cu_seq_lens_k` separate packed sequences where the mask does not. `s_aux`
+    [heads] are sinks: one more score in each row's softmax.
+    """
+    if keywords.get("cache") is not None:
+        raise ProblemError(
+            'attn_implementation="warploom" with a paged cache',
+            rule="continuous batching is not supported",
+            fix='model.set_attn_implementation("sdpa") before generate_batch',
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
+        # A cache before its first rows: what is past them is not filled yet.
+        key, value = (tensor[:, :, : query.shape[2]] for tensor in (key, value))
+    call = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
+    told = _told(call, attention_mask, causal=causal)
+    packed = _packed(call, told, keywords)
+    if packed is not None and refusal(call) is None:
+        return _by_kernels(call, packed), None
+    return _by_torch(call, attention_mask, told, packed), None
+
+
+def refusal(call: Arguments) -> str | None:
+    """Return why torch computes an attention whose mask bounds can tell, or None if Warploom does.
+
+    A single row is torch's: its kernels share the keys of a head among many blocks, Warploom's have
+    one block for each tile of rows and head.
+    """
+    query, key, value = call.query, call.key, call.value
+    dtypes = {lowered(tensor).dtype for tensor in (query, key, value)}
+    widest = max(query.shape[3], value.shape[3])
+    reasons = {
+        "no GPU that Warploom has kernels for": not has_kernels(query.device),
+        "dropout": call.dropout > 0,
+        "a position bias": call.bias is not None,
+        f"{', '.join(sorted(map(str, dtypes)))}": dtypes not in ({torch.float16}, {torch.bfloat16}),
+        f"heads of {widest} elements": not 0 < widest <= _WIDEST_HEAD,
+        "batches of different sizes": not query.shape[0] == key.shape[0] == value.shape[0],
+        "one row": query.shape[2] == 1 and call.softcap is None and call.sinks is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether Warploom has kernels for a device."""
+    return device.type == "cuda" and serving(torch.cuda.get_device_capability(device)) is not None
+
+
+def _told(
+    call: Arguments, attention_mask: torch.Tensor | BoundedMask | None, *, causal: bool
+) -> Bounds | None:
+    """Return the bounds of a mask, None for a tensor. No mask: one row attends to all keys."""
+    if isinstance(attention_mask, BoundedMask):
+        return attention_mask.bounds
+    rows, keys = call.query.shape[2], call.key.shape[2]
+    if attention_mask is not None or (causal and 1 != rows != keys):
+        return None
+    return Bounds(keys, causal=bool(causal and rows > 1))
+
+
+def _packed(call: Arguments, told: Bounds | None, keywords: dict[str, Any]) -> Bounds | None:
+    """Add packed sequences, which the caller's keywords tell, to bounds that know of none."""
+    ends = [keywords[name] for name in ENDS if keywords.get(name) is not None]
+    if told is None or told.sequences is not None or len(ends) < len(ENDS):
+        return told
+    batch, _, rows, _ = call.query.shape
+    if not rows == call.key.shape[2] == told.keys:
+        raise ProblemError(
+            f"cu_seq_lens_q with {rows} rows and {call.key.shape[2]} keys",
+            rule="packed sequences must be whole: as many keys as rows",
+            fix="use no cache, or pass an attention mask in place of cu_seq_lens",
+        )
+    total = batch * rows
+    # Rows past the last sequence are one more: all of the result has to be written.
+    offsets = [functional.pad(end, (0, 1), value=total).to(torch.int32) for end in ends]
+    longest = [int(keywords.get(name) or total) for name in LONGEST]
+    return replace(told, sequences=Sequences(offsets[0], offsets[1], longest[0], longest[1]))
+
+
+def _by_kernels(call: Arguments, told: Bounds) -> torch.Tensor:
+    """Return the attention [batch, rows, heads, value_dim] of Warploom's kernels."""
+    dim, value_dim = call.query.shape[3], call.value.shape[3]
+    width = -(-max(dim, value_dim) // _UNIT) * _UNIT
+    query, key, value = (
+        tensor if tensor.shape[3] == width else functional.pad(tensor, (0, width - tensor.shape[3]))
+        for tensor in (call.query, call.key[:, :, : told.keys], call.value[:, :, : told.keys])
+    )
+    right = 0 if told.causal else told.window
+    common: dict[str, Any] = {
+        "causal": "bottom_right" if told.causal else False,
+        "window": None if told.window is None else (told.window, right),
+        "softcap": call.softcap,
+        "scale": dim**-0.5 if call.scale is None else call.scale,
+        "return_lse": call.sinks is not None,
+    }
+    if told.sequences is None:
+        result = api.attention(query, key, value, **common)
+    else:
+        ends = told.sequences
+        result = api.attention(
+            *(tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)),
+            cu_seqlens_q=ends.cu_seqlens_q,
+            cu_seqlens_k=ends.cu_seqlens_k,
+            max_seqlen_q=ends.max_seqlen_q,
+            max_seqlen_k=ends.max_seqlen_k,
+            **common,
+        )
+    out = result[0] if isinstance(result, tuple) else result
+    if call.sinks is not None:
+        out = _with_sinks(out, result[1], call.sinks)
+    if told.sequences is None:
+        out = out.transpose(1, 2)
+    else:
+        out = out.reshape(call.query.shape[0], call.query.shape[2], *out.shape[1:])
+    cut: torch.Tensor = out[..., :value_dim]
+    return cut.contiguous()
+
+
+def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Take from each row's softmax the share of one more score: exp(lse) of exp(lse) + exp(sink).
+
+    out is [batch, heads, rows, dim] and lse [batch, heads, rows], packed [rows, heads, dim] and
+    [heads, rows].
+    """
+    share = torch.sigmoid(lse - sinks.float()[:, None])
+    share = share if out.dim() == 4 else share.T
+    return (out * share[..., None]).to(out.dtype)
+
+
+def _by_torch(
+    call: Arguments,
+    attention_mask: torch.Tensor | BoundedMask | None,
+    told: Bounds | None,
+    packed: Bounds | None,
+) -> torch.Tensor:
+    """Return the attention [batch, rows, heads, value_dim] of torch, by the mask as a tensor."""
+    mask = attention_mask.tensor() if isinstance(attention_mask, BoundedMask) else attention_mask
+    causal = attention_mask is None and (told is None or told.causal)
+    if packed is not told and packed is not None and packed.sequences is not None:
+        same = _same_sequence(packed.sequences, call.query.shape[0], call.query.shape[2])
+        mask = same if mask is None else same & mask
+        mask, causal = (same.tril() if causal else mask), False
+    out = torch_attention.attention(call, mask, causal=causal)
+    return out.transpose(1, 2).contiguous()
+
+
+def _same_sequence(sequences: Sequences, batch: int, rows: int) -> torch.Tensor:
+    """Return which rows and keys are of one sequence: bool [batch, 1, rows, rows]."""
+    ends = sequences.cu_seqlens_q[1:].contiguous()
+    positions = torch.arange(batch * rows, device=ends.device, dtype=ends.dtype)
+    of_row = torch.searchsorted(ends, positions, right=True).view(batch, 1, rows)
+    return of_row[..., :, None] == of_row[..., None, :]
