@@ -10,95 +10,18 @@ coordinates, so it does not depend on which side of wgmma is m.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, get_args
 
-from warploom.generator import names
 from warploom.generator.elements import Element, element
 from warploom.generator.knob import every, frozen, knob
 from warploom.generator.parameters import Field, int64, pointer, scalar
 from warploom.generator.rules import Reason, one_of
+from warploom.generator.step import Pitches, Reads
+from warploom.generator.step import Step as Step
 
 Function = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Real = Literal["fp16", "bf16", "fp32"]
 By = Literal["host", "device", "row", "column"]
-Reads = Literal["nothing", "row", "column", "fragment", "place"]
-
-
-class Pitches(Protocol):
-    """What a launch knows of steps, by their index: how what they read lies, in elements."""
-
-    def pitch(self, step: int) -> int:
-        """From row to row."""
-        ...
-
-    def batch_pitch(self, step: int) -> int:
-        """From batch to batch."""
-        ...
-
-
-class Step:
-    """What every step declares.
-
-    step        its tag in YAML, and what its C++ part is called where there is one for all of it
-    arguments   the words by which a call's items ask for it, see runtime/families/gemm/steps
-    auxiliary   it has an output of its own, finished after the last tile
-    results     the element types that D may have where it is among the steps; none: any
-    """
-
-    step: str
-    arguments: ClassVar[tuple[str, ...]]
-    auxiliary: ClassVar[bool] = False
-    results: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def reads(self) -> Reads:
-        """What the C++ part loads: by row of D, by column, by both (`fragment`), or nothing; or
-        that it asks for the `place` in D of what it is given.
-        """
-        return "nothing"
-
-    @property
-    def pitched(self) -> bool:
-        """True where a launch tells the distance from row to row of what it reads."""
-        return self.reads == "fragment"
-
-    @property
-    def token(self) -> str:
-        """The step in a kernel's name."""
-        return names.short(self) or self.step
-
-    def columns(self, n: int) -> int:
-        """Columns that are left of the n that it is given: a gated step would halve them."""
-        return n
-
-    def moved(self, rows: int, columns: int, d: Element) -> int:
-        """Bytes of a tile of D that it moves, as the cost model counts them beside those of D."""
-        return 0
-
-    def registers(self, *, paired: bool) -> int:
-        """32-bit registers that what is loaded for one fragment takes, read in pairs or not."""
-        return 0
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The files under templates/gemm/epilogue/ that define the step's C++ class."""
-        return (f"{self.step}.cuh",)
-
-    @property
-    def cpp(self) -> str:
-        """The C++ class, with its element type where it has one."""
-        return self.step.title()
-
-    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
-        """The step's entries in the parameter block, in the order of the C++ constructor."""
-        return ()
-
-    def batch_field(self, index: int) -> Field[Pitches] | None:
-        """Where D has batches: the distance between those of what the step reads of them."""
-        if self.reads in ("nothing", "place"):
-            return None
-        name = self.fields(index)[0].name
-        meaning = f"elements between batches of {name}"
-        return int64(f"{name}_batch", meaning, lambda at: at.batch_pitch(index))
 
 
 @frozen
@@ -146,7 +69,7 @@ class Scale(Step):
 class Bias(Step):
     """Add a vector over the columns of D."""
 
-    element: Literal["fp16", "bf16", "fp32"] = knob(name="bias_{}", doc="its element type")
+    element: Real = knob(name="bias_{}", doc="its element type")
     step: Literal["bias"] = "bias"
     arguments: ClassVar[tuple[str, ...]] = ("bias",)
     reads: ClassVar[Reads] = "column"
@@ -174,19 +97,27 @@ class Activation(Step):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        shared = ("logistic.cuh",) if self.function in ("gelu_tanh", "silu") else ()
-        return (*shared, f"{self.function}.cuh")
+        return (*_shared(self.function), f"{self.function}.cuh")
 
     @property
     def cpp(self) -> str:
-        return "".join(word.title() for word in self.function.split("_"))
+        return _class(self.function)
+
+
+def _shared(function: Function) -> tuple[str, ...]:
+    """The files that the C++ of a function, and that of its derivative, need."""
+    return ("_activation/logistic.cuh",) if function in ("gelu_tanh", "silu") else ()
+
+
+def _class(words: str) -> str:
+    return "".join(word.title() for word in words.split("_"))
 
 
 @frozen
 class Residual(Step):
     """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C."""
 
-    element: Literal["fp16", "bf16", "fp32"] = knob(name="residual_{}", doc="the element type of C")
+    element: Real = knob(name="residual_{}", doc="the element type of C")
     step: Literal["residual"] = "residual"
     arguments: ClassVar[tuple[str, ...]] = ("residual",)
     reads: ClassVar[Reads] = "fragment"
@@ -221,7 +152,6 @@ class Amax(Step):
     step: Literal["amax"] = "amax"
     arguments: ClassVar[tuple[str, ...]] = ("amax",)
     auxiliary: ClassVar[bool] = True
-    reads: ClassVar[Reads] = "place"
 
     def registers(self, *, paired: bool) -> int:
         return 2
@@ -230,12 +160,83 @@ class Amax(Step):
         return (pointer(f"amax_{index}", "float", "amax[1]"),)
 
 
-EpilogueStep = Scale | Bias | Activation | Residual | Amax
+@frozen
+class Preactivation(Step):
+    """Store the values that pass here to z, a row-major [m, n] matrix; they pass unchanged."""
+
+    element: Real = knob(name="preactivation_{}", doc="the element type of z")
+    step: Literal["preactivation"] = "preactivation"
+    arguments: ClassVar[tuple[str, ...]] = ("preactivation",)
+    auxiliary: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "fragment"
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * element(self.element).bytes
+
+    def registers(self, *, paired: bool) -> int:
+        return 2
+
+    @property
+    def cpp(self) -> str:
+        return f"Preactivation<{element(self.element).cpp}>"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"preactivation_{index}"
+        return (
+            pointer(name, element(self.element).cpp, "z[m][pitch]"),
+            int64(f"{name}_pitch", "elements between rows of z", lambda at: at.pitch(index)),
+        )
+
+
+@frozen
+class ActivationGradient(Step):
+    """Multiply dy, a row-major [m, n] matrix, by a function's derivative at what passes here."""
+
+    function: Function = knob(name="{}_gradient_{}", doc="whose derivative; relu's is 0 at 0")
+    element: Real = knob(name="", doc="the element type of dy")
+    step: Literal["activation_gradient"] = "activation_gradient"
+    arguments: ClassVar[tuple[str, ...]] = tuple(
+        f"{function}_gradient" for function in get_args(Function)
+    )
+    reads: ClassVar[Reads] = "fragment"
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * element(self.element).bytes
+
+    def registers(self, *, paired: bool) -> int:
+        return 4 * element(self.element).bits // 32 if paired else 4
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        own = f"_activation/{self.function}_gradient.cuh"
+        return (*_shared(self.function), own, "activation_gradient.cuh")
+
+    @property
+    def cpp(self) -> str:
+        function = _class(f"{self.function}_gradient")
+        return f"ActivationGradient<{function}, {element(self.element).cpp}>"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"activation_gradient_{index}"
+        return (
+            pointer(name, element(self.element).cpp, "dy[m][pitch]"),
+            int64(f"{name}_pitch", "elements between rows of dy", lambda at: at.pitch(index)),
+        )
+
+
+EpilogueStep = Scale | Bias | Activation | Residual | Amax | Preactivation | ActivationGradient
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
     step for kind in get_args(EpilogueStep) for step in every(kind)
 )
 """Every step there is."""
+
+
+MOST = 8
+"""Steps of one epilogue."""
+
+MOST_CHARACTERS = 128
+"""Of their tokens in a kernel's name, which is a file's."""
 
 
 def columns(steps: tuple[Step, ...], n: int) -> int:
@@ -246,10 +247,16 @@ def columns(steps: tuple[Step, ...], n: int) -> int:
 
 
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
-    """Every step is one of STEPS; at most 6 follow each other, so that names fit file systems."""
-    if len(steps) > 6:
-        return f"epilogue of {len(steps)} steps: at most 6"
+    """Every step is one of STEPS; so many follow each other that names fit file systems."""
+    if len(steps) > MOST:
+        return f"epilogue of {len(steps)} steps: at most {MOST}"
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         return one_of("epilogue step", unknown[0].token, [step.token for step in STEPS])
+    written = "_".join(step.token for step in steps)
+    if len(written) > MOST_CHARACTERS:
+        return (
+            f"epilogue {written} of {len(written)} characters: at most {MOST_CHARACTERS}, as names "
+            "have it"
+        )
     return None

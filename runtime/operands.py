@@ -64,13 +64,15 @@ def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def refuse_overlap(out: torch.Tensor, read: Iterable[tuple[str, torch.Tensor]], rule: str) -> None:
+def refuse_overlap(
+    out: torch.Tensor, read: Iterable[tuple[str, torch.Tensor]], rule: str, name: str = "out"
+) -> None:
     """Raise ProblemError, with this `rule`, when `out` shares memory with what is read."""
-    for name, operand in read:
+    for other, operand in read:
         if overlap(out, operand):
             raise ProblemError(
-                "out at {:#x}..{:#x}".format(*extent_bytes(out))
-                + " and {} at {:#x}..{:#x}".format(name, *extent_bytes(operand)),
+                "{} at {:#x}..{:#x}".format(name, *extent_bytes(out))
+                + " and {} at {:#x}..{:#x}".format(other, *extent_bytes(operand)),
                 rule=rule,
-                fix="use another out",
+                fix=f"use another {name}",
             )

@@ -31,6 +31,7 @@ MACHINERY = (
     "generator/parameters.py",
     "generator/render.py",
     "generator/rules.py",
+    "generator/step.py",
     "generator/tensor_maps.py",
     "generator/wgmma.py",
     "runtime/*.py",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warploom.generator import limits
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import STEPS
+from warploom.generator.epilogue import MOST, STEPS, legal
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -48,13 +48,15 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     k_major_only = element(a).bits == 8
     d = draw(literal(GemmOperation, "d"))
     assume(d != "int32" or a == "int8")
+    steps = () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST)))
+    assume(legal(steps) is None)
     return GemmOperation(
         a=a,
         b=draw(st.sampled_from(("e4m3", "e5m2"))) if element(a).is_fp8 else a,
         d=d,
         layout_a="row" if k_major_only else draw(literal(GemmOperation, "layout_a")),
         layout_b="col" if k_major_only else draw(literal(GemmOperation, "layout_b")),
-        epilogue=() if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=6))),
+        epilogue=steps,
         accumulation=draw(literal(GemmOperation, "accumulation")) if element(a).is_fp8 else "fast",
         batched=draw(literal(GemmOperation, "batched")),
     )

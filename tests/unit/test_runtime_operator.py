@@ -18,7 +18,8 @@ PRODUCT = (
 )
 SCHEMAS = {
     "gemm": f"({PRODUCT}) -> Tensor",
-    "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None) -> ()",
+    "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
+    "Tensor(c!)? preactivation=None) -> ()",
     "gemm_refused": "(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor",
     "attention": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, {OPTIONS})"
     " -> (Tensor, Tensor)",

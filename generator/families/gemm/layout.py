@@ -148,8 +148,8 @@ def _registers(operation: GemmOperation, schedule: GemmSchedule, fragments: int)
 
 def held(step: EpilogueStep, schedule: GemmSchedule) -> str:
     """For how long a thread holds what a step reads: one `block` of 64 rows of wgmma, in which its
-    rows stay the same, or one `fragment`; or what the step gets instead (`nothing`, `place`).
+    rows stay the same, or one `fragment`; or `nothing`. A step with an output gets the `place`.
     """
-    if step.reads in ("nothing", "place"):
-        return step.reads
+    if step.auxiliary or step.reads == "nothing":
+        return "place" if step.auxiliary else "nothing"
     return "block" if step.reads == ("column" if schedule.swap else "row") else "fragment"

@@ -44,7 +44,7 @@ class GemmOperation:
         doc="the same of B; a torch weight [N, K] is a B `col`; 8-bit types: col",
     )
     epilogue: tuple[EpilogueStep, ...] = knob(
-        default=(), after="batched", doc="up to 6 steps between the accumulators and D, in order"
+        default=(), after="batched", doc="up to 8 steps between the accumulators and D, in order"
     )
     accumulation: Accumulation = knob(
         default="fast",

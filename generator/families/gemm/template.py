@@ -70,10 +70,17 @@ def _parts(operation: GemmOperation, schedule: GemmSchedule) -> list[str]:
     """The parts of the epilogue in the order of use, each once."""
     d = element(operation.d)
     kind = "integer" if d.is_integer else "packed"
-    convert = f"convert_{kind}.cuh.jinja" if d.bits < 32 else "convert_none.cuh"
+    convert = f"gemm/convert_{kind}.cuh.jinja" if d.bits < 32 else "gemm/convert_none.cuh"
+    last = ("gemm/pair.cuh", convert)
     if not operation.epilogue:
-        return ["epilogue_none.cuh", "pair.cuh", convert]
-    neighbours = schedule.store == "tma" and not schedule.swap
-    read = "read_pairs.cuh" if neighbours else "read_single.cuh"
-    steps = (f"epilogue/{part}" for step in operation.epilogue for part in step.parts)
-    return list(dict.fromkeys((read, *steps, "epilogue.cuh.jinja", "pair.cuh", convert)))
+        return ["gemm/epilogue_none.cuh", *last]
+    pairs = "pairs" if schedule.store == "tma" and not schedule.swap else "single"
+    first = [f"gemm/read_{pairs}.cuh"]
+    if any(step.auxiliary and step.pitched for step in operation.epilogue):
+        first.append(f"gemm/write_{pairs}.cuh")
+    steps = (
+        part if "/" in part else f"gemm/epilogue/{part}"
+        for step in operation.epilogue
+        for part in step.parts
+    )
+    return list(dict.fromkeys((*first, *steps, "gemm/epilogue.cuh.jinja", *last)))

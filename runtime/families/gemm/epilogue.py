@@ -160,7 +160,7 @@ def bind(
         if batched and step.batch_field(0):
             batch_pitches.append(operand.batch_pitch(item, step.reads, value, batches))
             apart.append(batch_pitches[-1])
-        if step.reads in ("column", "fragment"):  # of neighbours in a row, which pairs are
+        if step.paired:
             paired &= value.data_ptr() % (2 * value.element_size()) == 0
             paired &= all(pitch % 2 == 0 for pitch in apart)
     steps = tuple(step for _, step, _ in bound)

@@ -133,14 +133,18 @@ def named(
 def check_apart(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
 ) -> None:
-    """Raise ProblemError when `out` shares memory with an operand, unless it is the residual."""
-    others = [("a", a), ("b", b)]
+    """Raise ProblemError when `out` shares memory with an operand, unless it is the residual; or
+    when what a step fills does, with anything.
+    """
+    read, stored = [("a", a), ("b", b)], list[tuple[str, torch.Tensor]]()
     for item in listed:
-        value = item[1]
-        if isinstance(value, torch.Tensor):
-            in_place = step_of(item).in_place and _same(value, out)
-            others += [(item[0], value)] * (not in_place)
-    refuse_overlap(out, others, "do not overlap; out may be exactly the residual")
+        if isinstance(item[1], torch.Tensor):
+            step = step_of(item)
+            beside = stored if step.overwrites else read
+            beside += [item[:2]] * (not (step.in_place and _same(item[1], out)))
+    refuse_overlap(out, (*read, *stored), "do not overlap; out may be exactly the residual")
+    for index, (kind, value) in enumerate(stored):
+        refuse_overlap(value, (*read, *stored[:index]), "do not overlap: one is stored", kind)
 
 
 def _same(operand: torch.Tensor, out: torch.Tensor) -> bool:

@@ -184,7 +184,7 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "short item": (gemm(epilogue=[("bias",)]), "length 1", "(kind, value)", "for example"),
     "empty item": (gemm(epilogue=[()]), "length 0", "(kind, value)", "for example"),
     "residual without beta": (gemm(epilogue=[("residual", OUT)]), "length 2", "beta", "1.0"),
-    "nine steps": (gemm(epilogue=[("activation", "relu")] * 9), "9 steps", "at most 6", ""),
+    "nine steps": (gemm(epilogue=[("activation", "relu")] * 9), "9 steps", "at most 8", ""),
     "grad": (gemm(A.clone().requires_grad_()), "[6, 16]", "not differentiable", "no_grad"),
     "grad of amax": (gemm(amax=torch.zeros(1).requires_grad_()), "[1]", "differentiable", "detach"),
     "grad of bias": (gemm(bias=zeros(8).requires_grad_()), "[8]", "differentiable", "detach"),

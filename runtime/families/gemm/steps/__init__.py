@@ -9,6 +9,9 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("activation", name)    relu, gelu, gelu_tanh or silu of it
     ("residual", c, beta)   plus beta c, c of D's shape; fp16, bf16 or fp32
     ("amax", t)             raises t, an fp32 tensor of one element, to the largest magnitude there
+    ("preactivation", z)    stores values there in z, of D's shape; fp16, bf16 or fp32
+    ("relu_gradient", dy)   dy times relu's derivative, dy of D's shape; fp16, bf16 or fp32;
+                            likewise gelu_gradient, gelu_tanh_gradient and silu_gradient
 
 The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and
 `("scale_d", x)`. A step that joins has a class in the generator, a line in STEPS, and a C++ part.
@@ -21,8 +24,10 @@ from typing import Any
 
 from warploom.errors import ProblemError
 from warploom.runtime.families.gemm.steps.activation import TorchActivation
+from warploom.runtime.families.gemm.steps.activation_gradient import TorchActivationGradient
 from warploom.runtime.families.gemm.steps.amax import TorchAmax
 from warploom.runtime.families.gemm.steps.bias import TorchBias
+from warploom.runtime.families.gemm.steps.preactivation import TorchPreactivation
 from warploom.runtime.families.gemm.steps.residual import TorchResidual
 from warploom.runtime.families.gemm.steps.scale import TorchScale
 from warploom.runtime.families.gemm.steps.step import Flat, Given, Item, TorchStep
@@ -34,6 +39,8 @@ STEPS: dict[str, TorchStep[Any]] = {
     "activation": TorchActivation(),
     "residual": TorchResidual(),
     "amax": TorchAmax(),
+    "preactivation": TorchPreactivation(),
+    "activation_gradient": TorchActivationGradient(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from warploom.generator.epilogue import Amax, Reads
+from warploom.generator.epilogue import Amax
 from warploom.runtime.families.gemm.steps.operand import Extents
 from warploom.runtime.families.gemm.steps.step import Draws, Item, TorchStep
 
@@ -16,9 +16,6 @@ class TorchAmax(TorchStep[Amax]):
 
     step = Amax
     fp32 = True
-
-    def reads(self, item: Item) -> Reads:
-        return "place"
 
     def bind(self, item: Item, at: Extents, device: int) -> tuple[Amax, torch.Tensor]:
         return Amax(), self.tensor(item, at, device)

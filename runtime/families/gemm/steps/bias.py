@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from warploom.generator.epilogue import Bias, Reads
+from warploom.generator.epilogue import Bias
+from warploom.generator.step import Reads
 from warploom.runtime.families.gemm.steps.operand import Extents, float_type
 from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Draws, Item, TorchStep
 

@@ -12,9 +12,10 @@ from typing import Any, Literal, cast
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import Reads
+from warploom.generator.step import Reads
 from warploom.runtime.elements import name_of
 from warploom.runtime.families.gemm.batches import step_pitch
+from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
 
 Shape = tuple[int, ...]
@@ -78,7 +79,7 @@ def row_pitch(c: torch.Tensor, batches: Shape) -> int | None:
 
 def in_rows(reads: Reads, value: torch.Tensor, batches: Shape) -> bool:
     """True where a natural view can be read beside rows of one matrix that are D's batches."""
-    if reads in ("nothing", "place") or not batches:
+    if reads == "nothing" or not batches:
         return True
     if reads == "fragment":
         return row_pitch(value, batches) is not None
@@ -130,6 +131,18 @@ def checked(
             fix="use .contiguous()",
         )
     return seen
+
+
+def require_each(item: tuple[Any, ...], reads: Reads, value: torch.Tensor, at: Extents) -> None:
+    """Raise ProblemError for an output without a place of its own for each batch of D."""
+    refuse_repeated(item[0], item[1])
+    shape = (*at.batches, *at.own(reads))
+    if value.numel() != prod(shape):
+        raise ProblemError(
+            f"{item[0]} of shape {list(item[1].shape)}",
+            rule=f"must have shape {list(shape)}: it is stored, and nothing of it is shared",
+            fix="make it in that shape",
+        )
 
 
 def _of_another_shape(said: str, reads: Reads, value: torch.Tensor, at: Extents) -> ProblemError:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import Reads, Residual
+from warploom.generator.epilogue import Residual
+from warploom.generator.step import Reads
 from warploom.runtime.families.gemm.steps.operand import Extents, float_type
 from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
 from warploom.runtime.tensors import shown

@@ -9,7 +9,8 @@ from typing import cast
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import By, Reads, Scale
+from warploom.generator.epilogue import By, Scale
+from warploom.generator.step import Reads
 from warploom.runtime.families.gemm.steps.operand import Extents
 from warploom.runtime.families.gemm.steps.step import (
     ROUNDOFF,

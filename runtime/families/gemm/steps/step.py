@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
-from warploom.generator.epilogue import Reads, Step
+from warploom.generator.step import Reads, Step
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.gemm.steps import operand
 from warploom.runtime.families.gemm.steps.operand import Extents
@@ -38,6 +38,7 @@ class TorchStep(Generic[StepT]):
     example    an item, where errors are to show it
     fp32       a tensor must be fp32
     in_place   D may be exactly the tensor
+    overwrites it fills the tensor, whatever that had: it must lie apart from all others
     """
 
     step: ClassVar[type[Step]]
@@ -45,9 +46,10 @@ class TorchStep(Generic[StepT]):
     example: ClassVar[str] = ""
     fp32: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
+    overwrites: ClassVar[bool] = False
 
     def reads(self, item: Item) -> Reads:
-        """By which dimensions of D the item's tensor is read; else it has one element."""
+        """By which dimensions of D the item's tensor lies; else it has one element."""
         return "nothing"
 
     def bind(self, item: Item, at: Extents, device: int) -> tuple[StepT, torch.Tensor | None]:

@@ -14,7 +14,16 @@ import torch
 from rooms import Guarded
 
 import warploom
-from warploom.generator.epilogue import Activation, Amax, Bias, EpilogueStep, Residual, Scale
+from warploom.generator.epilogue import (
+    Activation,
+    ActivationGradient,
+    Amax,
+    Bias,
+    EpilogueStep,
+    Preactivation,
+    Residual,
+    Scale,
+)
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -67,7 +76,7 @@ class Call:
     b: Guarded
     d: Guarded
     operands: list[Guarded]  # that the epilogue reads
-    amaxes: list[Guarded]  # that it raises, from 0
+    outputs: list[Guarded]  # of its steps
     listed: list[tuple[Any, ...]]
 
     def run(self) -> torch.Tensor:
@@ -97,17 +106,18 @@ def call(
     odd = not cases.stored_by_tma(spec)
     a = guarded(m, k, TORCH[operation.a], operation.layout_a, batches=batches[0])
     b = guarded(k, n, TORCH[operation.b], operation.layout_b, batches=batches[1])
-    small = operation.d in ("fp16", "int8", "e4m3", "e5m2")  # products of int8 must stay in range
+    stored = {step.element for step in operation.epilogue if isinstance(step, Preactivation)}
+    small = {operation.d, *stored} & {"fp16", "int8", "e4m3", "e5m2"}  # int8 must stay in range
     for operand in (a, b):
         fill(operand.view, generator, limit=8 if small else 128)
     shared = tuple(torch.broadcast_shapes(*batches))
     made = Call(spec, a, b, guarded(m, n, TORCH[operation.d], odd=odd, batches=shared), [], [], [])
     for index, step in enumerate(operation.epilogue):
-        own = shared if index % 2 == 0 else ()
+        own = shared if index % 2 == 0 or isinstance(step, Preactivation) else ()
         operand, item = _item(step, m, n, odd=odd, generator=generator, batches=own)
         made.listed.append(item)
         if operand is not None:
-            (made.amaxes if isinstance(step, Amax) else made.operands).append(operand)
+            (made.outputs if step.auxiliary else made.operands).append(operand)
     return made
 
 
@@ -132,6 +142,10 @@ def _item(
     if isinstance(step, Residual):
         operand = guarded(m, n, dtype, odd=odd, batches=batches)
         item: tuple[Any, ...] = ("residual", operand.view, -0.75)
+    elif isinstance(step, Preactivation | ActivationGradient):
+        operand = guarded(m, n, dtype, odd=odd, batches=batches)
+        gradient = isinstance(step, ActivationGradient)
+        item = (f"{step.function}_gradient" if gradient else "preactivation", operand.view)
     else:
         extent = {"device": 1, "row": m, "column": n}[step.by] if isinstance(step, Scale) else n
         batches = () if extent == 1 else batches
@@ -159,21 +173,34 @@ def assert_within(d: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> 
     )
 
 
-def assert_amax(made: Call) -> None:
-    """Assert that each amax is the largest magnitude at its place, within what that may err."""
-    found = iter(made.amaxes)
-    for index, item in enumerate(made.listed):
-        if item[0] != "amax":
+def assert_outputs(made: Call) -> None:
+    """Assert that each output of a step is that of what passes at its place, within its bound."""
+    found = iter(made.outputs)
+    operation = cast("GemmOperation", made.spec.operation)
+    for index, (step, item) in enumerate(zip(operation.epilogue, made.listed, strict=True)):
+        if not step.auxiliary:
             continue
-        amax, before = next(found), made.listed[:index]
-        operation = cast("GemmOperation", made.spec.operation)
+        output, before = next(found), made.listed[:index]
+        dtype = item[1].dtype
         exact, bound = reference.gemm_bound(
-            made.a.view, made.b.view, before, torch.float32, operation.accumulation
+            made.a.view, made.b.view, before, dtype, operation.accumulation
         )
-        if exact.numel():
-            error = (amax.view.double() - exact.abs().max()).abs()
-            assert (error <= bound.max()).all(), f"amax {amax.view.item()}, not {exact.abs().max()}"
-        assert amax.untouched_outside()
+        assert output.untouched_outside()
+        if isinstance(step, Preactivation):
+            assert_within(item[1], exact.reshape(item[1].shape), bound.reshape(item[1].shape))
+        elif exact.numel():
+            error = (item[1].double() - exact.abs().max()).abs()
+            assert (error <= bound.max()).all(), f"amax {item[1].item()}, not {exact.abs().max()}"
+
+
+def clear(made: Call) -> None:
+    """Make an amax 0, which it is raised from; and what else is stored NaN."""
+    for item in made.listed:
+        if item[0] == "amax":
+            item[1].zero_()
+    for output in made.outputs:
+        if output.view.numel() > 1:
+            output.room.fill_(-1)
 
 
 def verify(made: Call) -> torch.Tensor:
@@ -181,8 +208,7 @@ def verify(made: Call) -> torch.Tensor:
     given = [made.a, made.b, *made.operands]
     before = [operand.room.clone() for operand in given]
     copies = warploom.counters.copies
-    for amax in made.amaxes:
-        amax.view.zero_()
+    clear(made)
     d = made.run()
     assert d is made.d.view
     accumulation = cast("GemmOperation", made.spec.operation).accumulation
@@ -190,7 +216,7 @@ def verify(made: Call) -> torch.Tensor:
         made.a.view, made.b.view, made.listed, d.dtype, accumulation
     )
     assert_within(d, exact.reshape(d.shape), bound.reshape(d.shape))
-    assert_amax(made)
+    assert_outputs(made)
     assert made.d.untouched_outside()
     assert all(torch.equal(now.room, then) for now, then in zip(given, before, strict=True))
     assert warploom.counters.copies == copies
