@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from warploom.generator.targets import target
+from warploom.integrations import sdpa_activation
 from warploom.integrations import sdpa_rules as rules
 from warploom.runtime.api import explain
 from warploom.runtime.explanation import Explanation
@@ -83,6 +84,20 @@ class Sdpa:
             return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
         folded = (_folded(tensor) for tensor in (query, key, value))
         return explain(*folded, causal=_causal(is_causal), scale=scale, gpu=gpu)
+
+    def activate(self) -> sdpa_activation.Activation:
+        """Let torch's own scaled_dot_product_attention run Warploom's kernels, in all code.
+
+        It is registered and activated in torch's registry of attentions as "warploom", and
+        implements the operators that torch picks FlashAttention or cuDNN for, and their gradients.
+        What kernels do not compute, and what torch picks another implementation for, stays with
+        torch's own kernels; nothing of torch is replaced. Returns what undoes it, by `remove()` or
+        as a context manager, as torch.nn.attention.restore_flash_attention_impl() does.
+
+        Takes torch 2.11, built for CUDA. Raises ProblemError for another, and where an attention
+        is active already.
+        """
+        return sdpa_activation.activate()
 
     def __repr__(self) -> str:
         return "<function warploom.sdpa>"

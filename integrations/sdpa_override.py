@@ -1,0 +1,153 @@
+"""Torch's operators of scaled dot product attention, run by Warploom's kernels where they fit.
+
+`F.scaled_dot_product_attention` picks one of torch's fused operators; these are implementations of
+two of them, FlashAttention's and cuDNN's, and of their gradients. What the rules refuse goes to the
+kernels that torch had there. Either backward pass takes what either forward pass returned: without
+dropout, both mean the natural log-sum-exp of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from warploom.integrations.sdpa_calls import Gradients, Operator, attend, differentiate
+
+FLASH = Operator(
+    "aten::_scaled_dot_product_flash_attention", "bottom_right", (), (2,), torch.uint64
+)
+CUDNN = Operator("aten::_scaled_dot_product_cudnn_attention", "top_left", (1,), (), torch.int64)
+FLASH_BACKWARD, CUDNN_BACKWARD = f"{FLASH.name}_backward", f"{CUDNN.name}_backward"
+OPERATORS = (FLASH.name, FLASH_BACKWARD, CUDNN.name, CUDNN_BACKWARD)
+
+Optional = torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Override:
+    """The implementations. `kernels` are torch's own, by operator, for the dispatch keys `keys`."""
+
+    kernels: Mapping[str, Any]
+    keys: Any
+
+    def implementations(self) -> dict[str, Any]:
+        """What runs each of OPERATORS."""
+        mine = (self.flash, self.flash_backward, self.cudnn, self.cudnn_backward)
+        return dict(zip(OPERATORS, mine, strict=True))
+
+    def flash(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Any, ...]:
+        """FlashAttention's operator."""
+        if dropout_p == 0.0 and not return_debug_mask:
+            found = attend(FLASH, query, key, value, is_causal, scale)
+            if found is not None:
+                out, lse, like = found
+                seed, offset = torch.empty_like(like.seed), torch.empty_like(like.offset)
+                lengths = query.shape[2], key.shape[2]
+                return out, lse, None, None, *lengths, seed, offset, like.debug
+        given = (query, key, value, dropout_p, is_causal, return_debug_mask)
+        by_torch: tuple[Any, ...] = self._torchs(FLASH.name, *given, scale=scale)
+        return by_torch
+
+    def flash_backward(
+        self,
+        grad_out: Optional,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        cum_seq_q: Optional,
+        cum_seq_k: Optional,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        philox_seed: Optional,
+        philox_offset: Optional,
+        *,
+        scale: float | None = None,
+    ) -> Gradients:
+        """The gradients of FlashAttention's operator."""
+        saved = (query, key, value, out, logsumexp)
+        if dropout_p == 0.0 and grad_out is not None:
+            found = differentiate(FLASH, grad_out, *saved, is_causal, scale)
+            if found is not None:
+                return found
+        lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
+        given = (grad_out, *saved, *lengths, dropout_p, is_causal, philox_seed, philox_offset)
+        by_torch: Gradients = self._torchs(FLASH_BACKWARD, *given, scale=scale)
+        return by_torch
+
+    def cudnn(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_bias: Optional,
+        compute_log_sumexp: bool,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        return_debug_mask: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple[Any, ...]:
+        """cuDNN's operator; its log-sum-exp is computed whether it is asked for or not."""
+        if attn_bias is None and dropout_p == 0.0:
+            found = attend(CUDNN, query, key, value, is_causal, scale)
+            if found is not None:
+                out, lse, like = found
+                seed, offset = torch.empty_like(like.seed), torch.empty_like(like.offset)
+                return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, None
+        given = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
+        by_torch: tuple[Any, ...] = self._torchs(CUDNN.name, *given, return_debug_mask, scale=scale)
+        return by_torch
+
+    def cudnn_backward(
+        self,
+        grad_out: Optional,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        philox_seed: Optional,
+        philox_offset: Optional,
+        attn_bias: Optional,
+        cum_seq_q: Optional,
+        cum_seq_k: Optional,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        scale: float | None = None,
+    ) -> Gradients:
+        """The gradients of cuDNN's operator."""
+        saved = (query, key, value, out, logsumexp)
+        if attn_bias is None and dropout_p == 0.0 and grad_out is not None:
+            found = differentiate(CUDNN, grad_out, *saved, is_causal, scale)
+            if found is not None:
+                return found
+        lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
+        given = (grad_out, *saved, philox_seed, philox_offset, attn_bias, *lengths)
+        by_torch: Gradients = self._torchs(
+            CUDNN_BACKWARD, *given, dropout_p, is_causal, scale=scale
+        )
+        return by_torch
+
+    def _torchs(self, operator: str, *given: Any, scale: float | None) -> Any:  # noqa: ANN401
+        """What torch's own kernel returns."""
+        return self.kernels[operator].call_boxed(self.keys, *given, scale=scale)
