@@ -46,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite emitted/golden instead of comparing"
     )
+    parser.addoption(
+        "--flash-attention",
+        type=Path,
+        help="a checkout of FlashAttention 2.8, whose own tests are run against ours",
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
