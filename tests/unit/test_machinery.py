@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warploom.generator import families
+from warploom.generator.epilogue import STEPS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("generator", "runtime", "tuning", "src/warploom/cli", "benchmarks")
@@ -16,10 +17,14 @@ PLACES = re.compile(r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py")
 
 
 def words() -> re.Pattern[str]:
-    """What a family is called, and what several are: the first word of their names."""
-    first = sorted({name.partition("_")[0] for name in families.names()})
+    """What a family is called, and what several are: the first word of their names.
+
+    A word that an epilogue's step is called stands for no family by itself.
+    """
+    first = {name.partition("_")[0] for name in families.names()} - {one.step for one in STEPS}
     assert len(first) > 1
-    return re.compile("|".join(first), re.IGNORECASE)
+    whole = {name.replace("_", "_?") for name in families.names()}
+    return re.compile("|".join(sorted(first | whole)), re.IGNORECASE)
 
 
 def said(path: Path) -> Iterator[str]:

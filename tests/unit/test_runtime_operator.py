@@ -21,6 +21,8 @@ SCHEMAS = {
     "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
     "Tensor(c!)? preactivation=None) -> ()",
     "gemm_refused": "(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor",
+    "activation_backward": "(Tensor dy, Tensor? z, str? activation, bool sums, "
+    "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
     "attention": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, {OPTIONS})"
     " -> (Tensor, Tensor)",
     "attention_into": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, Tensor(a!) result)"
