@@ -32,16 +32,18 @@ def asking(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone().requires_grad_()
 
 
-CALLS: dict[str, Callable[[], Any]] = {
-    "b": lambda: warploom.gemm(A, asking(W).t()),
-    "bias": lambda: warploom.gemm(A, W.t(), bias=asking(BIAS)),
-    "with out": lambda: warploom.gemm(asking(A), W.t(), out=out()),
-    "amax": lambda: warploom.gemm(A, W.t(), amax=torch.zeros(1).requires_grad_()),
+WRITING: dict[str, tuple[Callable[[], Any], str]] = {
+    "out": (lambda: warploom.gemm(asking(A), W.t(), out=out()), "has not seen before"),
+    "out and b": (lambda: warploom.gemm(A, asking(W).t(), out=out()), "has not seen before"),
+    "amax": (
+        lambda: warploom.gemm(A, W.t(), amax=torch.zeros(1).requires_grad_()),
+        "does not see",
+    ),
 }
 
 
-@pytest.mark.parametrize(("backend", "fullgraph"), [("eager", True), ("aot_eager", False)])
-def test_a_compiled_layer_does_not_train_without_the_gradient_of_its_weight(
+@pytest.mark.parametrize(("backend", "fullgraph"), [("eager", True), ("aot_eager", True)])
+def test_a_compiled_layer_trains_with_the_gradient_of_its_weight(
     backend: str, fullgraph: bool
 ) -> None:
     before, weight, after = (torch.nn.Linear(16, 16).bfloat16(), asking(W), torch.nn.Linear(8, 4))
@@ -50,44 +52,38 @@ def test_a_compiled_layer_does_not_train_without_the_gradient_of_its_weight(
         hidden = warploom.gemm(torch.relu(before(x)), weight.t(), activation="silu")
         return after(hidden.float()).sum()
 
+    asked = (weight, *before.parameters(), *after.parameters())
+    expected = torch.autograd.grad(layer(A), asked)
     compiled = torch.compile(layer, backend=backend, fullgraph=fullgraph)
-    with pytest.raises(ProblemError, match=r"requires? grad.*not differentiable.*no_grad"):
-        compiled(A).backward()
+    for one, other in zip(torch.autograd.grad(compiled(A), asked), expected, strict=True):
+        assert torch.allclose(one, other, rtol=2e-2, atol=2e-2)
     with torch.no_grad():
         assert torch.allclose(compiled(A), layer(A), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("case", CALLS)
-def test_a_compiled_call_refuses_what_an_eager_one_refuses(case: str) -> None:
-    for call in (CALLS[case], torch.compile(CALLS[case], backend="aot_eager", fullgraph=True)):
-        with pytest.raises(ProblemError, match=r"warploom\.gemm is not differentiable"):
+@pytest.mark.parametrize("case", WRITING)
+def test_a_call_that_writes_what_autograd_would_differentiate_is_refused(case: str) -> None:
+    function, match = WRITING[case]
+    for call in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+        with pytest.raises(ProblemError, match=match):
             call()
 
 
-def test_the_operators_themselves_refuse_too() -> None:
+def test_the_operator_that_writes_refuses_too() -> None:
     rest = (["bias"], [BIAS], [], torch.bfloat16, "fast", None)
-    with pytest.raises(ProblemError, match="not differentiable"):
-        torch.ops.warploom.gemm(A, asking(W).t(), *rest)
-    with pytest.raises(ProblemError, match="not differentiable"):
+    with pytest.raises(ProblemError, match="has not seen before"):
         torch.ops.warploom.gemm_out(asking(A), W.t(), *rest, out=out())
-    with pytest.raises(ProblemError, match="not differentiable"):
-        operators.call(A, asking(W).t(), [], None, None, "fast", None)
+    with pytest.raises(ProblemError, match="has not seen before"):
+        operators.call(A, asking(W).t(), [], out(), None, "fast", None)
 
 
-@pytest.mark.parametrize("into", [False, True])
-def test_a_plan_refuses_what_an_eager_call_refuses(into: bool) -> None:
-    room = {"out": out()} if into else {}
-    plan = warploom.plan(A, W.t(), **room)
+def test_a_plan_refuses_what_an_eager_call_refuses() -> None:
+    plan = warploom.plan(A, W.t(), out=out())
     for operands in ((A, asking(W).t()), (asking(A), W.t())):
-        with pytest.raises(ProblemError, match="not differentiable"):
-            plan(*operands, **room)
+        with pytest.raises(ProblemError, match="has not seen before"):
+            plan(*operands, out=out())
         with torch.no_grad():
-            assert not plan(*operands, **room).requires_grad
-    biased = warploom.plan(A, W.t(), bias=BIAS)
-    with pytest.raises(ProblemError, match="not differentiable"):
-        biased(A, W.t(), bias=asking(BIAS))
-    with pytest.raises(ProblemError, match="not differentiable"):
-        warploom.plan(A, asking(W).t())
+            assert not plan(*operands, out=out()).requires_grad
 
 
 DUAL: dict[str, Callable[[torch.Tensor], Any]] = {

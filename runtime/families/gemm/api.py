@@ -11,11 +11,13 @@ from torch.autograd import forward_ad
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import named
-from warploom.runtime.families.gemm import operators
+from warploom.runtime.families.gemm import gradient, operators
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Item, Keywords
 from warploom.runtime.families.gemm.epilogue import items as epilogue_items
+from warploom.runtime.families.gemm.gradient_rule import Preactivation
+from warploom.runtime.families.gemm.operands import check_gradient_options
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
@@ -37,6 +39,9 @@ def gemm(
     accumulation: Accumulation = "fast",
     epilogue: Sequence[Item] | None = None,
     spec: KernelSpec | str | None = None,
+    preactivation: Preactivation = "save",
+    accumulate_into: torch.Tensor | None = None,
+    gradient_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a scale_b (a b) + bias) + beta residual).
 
@@ -54,6 +59,12 @@ def gemm(
     the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
     any other order, as a list of items (see `runtime/families/gemm/steps`). `out` may be
     exactly the residual. `spec` names the kernel.
+
+    The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
+    `out`. preactivation says where the backward pass has from what the activation is given: kept by
+    the forward pass ("save"), or computed again ("recompute"). accumulate_into, fp32 of b's shape,
+    has the gradient of b added to it in place, and b.grad is left alone. gradient_dtype is what
+    gradients are multiplied with fp8 operands in: bf16, or float8_e5m2, scaled to its range.
 
     Under autocast, a and b of 16 or 32 bits are converted as torch converts those of torch.mm.
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
@@ -86,15 +97,34 @@ def gemm(
         a, b = lowered(a), lowered(b)
     if forward_ad._current_level >= 0:
         GemmCall(a, b, listed, out).refuse_tangents()
+    if accumulate_into is not None or gradient_dtype is not None or preactivation != "save":
+        check_gradient_options(b, preactivation, accumulate_into, gradient_dtype)
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(a, b, listed, out, out_dtype, accumulation, spec)
+        return operators.call(
+            *(a, b, listed, out, out_dtype, accumulation, spec),
+            *(preactivation, accumulate_into, gradient_dtype),
+        )
     found = None if spec is None else named(spec)
-    call = GemmCall(a, b, listed, out, out_dtype, accumulation, found)
+    call = GemmCall(
+        a,
+        b,
+        listed,
+        out,
+        out_dtype,
+        accumulation,
+        found,
+        preactivation,
+        accumulate_into,
+        gradient_dtype,
+    )
     try:
-        return plans.gemm(call)
+        return gradient.gemm(call)
     except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(a, b, listed, out, out_dtype, accumulation, found)
+        return operators.call(
+            *(a, b, listed, out, out_dtype, accumulation, found),
+            *(preactivation, accumulate_into, gradient_dtype),
+        )
     except Exception as error:
         raise explained(error, call.require) from error.__cause__
 

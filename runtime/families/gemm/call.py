@@ -14,6 +14,7 @@ from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
 from warploom.runtime.families.gemm import epilogue, reference
 from warploom.runtime.families.gemm.epilogue import Item
+from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
 from warploom.runtime.families.gemm.operands import check_apart, named, refuse_grad
 from warploom.runtime.families.gemm.problem import CheckedCall, Options, check_call
 from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
@@ -24,6 +25,8 @@ class GemmCall:
     """The arguments of one call of `warploom.gemm`, which says what they mean.
 
     listed    the items of the epilogue, in order
+
+    The last three are of its gradients, and decide no plan.
     """
 
     a: torch.Tensor
@@ -33,6 +36,9 @@ class GemmCall:
     out_dtype: torch.dtype | None = None
     accumulation: Accumulation = "fast"
     spec: KernelSpec | None = None
+    preactivation: Preactivation = "save"
+    accumulate_into: torch.Tensor | None = None
+    gradient_dtype: torch.dtype | None = None
 
     @property
     def device(self) -> int:
@@ -43,6 +49,12 @@ class GemmCall:
     def options(self) -> Options:
         """What the call asks for beside its tensors."""
         return Options(self.out_dtype, self.accumulation, self.spec)
+
+    @property
+    def gradient_options(self) -> GradientOptions:
+        """What the call asks of its gradients."""
+        dtype = self.gradient_dtype or torch.bfloat16
+        return GradientOptions(self.accumulation, dtype, self.accumulate_into)
 
     def signature(self) -> Key:
         """Everything that decides the plan; every call builds it, so nothing here is a loop."""
@@ -78,7 +90,7 @@ class GemmCall:
         require_tensors("warploom.gemm", self.named(), ("a", "b"))
 
     def refuse(self) -> None:
-        """Raise ProblemError for tensors that autograd expects to see differentiated."""
+        """Raise ProblemError for what the call would write and autograd is to know of."""
         if torch.is_grad_enabled():
             refuse_grad(self.a, self.b, self.out, self.listed)
 

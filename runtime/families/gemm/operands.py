@@ -23,7 +23,8 @@ from warploom.runtime.families.gemm.placement import (
 )
 from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.steps.step import Item
-from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.tensors import shown
 
 Placed = tuple[Placement, Batches]
 
@@ -91,10 +92,38 @@ def _in_place(
 def refuse_grad(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
 ) -> None:
-    """Raise ProblemError when autograd expects a graph that these kernels do not build."""
-    found = requiring_grad(a, b, out, listed)
-    if found is not None:
-        raise differentiated(found.shape)
+    """Raise ProblemError where a call would write what autograd is to know of."""
+    name = written_unseen(a, b, out, listed)
+    if name is not None:
+        raise unseen(name)
+
+
+def written_unseen(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> str | None:
+    """Return the name of what a call would write and autograd is to know of."""
+    if out is not None and requiring_grad(a, b, out, listed) is not None:
+        return "out"
+    for item in listed:
+        value = item[1]
+        if isinstance(value, torch.Tensor) and value.requires_grad and step_of(item).step.auxiliary:
+            return str(item[0])
+    return None
+
+
+def unseen(name: str) -> ProblemError:
+    """The error of a call with such an output."""
+    if name == "out":
+        return ProblemError(
+            "out with a tensor that requires grad",
+            rule="autograd differentiates results that it has not seen before",
+            fix="leave out=None, or call under torch.no_grad()",
+        )
+    return ProblemError(
+        f"{name} that requires grad",
+        rule="must not: it is an output of its step, which autograd does not see",
+        fix=f"pass {name}.detach(), or a tensor of its own",
+    )
 
 
 def requiring_grad(
@@ -113,13 +142,54 @@ def requiring_grad(
     return None
 
 
-def differentiated(shape: Sequence[int]) -> ProblemError:
-    """The error of a call whose operand, of this shape, requires grad."""
-    return ProblemError(
-        f"a tensor of shape {list(shape)} that requires grad",
-        rule="warploom.gemm is not differentiable",
-        fix="call it under torch.no_grad(), or on .detach()ed tensors",
-    )
+def check_gradient_options(
+    b: torch.Tensor,
+    preactivation: object,
+    accumulate_into: torch.Tensor | None,
+    gradient_dtype: torch.dtype | None,
+) -> None:
+    """Raise ProblemError for what gradients cannot be computed by, or added to."""
+    if preactivation not in ("save", "recompute"):
+        raise ProblemError(
+            f"preactivation {shown(preactivation)}",
+            rule="must be save or recompute",
+            fix="leave it out: what the activation is given is then kept for the backward pass",
+        )
+    if gradient_dtype not in (None, torch.bfloat16, torch.float8_e5m2):
+        raise ProblemError(
+            f"gradient_dtype {shown(gradient_dtype)}",
+            rule="must be torch.bfloat16 or torch.float8_e5m2",
+            fix="leave it out for bf16; operands of 16 bits are multiplied in their own type",
+        )
+    if accumulate_into is not None:
+        _check_accumulate_into(b, accumulate_into)
+
+
+def _check_accumulate_into(b: torch.Tensor, into: torch.Tensor) -> None:
+    if not isinstance(into, torch.Tensor) or into.dtype != torch.float32:
+        told = into.dtype if isinstance(into, torch.Tensor) else shown(into)
+        raise ProblemError(
+            f"accumulate_into of {told}", rule="must be an fp32 tensor", fix="use .float()"
+        )
+    if into.shape != b.shape or into.device != b.device:
+        raise ProblemError(
+            f"accumulate_into {list(into.shape)} on {into.device}",
+            rule=f"must be as b, {list(b.shape)} on {b.device}",
+            fix="a weight [N, K] that is passed as b by .t() has its sums passed by .t() too",
+        )
+    if into.requires_grad:
+        raise ProblemError(
+            f"accumulate_into {list(into.shape)} that requires grad",
+            rule="must not: gradients are added to it in place",
+            fix="pass accumulate_into.detach()",
+        )
+    if torch.is_grad_enabled() and not b.requires_grad:
+        raise ProblemError(
+            f"accumulate_into beside b {list(b.shape)} that does not require grad",
+            rule="must be of a b whose gradient is wanted",
+            fix="leave it out, or call under torch.no_grad()",
+        )
+    refuse_repeated("accumulate_into", into)
 
 
 def named(

@@ -19,7 +19,8 @@ from warploom.runtime.elements import name_of
 from warploom.runtime.families.gemm import epilogue
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Keywords
-from warploom.runtime.families.gemm.operands import refuse_grad
+from warploom.runtime.families.gemm.gradient_rule import Rule
+from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.problem import CheckedCall
 from warploom.runtime.launch_plan import remember
 from warploom.runtime.plan import Plan, known, make
@@ -42,6 +43,7 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
     `warploom.gemm` itself runs after looking the plan up.
     """
 
+    rules: dict[tuple[bool, ...], Rule] = field(default_factory=dict)
     _number: int = field(default_factory=_numbers.__next__)  # of no other plan of the process
 
     def __call__(
@@ -84,10 +86,12 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
                 rule="a plan runs only what it was made for: shapes, strides, types, alignment",
                 fix="call warploom.plan again, or warploom.gemm",
             )
-        if torch.is_grad_enabled():
-            refuse_grad(a, b, out, listed)
         if dual:
             call.refuse_tangents()
+        if torch.is_grad_enabled() and requiring_grad(a, b, out, listed) is not None:
+            from warploom.runtime.families.gemm import gradient  # which imports this module
+
+            return gradient.run(self, call)
         laid_out, details = self.launch, self.details
         if key is None or laid_out is None or not self._repeatable:
             return self.run(call)
@@ -110,10 +114,8 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
 
 
 def gemm(call: GemmCall) -> torch.Tensor:
-    """Run the planned call, planning it first when it is new."""
+    """Run the planned call, planning it first when it is new; autograd does not see it."""
     planned: GemmPlan = known.get(call.signature()) or plan(call)
-    if torch.is_grad_enabled():
-        refuse_grad(call.a, call.b, call.out, call.listed)
     return planned.run(call)
 
 

@@ -185,9 +185,9 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "empty item": (gemm(epilogue=[()]), "length 0", "(kind, value)", "for example"),
     "residual without beta": (gemm(epilogue=[("residual", OUT)]), "length 2", "beta", "1.0"),
     "nine steps": (gemm(epilogue=[("activation", "relu")] * 9), "9 steps", "at most 8", ""),
-    "grad": (gemm(A.clone().requires_grad_()), "[6, 16]", "not differentiable", "no_grad"),
-    "grad of amax": (gemm(amax=torch.zeros(1).requires_grad_()), "[1]", "differentiable", "detach"),
-    "grad of bias": (gemm(bias=zeros(8).requires_grad_()), "[8]", "differentiable", "detach"),
+    "grad of amax": (gemm(amax=torch.zeros(1).requires_grad_()), "amax", "an output", "detach"),
+    "grad with out": (gemm(A.clone().requires_grad_(), out=OUT), "out with", "not seen", "no_grad"),
+    "out with grad": (gemm(out=OUT.clone().requires_grad_()), "out with", "not seen", "no_grad"),
     "spec of another operation": (gemm(A.half(), B.half(), spec=SPEC), SPEC.name, "fp16", "leave"),
     "spec that cannot store": (gemm(b=zeros(7, 16).t(), spec=SPEC), SPEC.name, "TMA", "direct"),
 }

@@ -1,0 +1,166 @@
+"""GEMM as autograd sees it: what is kept for the backward pass, and what that computes.
+
+Kept are the operands that a wanted gradient is a product of, scales, and what the activation needs;
+see gradient_rule.py. A second derivative is refused when it is asked for, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.errors import ProblemError
+from warploom.runtime.families.gemm import gradient_epilogue, gradient_products
+from warploom.runtime.families.gemm import plan as plans
+from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.gradient_products import Gradient
+from warploom.runtime.families.gemm.gradient_rule import (
+    A,
+    B,
+    GradientOptions,
+    Rule,
+    numbers_of,
+    rule,
+    tensors_of,
+)
+from warploom.runtime.families.gemm.operands import requiring_grad
+from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.plan import known
+from warploom.runtime.tensors import refuse_dual
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+def gemm(call: GemmCall) -> torch.Tensor:
+    """Run the planned call, planning it first when it is new, for autograd to differentiate."""
+    planned: GemmPlan = known.get(call.signature()) or plans.plan(call)
+    return run(planned, call)
+
+
+def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
+    """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
+
+    Raises ProblemError for what autograd would have to know of: `out`, and outputs of steps that
+    require grad.
+    """
+    if not torch.is_grad_enabled() or requiring_grad(call.a, call.b, call.out, call.listed) is None:
+        return plan.run(call)
+    call.refuse()
+    tensors = tensors_of(call.a, call.b, call.listed)
+    found: torch.Tensor = _Gemm.apply(call, plan, *tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+def refuse_second_derivative(*_: object) -> NoReturn:
+    """Raise ProblemError where the gradients of a gemm are differentiated themselves."""
+    raise ProblemError(
+        "a second derivative of warploom.gemm",
+        rule="gemm is differentiable once",
+        fix="leave out create_graph=True, or compute this product with plain torch operations",
+    )
+
+
+class _Gemm(torch.autograd.Function):
+    """D of a call, differentiable in what it reads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+        call: GemmCall,
+        plan: GemmPlan,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        needed = ctx.needs_input_grad[2:]
+        how: Rule | None = plan.rules.get(needed)
+        if how is None:
+            how = plan.rules[needed] = rule(tensors, call.listed, needed)
+        ctx.save_for_backward(*[tensors[place] for place in how.kept])
+        ctx.set_materialize_grads(False)
+        # Nothing of this is a tensor with a graph, which would escape hooks and be kept alive.
+        ctx.rule = how
+        ctx.numbers = numbers_of(call.listed) if call.listed else ()
+        ctx.options = call.gradient_options
+        return plan.run(call)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        dd: torch.Tensor | None,
+    ) -> Tensors:
+        """Return the gradients that are wanted."""
+        how = ctx.rule
+        if dd is None:
+            return (None,) * (2 + len(how.needed))
+        found = differentiate(how, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
+        return None, None, *found
+
+
+def differentiate(
+    how: Rule,
+    numbers: tuple[float, ...],
+    options: GradientOptions,
+    dd: torch.Tensor,
+    *kept: torch.Tensor,
+) -> Tensors:
+    """The gradients that a rule asks for, which cannot be differentiated themselves."""
+    if not torch.is_grad_enabled():
+        return gradients(how, numbers, options, dd, *kept)
+    found: Tensors = _Gradients.apply(how, numbers, options, dd, *kept)  # type: ignore[no-untyped-call]
+    return found  # with create_graph=True
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass where it might be differentiated: which it cannot be."""
+
+    @staticmethod
+    def forward(
+        ctx: object,
+        how: Rule,
+        numbers: tuple[float, ...],
+        options: GradientOptions,
+        dd: torch.Tensor,
+        *kept: torch.Tensor,
+    ) -> Tensors:
+        return gradients(how, numbers, options, dd, *kept)
+
+    @staticmethod
+    def backward(ctx: object, *_: object) -> NoReturn:
+        """Refuse."""
+        refuse_second_derivative()
+
+
+def gradients(
+    how: Rule,
+    numbers: tuple[float, ...],
+    options: GradientOptions,
+    dd: torch.Tensor,
+    *kept: torch.Tensor,
+) -> Tensors:
+    """The gradients that a rule asks for, by place, from that of D and what was kept."""
+    if forward_ad._current_level >= 0:
+        refuse_dual("the gradient of warploom.gemm", (dd,))
+    tensors: list[torch.Tensor | None] = [None] * len(how.needed)
+    for place, one in zip(how.kept, kept, strict=True):
+        tensors[place] = one
+    if dd.stride(-1) != 1 or dd.stride(-2) == 0:  # as that of a sum, expanded
+        dd = dd.contiguous()
+    accumulation, dtype, into = options
+    if how.way == "linear":
+        scales, found = gradient_epilogue.linear(how, how.listed(tensors, numbers), dd)
+        dz: torch.Tensor | None = dd
+    else:
+        scales = gradient_products.Scales()
+        dz, found = gradient_epilogue.composite(how, tensors, numbers, dd, accumulation)
+    results: list[torch.Tensor | None] = [found.get(place) for place in range(len(how.needed))]
+    if dz is None:
+        return tuple(results)
+    gradient = Gradient(dz, scales, accumulation, dtype)
+    a, b = tensors[A], tensors[B]
+    if how.needed[A] and b is not None:
+        results[A] = gradient_products.of_a(gradient, how.lies[A], b)
+    if how.needed[B] and a is not None:
+        results[B] = gradient_products.of_b(gradient, a, how.lies[B], into)
+    return tuple(results)
