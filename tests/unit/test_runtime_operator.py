@@ -20,7 +20,9 @@ SCHEMAS = {
     "gemm": f"({PRODUCT}) -> Tensor",
     "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
     "Tensor(c!)? preactivation=None) -> ()",
-    "gemm_refused": "(Tensor a, Tensor b, ScalarType out_dtype, SymInt[] found) -> Tensor",
+    "gemm_outputs": f"({PRODUCT}, str[] written_kinds, Tensor[] written, str preactivation, "
+    "Tensor? accumulate_into, ScalarType? gradient_dtype) -> Tensor[]",
+    "gemm_unseen": "(Tensor a, Tensor b, ScalarType out_dtype, str name) -> Tensor",
     "activation_backward": "(Tensor dy, Tensor? z, str? activation, bool sums, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
     "attention": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, {OPTIONS})"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from warploom.generator.epilogue import Bias, Reads, Residual, Scale
+from warploom.generator.epilogue import Bias, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
+from warploom.generator.step import Reads
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_products import Scales, product
 from warploom.runtime.families.gemm.gradient_rule import A, B, Lie, Place, Rule

@@ -207,7 +207,7 @@ register(
     written=_WRITTEN,
     refuse=_refuse_grad,
 )
-register("gemm_refused", _Refused, returns="Tensor", run=_refused, fake=_fake_refused)
+register("gemm_unseen", _Refused, returns="Tensor", run=_refused, fake=_fake_refused)
 
 
 def call(
@@ -259,7 +259,7 @@ def call(
 def _refuse(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
-    refused: torch.Tensor = torch.ops.warploom.gemm_refused(a.detach(), b.detach(), dtype, name)
+    refused: torch.Tensor = torch.ops.warploom.gemm_unseen(a.detach(), b.detach(), dtype, name)
     if out is not None:
         out.detach().copy_(refused)
     return refused
