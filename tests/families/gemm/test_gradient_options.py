@@ -1,4 +1,4 @@
-"""What gemm keeps for its backward pass, gradients of 8 bits, sums in place, and what is refused."""
+"""What gemm keeps for its backward pass, gradients of fp8, sums in place, and what is refused."""
 
 from __future__ import annotations
 
