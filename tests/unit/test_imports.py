@@ -38,6 +38,9 @@ LATE = {
     # A compiled call is an operator, and what the operator runs is the plan of an eager call.
     ("warploom.runtime.families.attention_forward.plan", OPERATORS.format("attention_forward")),
     ("warploom.runtime.families.gemm.plan", OPERATORS.format("gemm")),
+    # The gradient of a product is products.
+    ("warploom.runtime.families.gemm.plan", "warploom.runtime.families.gemm.gradient"),
+    ("warploom.runtime.families.gemm.gradient_products", OPERATORS.format("gemm")),
 }
 
 IMPORT_THE_GENERATOR = """
