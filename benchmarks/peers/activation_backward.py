@@ -16,11 +16,9 @@ from warploom.generator.families.activation_backward import (
     ActivationBackwardShape,
 )
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import measure
-from warploom.runtime.families import family
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.activation_backward.family import bounds
+from warploom.runtime.families.activation_backward.trial import bounds, draw, share
 from warploom.runtime.plan import Plan, make
 
 OPERATIONS = {
@@ -43,8 +41,8 @@ def contenders(
     operation: ActivationBackwardOperation, shape: ActivationBackwardShape, asked: Asked
 ) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
-    draw = partial(family("activation_backward").draw, operation, shape, asked.device, None)  # type: ignore[attr-defined]
-    given = rotated(draw, shape.m * shape.n * operation.row_bytes, asked.device)
+    make = partial(draw, operation, shape, asked.device, None)
+    given = rotated(make, shape.m * shape.n * operation.row_bytes, asked.device)
     peers = [torchs(given)] if not asked.peers or "torch" in asked.peers else []
     fitting = [spec for spec in asked.specs if spec.operation == operation]
     return [ours(given), *peers, *(ours(given, spec.name, spec) for spec in fitting)]
@@ -68,7 +66,7 @@ def ours(
 
     first = given[0]
     return Contender(
-        name, [partial(call, one) for one in given], lambda: share(first, *call(first)), told
+        name, [partial(call, one) for one in given], lambda: share(call(first), bounds(first)), told
     )
 
 
@@ -81,24 +79,12 @@ def torchs(given: Sequence[ActivationBackwardCall]) -> Contender:
         dz = torch.ops.aten.gelu_backward(one.dy, one.z, approximate="tanh")
         return dz, dz.sum(0, dtype=torch.float32)
 
-    first = given[0]
-    return Contender(
-        "torch",
-        [partial(call, one) for one in given],
-        lambda: share(first, call(first)[0], None),
-        peer=True,
-    )
+    def error_share() -> float:
+        dz, sums = call(given[0])
+        alone = sums if dz is None else None  # else they are of what was rounded to bf16
+        return share((dz, alone), bounds(given[0]))
 
-
-def share(
-    call: ActivationBackwardCall, dz: torch.Tensor | None, sums: torch.Tensor | None
-) -> float:
-    """The largest error of what there is, as a share of its bound."""
-    found = zip((dz, sums), bounds(call), strict=True)
-    return max(
-        (measure.largest_share(one, *expected) for one, expected in found if one is not None),
-        default=0.0,
-    )
+    return Contender("torch", [partial(call, one) for one in given], error_share, peer=True)
 
 
 class Gradients(Family):

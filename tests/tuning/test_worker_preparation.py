@@ -14,6 +14,11 @@ import torch
 
 from warploom.errors import KernelMissingError
 from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families.activation_backward import (
+    ActivationBackwardOperation,
+    ActivationBackwardSchedule,
+    ActivationBackwardShape,
+)
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -28,6 +33,14 @@ from warploom.tuning.worker import Worker
 
 ATTENTION = AttentionShape(1, 2, 2, 70, 70, 64)
 TRIED: dict[str, tuple[KernelSpec, Shape]] = {
+    "activation_backward": (
+        KernelSpec(
+            "sm_90a",
+            ActivationBackwardOperation("bf16", "bf16", "bf16", "gelu", sums=True),
+            ActivationBackwardSchedule(256, 64),
+        ),
+        ActivationBackwardShape(67, 64),
+    ),
     "gemm": (
         KernelSpec(
             "sm_90a",

@@ -15,7 +15,7 @@ from warploom.runtime import plan
 from warploom.runtime.families import family
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.activation_backward.family import bounds
+from warploom.runtime.families.activation_backward.trial import bounds
 
 FORWARD = {
     "relu": F.relu,

@@ -17,7 +17,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.activation_backward.family import bounds
+from warploom.runtime.families.activation_backward.trial import bounds
 
 BF16 = ("bf16", "bf16", "bf16")
 TYPES = (BF16, ("fp16", "fp16", "fp16"), ("fp32", "fp32", "fp32"), ("bf16", "fp32", "fp16"))
