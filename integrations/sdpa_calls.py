@@ -7,6 +7,9 @@ lie as the operators' registrations for fake tensors say: like the operands that
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,7 +28,7 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Kind = tuple[object, ...]
 
 _BOUND = 4096  # kinds of calls remembered, with all plans
-_REFUSED: Any = object()
+REFUSED: Any = object()
 
 
 class Operator(NamedTuple):
@@ -86,8 +89,9 @@ def attend(
     given = (query, key, value, is_causal, scale)
     made = known.get(kind)
     if made is None:
-        made = _first_forward(kind, operator, *given)
-    if made is _REFUSED:
+        make = partial(_plan_forward, operator, *given)
+        made = first(kind, (query, key, value), scale, make)
+    if made is REFUSED:
         return None
     plan: forwards.AttentionPlan = made.plan
     out, lse = torch.empty_like(query), torch.empty_like(made.lse)
@@ -129,8 +133,9 @@ def differentiate(
     given = (grad_out, query, key, value, out, lse, is_causal, scale)
     plan = known.get(kind)
     if plan is None:
-        plan = _first_backward(kind, operator, into, *given)
-    if plan is _REFUSED:
+        call = _backward_call(operator, into, *given)
+        plan = first(kind, (query, key, value), scale, partial(backwards.plan, call))
+    if plan is REFUSED:
         return None
     if plan.launch is None or plan.copies or not lse.is_contiguous():
         found: Gradients = plan.run(_backward_call(operator, into, *given))
@@ -145,45 +150,30 @@ def differentiate(
 # ---- What is new ---------------------------------------------------------------------------------
 
 
-def _first_forward(kind: Kind, operator: Operator, *given: Any) -> Any:  # noqa: ANN401
-    """Plan a kind of call, or find that torch's kernel runs it: a Forward or _REFUSED."""
-    query, key, value, _, scale = given
-    if _refusal(query, key, value, scale):
-        return _kept(kind, _REFUSED)
-    if _captures(query):
-        return _REFUSED
-    try:
-        plan = forwards.plan(_forward_call(operator, torch.empty_like(query), *given))
-    except ProblemError:  # too large for kernels
-        return _kept(kind, _REFUSED)
-    device, shape = query.device, (*plan.details.lse_shape, *operator.lse)
-    made = Forward(
-        plan,
-        _without_memory(shape, torch.float32, device),
-        _without_memory(operator.seed, operator.integer, device),
-        _without_memory((), operator.integer, device),
-        torch.empty(0, dtype=query.dtype, device=device),
-    )
-    return _kept(kind, made)
+def first(
+    kind: Kind,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scale: float | None,
+    make: Callable[[], object],
+) -> Any:  # noqa: ANN401 (what `make` returns)
+    """What is kept of a kind of call that is new: what is made for it, or REFUSED.
 
-
-def _first_backward(kind: Kind, operator: Operator, *given: Any) -> Any:  # noqa: ANN401
-    """As `_first_forward`; a plan or _REFUSED."""
-    _, _, query, key, value, *_, scale = given
-    if _refusal(query, key, value, scale):
-        return _kept(kind, _REFUSED)
-    if _captures(query):
-        return _REFUSED
-    try:
-        return _kept(kind, backwards.plan(_backward_call(operator, *given)))
-    except ProblemError:
-        return _kept(kind, _REFUSED)
+    The rules are those of `warploom.sdpa`, of tensors [batch, heads, length, dim]. While a graph is
+    captured nothing can be planned: torch's kernel runs, and a later call is new again.
+    """
+    made: object = REFUSED
+    if not _refusal(*tensors, scale):
+        if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return REFUSED
+        with contextlib.suppress(ProblemError):  # for instance of what is too large for a kernel
+            made = make()
+    remember(known, kind, made, _BOUND)
+    return made
 
 
 def _refusal(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> str | None:
-    """Why torch's kernel runs a call: by the rules of `warploom.sdpa`."""
     if query.dim() != 4:
         return "query is not [batch, heads, length, dim]"
     return rules.refusal(
@@ -191,17 +181,20 @@ def _refusal(
     )
 
 
-def _captures(tensor: torch.Tensor) -> bool:
-    """Whether a graph is being captured: nothing can be planned until it is, so torch's runs."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+def _plan_forward(operator: Operator, *given: Any) -> Forward:
+    query = given[0]
+    plan = forwards.plan(_forward_call(operator, torch.empty_like(query), *given))
+    device, shape = query.device, (*plan.details.lse_shape, *operator.lse)
+    return Forward(
+        plan,
+        without_memory(shape, torch.float32, device),
+        without_memory(operator.seed, operator.integer, device),
+        without_memory((), operator.integer, device),
+        torch.empty(0, dtype=query.dtype, device=device),
+    )
 
 
-def _kept(kind: Kind, made: Any) -> Any:  # noqa: ANN401
-    remember(known, kind, made, _BOUND)
-    return made
-
-
-def _without_memory(
+def without_memory(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A tensor for empty_like, which is the quickest way to make one, and asks for no contents.

@@ -1,9 +1,9 @@
 """Torch's operators of scaled dot product attention, run by Warploom's kernels where they fit.
 
 `F.scaled_dot_product_attention` picks one of torch's fused operators; these are implementations of
-two of them, FlashAttention's and cuDNN's, and of their gradients. What the rules refuse goes to the
-kernels that torch had there. Either backward pass takes what either forward pass returned: without
-dropout, both mean the natural log-sum-exp of each row.
+two of them, FlashAttention's and cuDNN's, of the one for packed sequences, and of their gradients.
+What the rules refuse goes to the kernels that torch had there. Either backward pass takes what
+either forward pass returned: without dropout, both mean the natural log-sum-exp of each row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from typing import Any
 import torch
 
 from warploom.integrations.sdpa_calls import Gradients, Operator, attend, differentiate
+from warploom.integrations.sdpa_packed import Sequences
+from warploom.integrations.sdpa_packed import attend as attend_packed
+from warploom.integrations.sdpa_packed import differentiate as differentiate_packed
 
 FLASH = Operator(
     "aten::_scaled_dot_product_flash_attention", "bottom_right", (), (2,), torch.uint64
 )
 CUDNN = Operator("aten::_scaled_dot_product_cudnn_attention", "top_left", (1,), (), torch.int64)
 FLASH_BACKWARD, CUDNN_BACKWARD = f"{FLASH.name}_backward", f"{CUDNN.name}_backward"
-OPERATORS = (FLASH.name, FLASH_BACKWARD, CUDNN.name, CUDNN_BACKWARD)
+PACKED, PACKED_BACKWARD = "aten::_flash_attention_forward", "aten::_flash_attention_backward"
+OPERATORS = (FLASH.name, FLASH_BACKWARD, CUDNN.name, CUDNN_BACKWARD, PACKED, PACKED_BACKWARD)
 
 Optional = torch.Tensor | None
 
@@ -35,8 +39,8 @@ class Override:
 
     def implementations(self) -> dict[str, Any]:
         """What runs each of OPERATORS."""
-        mine = (self.flash, self.flash_backward, self.cudnn, self.cudnn_backward)
-        return dict(zip(OPERATORS, mine, strict=True))
+        sdpa = (self.flash, self.flash_backward, self.cudnn, self.cudnn_backward)
+        return dict(zip(OPERATORS, (*sdpa, self.packed, self.packed_backward), strict=True))
 
     def flash(
         self,
@@ -148,6 +152,93 @@ class Override:
         )
         return by_torch
 
-    def _torchs(self, operator: str, *given: Any, scale: float | None) -> Any:  # noqa: ANN401
+    def packed(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cum_seq_q: Optional,
+        cum_seq_k: Optional,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        return_debug_mask: bool,
+        *,
+        scale: float | None = None,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
+        **more: Any,
+    ) -> tuple[Any, ...]:
+        """FlashAttention of packed sequences; without them, it is what torch's own kernels call."""
+        given = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
+        window = (window_size_left, window_size_right)
+        plain = dropout_p == 0.0 and not return_debug_mask
+        plain = plain and all(value is None for value in more.values())
+        if plain and cum_seq_q is not None and cum_seq_k is not None:
+            sequences = Sequences(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, *window, scale)
+            found = attend_packed(query, key, value, sequences)
+            if found is not None:
+                seed = query.new_empty(2, dtype=torch.uint64)
+                offset = query.new_empty((), dtype=torch.uint64)
+                return *found, seed, offset, query.new_empty(0)
+        by_torch: tuple[Any, ...] = self._torchs(
+            PACKED,
+            *given,
+            dropout_p,
+            is_causal,
+            return_debug_mask,
+            scale=scale,
+            window_size_left=window_size_left,
+            window_size_right=window_size_right,
+            **more,
+        )
+        return by_torch
+
+    def packed_backward(
+        self,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        cum_seq_q: Optional,
+        cum_seq_k: Optional,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        rng_state: Optional,
+        unused: Optional,
+        *,
+        scale: float | None = None,
+        window_size_left: int | None = None,
+        window_size_right: int | None = None,
+    ) -> Gradients:
+        """The gradients of FlashAttention of packed sequences."""
+        given = (grad_out, query, key, value, out, logsumexp)
+        lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
+        window = (window_size_left, window_size_right)
+        if dropout_p == 0.0 and cum_seq_q is not None and cum_seq_k is not None:
+            sequences = Sequences(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, *window, scale)
+            found = differentiate_packed(*given, sequences)
+            if found is not None:
+                return found
+        by_torch: Gradients = self._torchs(
+            PACKED_BACKWARD,
+            *given,
+            *lengths,
+            dropout_p,
+            is_causal,
+            rng_state,
+            unused,
+            scale=scale,
+            window_size_left=window_size_left,
+            window_size_right=window_size_right,
+        )
+        return by_torch
+
+    def _torchs(self, operator: str, *given: Any, **keywords: Any) -> Any:  # noqa: ANN401
         """What torch's own kernel returns."""
-        return self.kernels[operator].call_boxed(self.keys, *given, scale=scale)
+        return self.kernels[operator].call_boxed(self.keys, *given, **keywords)

@@ -1,8 +1,8 @@
 """Torch's fused attentions on the CPU, which has another one, so that tests need no GPU.
 
 `Torchs` stands for the kernels that torch has on a GPU: it counts its calls and computes by torch's
-CPU kernels. `routed` leads F.scaled_dot_product_attention on CPU tensors to the operators that are
-overridden, as torch leads it on GPU tensors.
+CPU kernels, where there is one. `routed` leads F.scaled_dot_product_attention on CPU tensors to the
+operators that are overridden, as torch leads it on GPU tensors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from warploom.integrations.sdpa_override import CUDNN, OPERATORS
 
+_COMMON = "aten::_scaled_dot_product_"
 _OWN = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _NOTHING = torch.empty(0)
@@ -29,9 +30,12 @@ class Torchs:
         own = f"{_OWN}_backward" if operator.endswith("_backward") else _OWN
         self.own: Any = torch.library.get_kernel(own, "CPU")
 
-    def call_boxed(self, keys: object, *given: Any, scale: float | None) -> Any:  # noqa: ANN401
-        """Compute by torch's kernel for the CPU."""
-        self.ran.append(self.operator.removeprefix("aten::_scaled_dot_product_"))
+    def call_boxed(self, keys: object, *given: Any, scale: float | None, **more: Any) -> Any:  # noqa: ANN401
+        """Compute by torch's kernel for the CPU, which takes no packed sequences."""
+        name = self.operator.removeprefix("aten::_")
+        self.ran.append(name.removeprefix("scaled_dot_product_"))
+        if name.startswith("flash_attention"):
+            raise NotImplementedError(name)
         named = dict(zip(_names(self.operator), given, strict=False))
         mask = named.pop("attn_bias", None)
         flags = 0.0, named.get("is_causal", False)  # its kernel has no dropout either
@@ -55,6 +59,15 @@ def torchs(ran: list[str]) -> dict[str, Torchs]:
 def _names(operator: str) -> list[str]:
     schema = getattr(torch.ops.aten, operator.removeprefix("aten::")).default._schema
     return [argument.name for argument in schema.arguments]
+
+
+def operator(name: str, *given: torch.Tensor, **keywords: Any) -> tuple[Any, ...]:
+    """One of the two operators that torch picks, as its function calls them."""
+    more = (None, True) if name == CUDNN.name.removeprefix(_COMMON) else ()
+    flags = [keywords.pop(key, kept) for key, kept in (("dropout_p", 0.0), ("is_causal", False))]
+    run = getattr(torch.ops.aten, f"_scaled_dot_product_{name}")
+    found: tuple[Any, ...] = run(*given, *more, *flags, **keywords)
+    return found
 
 
 @contextlib.contextmanager
