@@ -16,15 +16,20 @@ from warploom.errors import ProblemError
 from warploom.runtime.families.gemm import gradient_epilogue, gradient_products
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.gradient_epilogue import Passing
 from warploom.runtime.families.gemm.gradient_products import Gradient
 from warploom.runtime.families.gemm.gradient_rule import (
+    FLOATS,
     A,
     B,
     GradientOptions,
     Rule,
+    kept_type,
     numbers_of,
     rule,
+    storing_items,
     tensors_of,
+    way_of,
 )
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
@@ -74,16 +79,24 @@ class _Gemm(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad[2:]
-        how: Rule | None = plan.rules.get(needed)
+        how: Rule | None = plan.rules.get((call.preactivation, needed))
         if how is None:
-            how = plan.rules[needed] = rule(tensors, call.listed, needed)
-        ctx.save_for_backward(*[tensors[place] for place in how.kept])
+            how = plan.rules[call.preactivation, needed] = _rule(call, plan, tensors, needed)
+        kept = [tensors[place] for place in how.kept]
+        if how.way == "save":
+            d, z = _saving(call, plan)
+            kept.append(z)
+        else:
+            d = plan.run(call)
+            if how.way == "output":
+                kept.append(d)
+        ctx.save_for_backward(*kept)
         ctx.set_materialize_grads(False)
         # Nothing of this is a tensor with a graph, which would escape hooks and be kept alive.
         ctx.rule = how
         ctx.numbers = numbers_of(call.listed) if call.listed else ()
         ctx.options = call.gradient_options
-        return plan.run(call)
+        return d
 
     @staticmethod
     def backward(
@@ -96,6 +109,28 @@ class _Gemm(torch.autograd.Function):
             return (None,) * (2 + len(how.needed))
         found = differentiate(how, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
         return None, None, *found
+
+
+def _rule(
+    call: GemmCall, plan: GemmPlan, tensors: Sequence[torch.Tensor], needed: tuple[bool, ...]
+) -> Rule:
+    """How the calls of a plan are differentiated. A kernel that was named stores nothing more."""
+    asked = call.preactivation if call.spec is None else "recompute"
+    stored = plan.details.out_dtype in FLOATS
+    way = way_of(call.listed, needed, preactivation=asked, stored=stored)
+    return rule(tensors, call.listed, needed, way)
+
+
+def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """D, and what its activation was given, by a plan of its own that is found once."""
+    details, listed = plan.details, call.listed
+    z = call.a.new_empty(details.out_shape, dtype=kept_type(details.out_dtype, call.a.dtype))
+    storing = GemmCall(
+        call.a, call.b, storing_items(listed, z), None, call.out_dtype, call.accumulation
+    )
+    if plan.saving is None:
+        plan.saving = plans.plan(storing)
+    return plan.saving.run(storing), z
 
 
 def differentiate(
@@ -143,21 +178,23 @@ def gradients(
     if forward_ad._current_level >= 0:
         refuse_dual("the gradient of warploom.gemm", (dd,))
     tensors: list[torch.Tensor | None] = [None] * len(how.needed)
-    for place, one in zip(how.kept, kept, strict=True):
+    for place, one in zip(how.kept, kept, strict=False):
         tensors[place] = one
+    z = kept[-1] if how.way in ("save", "output") else None
     if dd.stride(-1) != 1 or dd.stride(-2) == 0:  # as that of a sum, expanded
         dd = dd.contiguous()
     accumulation, dtype, into = options
-    if how.way == "linear":
-        scales, found = gradient_epilogue.linear(how, how.listed(tensors, numbers), dd)
-        dz: torch.Tensor | None = dd
-    else:
-        scales = gradient_products.Scales()
+    if dd.dtype.itemsize == 1:
+        dd = dd.to(torch.bfloat16)
+    if how.way == "composite":
         dz, found = gradient_epilogue.composite(how, tensors, numbers, dd, accumulation)
+        x = None if dz is None else Passing(dz)
+    else:
+        x, found = gradient_epilogue.passed(how, tensors, numbers, z, dd, accumulation)
     results: list[torch.Tensor | None] = [found.get(place) for place in range(len(how.needed))]
-    if dz is None:
+    if x is None:
         return tuple(results)
-    gradient = Gradient(dz, scales, accumulation, dtype)
+    gradient = Gradient(x.of, x.scales, accumulation, dtype)
     a, b = tensors[A], tensors[B]
     if how.needed[A] and b is not None:
         results[A] = gradient_products.of_a(gradient, how.lies[A], b)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import cast
 
 import torch
 
-from warploom.generator.epilogue import Bias, Residual, Scale
+from warploom.generator.epilogue import Activation, Bias, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.step import Reads
+from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm import reference
-from warploom.runtime.families.gemm.gradient_products import Scales, product
+from warploom.runtime.families.gemm.gradient_products import Scales, factor_type, product
 from warploom.runtime.families.gemm.gradient_rule import A, B, Lie, Place, Rule
 from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.steps.operand import Extents, natural
@@ -19,21 +23,81 @@ from warploom.runtime.families.gemm.steps.step import Item
 Found = dict[Place, torch.Tensor]  # gradients of the items' tensors
 
 
-def linear(rule: Rule, listed: Sequence[Item], g: torch.Tensor) -> tuple[Scales, Found]:
-    """What `g`, the gradient of D, is to be multiplied with, and the items' gradients."""
-    scales, found = Scales(), Found()
+@dataclass(slots=True)
+class Passing:
+    """A gradient on its way from D to the products: `of` [.., m, n] times `scales`.
+
+    sums    of the columns of `of` over all rows, in fp32, where they are known
+    """
+
+    of: torch.Tensor
+    scales: Scales = field(default_factory=Scales)
+    sums: torch.Tensor | None = None
+
+    def column_sums(self) -> torch.Tensor:
+        """The sums; they are computed once."""
+        if self.sums is None:
+            self.sums = activation_backward(self.of, sums=True)[1]
+        return cast("torch.Tensor", self.sums)
+
+
+def passed(
+    rule: Rule,
+    tensors: Sequence[torch.Tensor | None],
+    numbers: Sequence[object],
+    kept: torch.Tensor | None,
+    g: torch.Tensor,
+    accumulation: Accumulation,
+) -> tuple[Passing, Found]:
+    """What `g`, the gradient of D, is behind all items, and their tensors' gradients.
+
+    `kept` is what the activation was given, or D in its place. Scales are left to who multiplies.
+    """
+    listed = rule.listed(tensors, numbers)
+    x, found = Passing(g), Found()
     at = Extents(g.shape[:-2], g.shape[-2], g.shape[-1])
-    for item, asked in zip(reversed(listed), reversed(rule.items), strict=True):
+    for index in reversed(range(len(listed))):
+        item, asked = listed[index], rule.items[index]
         kind = step_of(item).step
         if kind is Scale:
-            _scale(scales, item, at)
+            _scale(x.scales, item, at)
+        elif kind is Activation and rule.way != "linear":
+            _activate(x, rule, tensors, listed[:index], item[1], kept, accumulation)
         elif kind is Bias and rule.needed[asked[1]]:
-            like = rule.lies[asked[1]]
-            sums = _summed(g.sum(-2, dtype=torch.float32), "column", like, at)
-            found[asked[1]] = scales.of(sums).to(like.dtype)
+            found[asked[1]] = _of_bias(x, rule.lies[asked[1]], at)
         elif kind is Residual and rule.needed[asked[1]]:
-            found[asked[1]] = _of_residual(g, item[2], scales, rule.lies[asked[1]], at)
-    return scales, found
+            found[asked[1]] = _of_residual(x, item[2], rule.lies[asked[1]], at)
+    return x, found
+
+
+def _activate(
+    x: Passing,
+    rule: Rule,
+    tensors: Sequence[torch.Tensor | None],
+    before: Sequence[Item],
+    function: str,
+    kept: torch.Tensor | None,
+    accumulation: Accumulation,
+) -> None:
+    """Take a gradient past the activation."""
+    a, b = tensors[A], tensors[B]
+    dtype = factor_type(rule.lies[A].dtype)
+    if kept is None and a is not None and b is not None:
+        steps = [*before, (f"{function}_gradient", x.of)]
+        x.of, x.sums = product(a, b, steps, dtype, accumulation), None
+        return
+    # Of biases of all rows, the sums come from the same pass.
+    wide = [rule.lies[one[1]].shape for one in rule.items if one[0] == "bias"]
+    sums = any(prod(shape) == x.of.shape[-1] for shape in wide)
+    dz, x.sums = activation_backward(x.of, kept, function, sums=sums, out_dtype=dtype)
+    x.of = cast("torch.Tensor", dz)
+
+
+def _of_bias(x: Passing, like: Lie, at: Extents) -> torch.Tensor:
+    if prod(like.shape) == at.n:
+        return x.scales.of(x.column_sums()).to(like.dtype).reshape(like.shape)
+    sums = _summed(x.of.sum(-2, dtype=torch.float32), "column", like, at)
+    return x.scales.of(sums).to(like.dtype)
 
 
 def composite(
@@ -81,19 +145,17 @@ def _times(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor
     return other if one is None or other is None else one * other
 
 
-def _of_residual(
-    g: torch.Tensor, beta: float, scales: Scales, like: Lie, at: Extents
-) -> torch.Tensor:
+def _of_residual(x: Passing, beta: float, like: Lie, at: Extents) -> torch.Tensor:
     if not beta:
-        return g.new_zeros(like.shape, dtype=like.dtype)
-    plain = beta == 1 and scales.number == 1 and not scales.ones
-    found = g if plain else scales.of(g.float() * beta)
+        return x.of.new_zeros(like.shape, dtype=like.dtype)
+    plain = beta == 1 and x.scales.number == 1 and not x.scales.ones
+    found = x.of if plain else x.scales.of(x.of.float() * beta)
     return _summed(found, "fragment", like, at).to(like.dtype)
 
 
 def _summed(x: torch.Tensor, reads: Reads, like: Lie, at: Extents) -> torch.Tensor:
     """Values [*batches, *own] summed over the batches that a tensor `like` this broadcasts to."""
-    if x.numel() != torch.Size(like.shape).numel():
+    if x.numel() != prod(like.shape):
         seen = natural(reads, torch.empty(like.shape, device="meta"), at)
         x = x.float() if seen is None else x.float().sum_to_size(seen.shape)
     return x.reshape(like.shape)

@@ -20,11 +20,18 @@ from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.steps.step import Item
 
 Preactivation = Literal["save", "recompute"]
-Way = Literal["linear", "composite"]
+Way = Literal["linear", "output", "save", "recompute", "composite"]
+"""How a gradient passes the activation: it meets none (linear); the result tells its slope
+(output); what the activation was given is kept (save) or computed again (recompute); or torch
+differentiates all steps (composite).
+"""
+
 Place = int  # of a tensor among a, b and those of the items
 
 A, B = 0, 1  # the places of the operands
 VECTORS = ("row", "column")
+MOST_STEPS = 8  # of one epilogue
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class GradientOptions(NamedTuple):
@@ -52,11 +59,11 @@ class Lie(NamedTuple):
 class Rule:
     """How calls of one kind are differentiated in some of their tensors.
 
-    needed   which of a, b and the items' tensors, by their places, have a gradient
-    way      how dD becomes the gradient of the products and of what the items read
-    kept     the places of the tensors that are kept for that
-    items    the epilogue without its outputs; Place stands for a tensor, None for a number
-    lies     how the tensors lie, by place
+    needed      which of a, b and the items' tensors, by their places, have a gradient
+    way         how the gradient passes the activation; see `Way`
+    kept        the places of the tensors that are kept for that
+    items       the epilogue without its outputs; Place stands for a tensor, None for a number
+    lies        how the tensors lie, by place
     """
 
     needed: tuple[bool, ...]
@@ -73,45 +80,77 @@ class Rule:
         return [tuple(_filled(item, tensors, given)) for item in self.items]
 
 
-def rule(tensors: Sequence[torch.Tensor], listed: Sequence[Item], needed: tuple[bool, ...]) -> Rule:
+def rule(
+    tensors: Sequence[torch.Tensor], listed: Sequence[Item], needed: tuple[bool, ...], way: Way
+) -> Rule:
     """How a call of these items and `tensors_of` it is differentiated in those `needed`."""
-    read = [item for item in listed if not step_of(item).step.auxiliary]
     places = count(B + 1)
-    items = tuple(tuple(_emptied(item, places)) for item in read)
-    kinds = [step_of(item).step for item in read]
-    first = kinds.index(Activation) if Activation in kinds else len(kinds)
-    before = [item[1] for item in items[:first] if isinstance(item[1], Place)]
-    inner = any(needed[place] for place in (A, B, *before))
-    way: Way = "linear" if _is_linear(read, items, needed, inner=inner) else "composite"
+    items = tuple(tuple(_emptied(item, places)) for item in read_by(listed))
     kept: set[Place] = set(range(len(needed)))
-    if way == "linear":  # each operand for the other's gradient
+    if way != "composite":  # each operand for the other's gradient
         kept = {other for place, other in ((A, B), (B, A)) if needed[place]}
-    for item, kind in zip(items, kinds, strict=True):
-        if kind is Scale and isinstance(item[1], Place):
-            kept.add(item[1])
+        before = activation_at(items) if way == "recompute" else 0
+        kept |= {A, B} if way == "recompute" else set()
+        for index, item in enumerate(items):
+            if isinstance(item[1], Place) and (index < before or step_of(item).step is Scale):
+                kept.add(item[1])
     return Rule(needed, way, tuple(sorted(kept)), items, tuple(map(Lie.of, tensors)))
 
 
-def _is_linear(
-    read: Sequence[Item], items: Sequence[Item], needed: Sequence[bool], *, inner: bool
-) -> bool:
-    """True where no gradient needs the values that pass, and scales can be left to the products."""
-    wanted = False  # by a bias or a residual
-    for item, asked in zip(read, items, strict=True):
-        kind, of_tensor = step_of(item).step, isinstance(asked[1], Place)
-        if kind is Activation:
-            if inner:
-                return False
-            wanted = False
-        elif kind is Scale:
-            vector = step_of(item).reads(item) in VECTORS
-            if (of_tensor and needed[asked[1]]) or (vector and wanted):
-                return False
-        elif kind in (Bias, Residual):
-            wanted |= needed[asked[1]]
+def way_of(
+    listed: Sequence[Item],
+    needed: Sequence[bool],
+    *,
+    preactivation: Preactivation,
+    stored: bool,
+) -> Way:
+    """The way of a call, whose result is `stored` as numbers that tell the sign of relu's.
+
+    Compilers trace this.
+    """
+    items = read_by(listed)
+    first = activation_at(items)
+    place = B
+    passed = wanted = False  # by a gradient: the activation, and a bias or a residual
+    inner = needed[A] or needed[B]
+    for index, item in enumerate(items):
+        kind, needs = step_of(item).step, False
+        if isinstance(item[1], torch.Tensor):
+            place += 1
+            needs = needed[place]
+        if kind is Scale:
+            if needs or (wanted and step_of(item).reads(item) in VECTORS):
+                return "composite"
+        elif kind is Activation:
+            if passed:
+                return "composite"
+            passed, wanted = inner, wanted and inner
+        elif kind is Bias or kind is Residual:
+            wanted = wanted or needs
+            inner = inner or (needs and index < first)
         else:
-            return False
-    return True
+            return "composite"
+    if not passed:
+        return "linear"
+    if items[first][1] == "relu" and stored and first == len(items) - 1:
+        return "output"
+    kinds = [item[0] for item in listed]
+    if preactivation == "save" and len(kinds) < MOST_STEPS and "preactivation" not in kinds:
+        return "save"
+    return "recompute" if first < MOST_STEPS else "composite"
+
+
+def read_by(listed: Sequence[Item]) -> list[Item]:
+    """The items that are no outputs."""
+    return [item for item in listed if not step_of(item).step.auxiliary]
+
+
+def activation_at(items: Sequence[Item]) -> int:
+    """The place of the first activation; past the last where there is none."""
+    for index, item in enumerate(items):
+        if item[0] == "activation":
+            return index
+    return len(items)
 
 
 def _emptied(item: Item, places: Iterator[Place]) -> Iterator[object]:
@@ -134,19 +173,32 @@ def _filled(
 
 def tensors_of(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> list[torch.Tensor]:
     """What a call reads, by place: a, b and the tensors of its items, without their outputs."""
-    read = (item[1] for item in listed if not step_of(item).step.auxiliary)
-    return [a, b, *(value for value in read if isinstance(value, torch.Tensor))]
+    read = [item[1] for item in read_by(listed)]
+    return [a, b, *[value for value in read if isinstance(value, torch.Tensor)]]
 
 
 def numbers_of(listed: Sequence[Item]) -> tuple[float, ...]:
     """The numbers of a call's items, in order, without those of outputs."""
     return tuple(
         value
-        for item in listed
-        if not step_of(item).step.auxiliary
+        for item in read_by(listed)
         for value in item[1:]
         if not isinstance(value, torch.Tensor | str)
     )
+
+
+def kept_type(dtype: torch.dtype, operands: torch.dtype) -> torch.dtype:
+    """The type in which what an activation is given is kept: of 16 bits, the result's if it is."""
+    for one in (dtype, operands):
+        if one in (torch.float16, torch.bfloat16):
+            return one
+    return torch.bfloat16
+
+
+def storing_items(listed: Sequence[Item], z: torch.Tensor) -> list[Item]:
+    """The items of a call that also stores what its activation is given."""
+    at = activation_at(listed)
+    return [*listed[:at], ("preactivation", z), *listed[at:]]
 
 
 def turned(matrix: torch.Tensor) -> bool:

@@ -18,12 +18,13 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families.gemm import plan as gemms
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.gradient import differentiate
 from warploom.runtime.families.gemm.gradient_rule import (
-    GradientOptions,
+    FLOATS,
     Preactivation,
-    numbers_of,
-    rule,
+    kept_type,
+    storing_items,
+    tensors_of,
+    way_of,
 )
 from warploom.runtime.families.gemm.operands import (
     refuse_grad,
@@ -31,38 +32,19 @@ from warploom.runtime.families.gemm.operands import (
     unseen,
     written_unseen,
 )
+from warploom.runtime.families.gemm.operator_gradients import (
+    WIDTH,
+    Call,
+    Gradients,
+    Outputs,
+    backward,
+    listed_of,
+    save,
+)
 from warploom.runtime.families.gemm.result import result_type
-from warploom.runtime.families.gemm.steps import KINDS, flatten, step_of, unflatten
-from warploom.runtime.families.gemm.steps.step import Given, Item
+from warploom.runtime.families.gemm.steps import KINDS, flatten
+from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.operator import register
-
-
-class _Call(NamedTuple):
-    """What both operators take, in order, each with its type in their schemas."""
-
-    a: Annotated[torch.Tensor, "Tensor"]
-    b: Annotated[torch.Tensor, "Tensor"]
-    kinds: Annotated[Sequence[str], "str[]"]
-    operands: Annotated[Sequence[torch.Tensor], "Tensor[]"]
-    numbers: Annotated[Sequence[float], "float[]"]
-    out_dtype: Annotated[torch.dtype, "ScalarType"]
-    accumulation: Annotated[Accumulation, "str"]
-    spec: Annotated[str | None, "str?"]
-
-
-class _Gradients(NamedTuple):
-    """How gradients are computed."""
-
-    preactivation: Annotated[Preactivation, "str"] = "save"
-    accumulate_into: Annotated[torch.Tensor | None, "Tensor?"] = None
-    gradient_dtype: Annotated[torch.dtype | None, "ScalarType?"] = None
-
-
-class _Outputs(NamedTuple):
-    """The outputs of steps as they were before; the operator returns them as they are then."""
-
-    written_kinds: Annotated[Sequence[str], "str[]"]
-    written: Annotated[Sequence[torch.Tensor], "Tensor[]"]
 
 
 class _Refused(NamedTuple):
@@ -81,36 +63,32 @@ _WRITTEN = {
 }
 
 
-def _listed(call: _Call, written: Mapping[str, torch.Tensor | None]) -> list[Item]:
-    return unflatten(call.kinds, Given(iter(call.operands), iter(call.numbers), written))
-
-
 def _run(
-    call: _Call, out: torch.Tensor | None, written: Mapping[str, torch.Tensor | None]
+    call: Call, out: torch.Tensor | None, written: Mapping[str, torch.Tensor | None]
 ) -> torch.Tensor:
     found = parse_name(call.spec) if call.spec else None
-    listed = _listed(call, written)
+    listed = listed_of(call, written)
     with torch.no_grad():
         return gemms.gemm(
             GemmCall(call.a, call.b, listed, out, call.out_dtype, call.accumulation, found)
         )
 
 
-_WIDTH = len(_Call._fields)
-
-
 def _gemm(*given: Any) -> torch.Tensor:
-    return _run(_Call(*given[:_WIDTH]), None, {})
+    return _run(Call(*given[:WIDTH]), None, {})
 
 
 def _gemm_outputs(*given: Any) -> list[torch.Tensor]:
-    call, outputs = _Call(*given[:_WIDTH]), _Outputs(*given[_WIDTH : _WIDTH + 2])
-    written = [one.clone() for one in outputs.written]
+    call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
+    written = [
+        torch.empty_like(one) if KINDS[kind].overwrites else one.clone()
+        for kind, one in zip(outputs.written_kinds, outputs.written, strict=True)
+    ]
     return [_run(call, None, dict(zip(outputs.written_kinds, written, strict=True))), *written]
 
 
 def _gemm_out(*given: Any, out: torch.Tensor, **written: torch.Tensor | None) -> None:
-    _run(_Call(*given), out, written)
+    _run(Call(*given), out, written)
 
 
 def _refused(*given: Any) -> NoReturn:
@@ -121,7 +99,7 @@ def _refuse_grad(
     *given: Any, out: torch.Tensor | None = None, **written: torch.Tensor | None
 ) -> None:
     if torch.is_grad_enabled():
-        refuse_grad(given[0], given[1], out, _listed(_Call(*given), written))
+        refuse_grad(given[0], given[1], out, listed_of(Call(*given), written))
 
 
 def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
@@ -129,12 +107,12 @@ def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Ten
 
 
 def _fake(*given: Any) -> torch.Tensor:
-    call = _Call(*given[:_WIDTH])
+    call = Call(*given[:WIDTH])
     return _made(call.a, call.b, call.out_dtype)
 
 
 def _fake_outputs(*given: Any) -> list[torch.Tensor]:
-    outputs = _Outputs(*given[_WIDTH : _WIDTH + 2])
+    outputs = Outputs(*given[WIDTH : WIDTH + 2])
     return [_fake(*given), *map(torch.empty_like, outputs.written)]
 
 
@@ -147,60 +125,29 @@ def _fake_refused(*given: Any) -> torch.Tensor:
     return _made(call.a, call.b, call.out_dtype)
 
 
-# ---- Autograd ------------------------------------------------------------------------------------
-
-
-def _save(
-    ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
-    inputs: tuple[Any, ...],
-    output: object,
-) -> None:
-    call = _Call(*inputs[:_WIDTH])
-    asked = _Gradients(*inputs[_WIDTH + len(_Outputs._fields) :])
-    read = [item for item in _listed(call, {}) if not step_of(item).step.auxiliary]
-    tensors = (call.a, call.b, *call.operands)
-    ctx.rule = rule(tensors, read, tuple(one.requires_grad for one in tensors))
-    ctx.save_for_backward(*[tensors[place] for place in ctx.rule.kept])
-    ctx.set_materialize_grads(False)
-    ctx.numbers = numbers_of(read)
-    dtype = asked.gradient_dtype or torch.bfloat16
-    ctx.options = GradientOptions(call.accumulation, dtype, asked.accumulate_into)
-    ctx.none = [[] if isinstance(one, list | tuple) and not one else None for one in inputs]
-
-
-def _differentiate(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
-    dd = arriving[0][0] if isinstance(arriving[0], list | tuple) else arriving[0]
-    if dd is None:
-        return tuple(ctx.none)
-    found = differentiate(ctx.rule, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
-    results = list(ctx.none)
-    results[:2], results[_Call._fields.index("operands")] = found[:2], list(found[2:])
-    return tuple(results)
-
-
 register(
     "gemm",
-    _Call,
+    Call,
     returns="Tensor",
     run=_gemm,
     fake=_fake,
-    backward=_differentiate,
-    save=_save,
+    backward=backward,
+    save=save,
 )
 register(
     "gemm_outputs",
-    _Call,
-    _Outputs,
-    _Gradients,
+    Call,
+    Outputs,
+    Gradients,
     returns="Tensor[]",
     run=_gemm_outputs,
     fake=_fake_outputs,
-    backward=_differentiate,
-    save=_save,
+    backward=backward,
+    save=save,
 )
 register(
     "gemm_out",
-    _Call,
+    Call,
     returns="()",
     run=_gemm_out,
     fake=_fake_out,
@@ -218,9 +165,12 @@ def call(
     out_dtype: torch.dtype | None,
     accumulation: Accumulation,
     spec: KernelSpec | str | None,
+    preactivation: Preactivation = "recompute",
     *gradients: Any,
 ) -> torch.Tensor:
-    """Run the call as an operator, for a compiler to trace; `gradients` are those of `_Gradients`.
+    """Run the call as an operator, for a compiler to trace.
+
+    `preactivation` and what follows are of gradients.
 
     Raises ProblemError for more than one output of a kind, which only eager calls take, and for
     `out` with what requires grad. Dynamo would make another error of that one, so there an operator
@@ -233,6 +183,12 @@ def call(
         if not torch.compiler.is_dynamo_compiling():
             raise unseen(name)
         return _refuse(a, b, out, asked, name)
+    gradients = Gradients("recompute", *gradients)
+    z: torch.Tensor | None = None
+    if wanted and _saves(a, b, listed, asked, spec, preactivation):
+        kept = kept_type(asked, a.dtype)
+        z = a.new_empty((), dtype=kept).expand(_made(a, b, asked).shape)
+        listed, gradients = storing_items(listed, z), gradients._replace(preactivation="save")
     flat = flatten(listed)
     written = dict(flat.written)
     if len(written) < len(flat.written):
@@ -244,10 +200,9 @@ def call(
             fix="call warploom.gemm outside of the compiled function",
         )
     kernel = spec.name if isinstance(spec, KernelSpec) else spec
-    given = _Call(a, b, flat.words, flat.tensors, flat.numbers, asked, accumulation, kernel)
-    asked_of_gradients = _Gradients(*gradients)
-    if wanted and (written or asked_of_gradients != _Gradients()):
-        return _outputs(given, asked_of_gradients, written)
+    given = Call(a, b, flat.words, flat.tensors, flat.numbers, asked, accumulation, kernel)
+    if wanted and (written or gradients[1:] != (None, None)):
+        return _outputs(given, gradients, written)
     if out is None and not written:
         result: torch.Tensor = torch.ops.warploom.gemm(*given)
         return result
@@ -265,13 +220,34 @@ def _refuse(
     return refused
 
 
+def _saves(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    dtype: torch.dtype,
+    spec: object,
+    preactivation: Preactivation,
+) -> bool:
+    """True for a call that stores what its activation is given; what is exported does not."""
+    if spec is not None or preactivation == "recompute" or torch.compiler.is_exporting():
+        return False
+    needed = [one.requires_grad for one in tensors_of(a, b, listed)]
+    stored = dtype in FLOATS
+    return way_of(listed, needed, preactivation="save", stored=stored) == "save"
+
+
 def _outputs(
-    given: _Call, gradients: _Gradients, written: Mapping[str, torch.Tensor]
+    given: Call, gradients: Gradients, written: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Run a call for autograd, whose operators write to nothing: what steps write is copied."""
-    outputs = _Outputs(list(written), list(written.values()))
+    """Run a call for autograd, whose operators write to nothing: what steps write is copied.
+
+    What is kept for the backward pass only comes last.
+    """
+    kinds = sorted(written, key=lambda kind: kind == "preactivation")
+    outputs = Outputs(kinds, [written[kind] for kind in kinds])
     d: torch.Tensor
     d, *found = torch.ops.warploom.gemm_outputs(*given, *outputs, *gradients)
-    for one, new in zip(written.values(), found, strict=True):
+    own = gradients.preactivation == "save"
+    for one, new in zip(outputs.written[: len(kinds) - own], found, strict=False):
         one.copy_(new.detach())
     return d

@@ -43,7 +43,8 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
     `warploom.gemm` itself runs after looking the plan up.
     """
 
-    rules: dict[tuple[bool, ...], Rule] = field(default_factory=dict)
+    rules: dict[tuple[object, ...], Rule] = field(default_factory=dict)  # of gradients
+    saving: GemmPlan | None = None  # stores what the activation is given, too
     _number: int = field(default_factory=_numbers.__next__)  # of no other plan of the process
 
     def __call__(
