@@ -18,6 +18,7 @@ from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import Lie, turned
 from warploom.runtime.families.gemm.steps.step import Item
+from warploom.runtime.tensors import WithoutMemoryError
 
 E5M2 = torch.float8_e5m2
 _STEPS = 3  # tensors of one element that a product scales by; more are multiplied before
@@ -100,11 +101,14 @@ def product(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One product of a gradient, as a plan or, for compilers and modes, as an operator."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        from warploom.runtime.families.gemm import operators  # which imports this module
+    if not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0):
+        try:
+            return plans.gemm(GemmCall(a, b, steps, out, dtype, accumulation))
+        except WithoutMemoryError:  # torch knows which code is to see these tensors
+            pass
+    from warploom.runtime.families.gemm import operators  # which imports this module
 
-        return operators.call(a, b, steps, out, dtype, accumulation, None)
-    return plans.gemm(GemmCall(a, b, steps, out, dtype, accumulation))
+    return operators.call(a, b, steps, out, dtype, accumulation, None)
 
 
 def of_a(dz: Gradient, a: Lie, b: torch.Tensor) -> torch.Tensor:
