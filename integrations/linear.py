@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, Unpack, cast
 
 import torch
 import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
+from warploom.integrations import float8
+from warploom.integrations.float8 import Recipe
+from warploom.integrations.linear_options import ACTIVATIONS, Options, check, told
 from warploom.integrations.linear_rules import product_type, refusal
+from warploom.integrations.linear_sharing import check_module, sharing
+from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.gemm.api import gemm
-from warploom.runtime.tensors import shown
-
-_FUNCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    None: lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
-LayerT = TypeVar("LayerT", bound=torch.nn.Linear)
-
-
-class Options(TypedDict, total=False):
-    """The keywords that `Linear` has beside those of torch.nn.Linear."""
-
-    activation: str | None
-
-
-_OPTIONS = Options.__annotations__.keys()
+from warploom.runtime.families.gemm.gradient_rule import Preactivation
 
 
 class Linear(torch.nn.Linear):
     """A linear layer: activation(x W^T + bias) + residual, by one kernel where there is one.
 
     Arguments before the star are those of torch.nn.Linear, and so are parameters, their names and
-    their initial values: a state dict of either loads into the other. `activation` is relu, gelu,
-    gelu_tanh or silu.
+    their initial values: a state dict of either loads into the other.
 
-    The kernel takes bf16 and fp16 (also by autocast, as torch's layer does) on the GPUs that it
-    exists for. Everything else is computed by torch's own operators, with the same meaning;
+    activation       relu, gelu, gelu_tanh or silu
+    preactivation    where the backward pass has what the activation was given from: "save" keeps it
+                     in memory, "recompute" computes it again
+    recipe           compute in fp8: tensorwise, rowwise or rowwise_with_gw_hp (see float8.py)
+    gradient_dtype   with a recipe, what the gradient is multiplied in: bf16, or float8_e5m2
+    accumulate_into_main_grad  the weight's gradient is added to weight.main_grad, an fp32 tensor of
+                     its shape, and weight.grad is left alone
+
+    Kernels take bf16 and fp16 (also by autocast, as torch's layer does) on the GPUs that there are
+    some for. Everything else is computed by torch's own operators, with the same meaning;
     `warploom.explain(layer, x)` says which, and why.
     """
 
@@ -55,10 +48,27 @@ class Linear(torch.nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         activation: str | None = None,
+        preactivation: Preactivation = "save",
+        recipe: Recipe | None = None,
+        gradient_dtype: torch.dtype | None = None,
+        accumulate_into_main_grad: bool = False,
     ) -> None:
-        _check(activation)
+        options: Options = {
+            "activation": activation,
+            "preactivation": preactivation,
+            "recipe": recipe,
+            "gradient_dtype": gradient_dtype,
+            "accumulate_into_main_grad": accumulate_into_main_grad,
+        }
+        check(options)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation = activation
+        vars(self).update(options)
+
+    activation: str | None
+    preactivation: Preactivation
+    recipe: Recipe | None
+    gradient_dtype: torch.dtype | None
+    accumulate_into_main_grad: bool
 
     def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return activation(input W^T + bias) + residual [.., out_features].
@@ -69,11 +79,14 @@ class Linear(torch.nn.Linear):
         weight = self.weight
         if residual is not None:
             self._check_residual(input, residual)
+        if self.recipe is not None and input.numel() and weight.numel():
+            return self._in_float8(input, residual)
         if refusal(input, weight, residual):
             return self._by_torch(input, residual)
         if input.dim() == 1:
             row = None if residual is None else residual.unsqueeze(0)
             return self.forward(input.unsqueeze(0), row).squeeze(0)
+        into = main_grad(weight) if self.accumulate_into_main_grad else None
         return gemm(
             input,
             weight.t(),
@@ -81,6 +94,8 @@ class Linear(torch.nn.Linear):
             activation=self.activation,
             residual=residual,
             out_dtype=None if residual is None else _sum_type(input, residual),
+            preactivation=self.preactivation,
+            accumulate_into=None if into is None else into.t(),
         )
 
     def explanation(
@@ -93,22 +108,25 @@ class Linear(torch.nn.Linear):
         weight = self.weight
         if residual is not None:
             self._check_residual(input, residual)
-        reason = refusal(input, weight, residual, named=gpu is not None)
-        if reason:
-            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
         if input.dim() == 1:
             row = None if residual is None else residual.unsqueeze(0)
             return self.explanation(input.unsqueeze(0), row, gpu=gpu)
-        keywords: dict[str, Any] = {"bias": self.bias, "activation": self.activation}
+        keywords: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "gpu": gpu}
         if residual is not None:
             keywords |= {"residual": residual, "out_dtype": _sum_type(input, residual)}
-        with torch.no_grad():
-            return explain(input, weight.t(), gpu=gpu, **keywords)
+        if self.recipe is not None and input.numel() and weight.numel():
+            x, w = float8.operands(input.reshape(-1, self.in_features), weight, self.recipe)
+            keywords |= {"scale_a": x.scale, "scale_b": w.scale}
+            keywords.setdefault("out_dtype", product_type(input.dtype, input.device.type))
+            return explain(x.values, w.values.t(), **keywords)
+        reason = refusal(input, weight, residual, named=gpu is not None)
+        if reason:
+            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
+        return explain(input, weight.t(), **keywords)
 
     def extra_repr(self) -> str:
         """What torch's layer shows, and the options that are not at their defaults."""
-        activation = f", activation={self.activation!r}" if self.activation else ""
-        return f"{super().extra_repr()}{activation}"
+        return super().extra_repr() + told(self)
 
     @classmethod
     def from_torch(cls, module: torch.nn.Linear, **options: Unpack[Options]) -> Self:
@@ -119,8 +137,8 @@ class Linear(torch.nn.Linear):
         something else), for one whose calls were replaced, and for parameters that are on `meta`
         or on several devices.
         """
-        _check_module(module)
-        return _sharing(cls(1, 1, device="meta", **options), module)
+        check_module(module)
+        return sharing(cls(1, 1, device="meta", **options), module)
 
     def to_torch(self) -> torch.nn.Linear:
         """Return a torch.nn.Linear with these parameters, shared; ProblemError with an activation.
@@ -133,11 +151,43 @@ class Linear(torch.nn.Linear):
                 rule="torch.nn.Linear has none",
                 fix="make torch.nn.Sequential of one and the activation",
             )
-        return _sharing(torch.nn.Linear(1, 1, device="meta"), self)
+        return sharing(torch.nn.Linear(1, 1, device="meta"), self)
 
     def _by_torch(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        result = _FUNCTIONS[self.activation](F.linear(input, self.weight, self.bias))
+        weight = self.weight
+        into = main_grad(weight) if self.accumulate_into_main_grad else None
+        weight = weight if into is None else accumulating(weight, into)
+        return self._finished(F.linear(input, weight, self.bias), residual)
+
+    def _finished(self, product: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """What follows the product, by torch."""
+        result = ACTIVATIONS[self.activation](product)
         return result if residual is None else result + residual
+
+    def _in_float8(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        weight, bias, shape = self.weight, self.bias, (*input.shape[:-1], self.out_features)
+        rows = input.reshape(-1, self.in_features)
+        options = float8.Options(
+            recipe=cast("Recipe", self.recipe),
+            gradient_dtype=self.gradient_dtype or torch.bfloat16,
+            out_dtype=product_type(input.dtype, input.device.type),
+            main_grad=main_grad(weight) if self.accumulate_into_main_grad else None,
+        )
+        read = (input, weight, bias, residual)
+        if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
+            product = float8.product(rows, weight, bias, options)
+            return self._finished(product.view(shape), residual)
+        x, w = float8.operands(rows, weight, options.recipe)
+        return gemm(
+            x.values,
+            w.values.t(),
+            scale_a=x.scale,
+            scale_b=w.scale,
+            bias=bias,
+            activation=self.activation,
+            residual=None if residual is None else residual.reshape(-1, self.out_features),
+            out_dtype=options.out_dtype if residual is None else _sum_type(input, residual),
+        ).view(shape)
 
     def _check_residual(self, input: torch.Tensor, residual: torch.Tensor) -> None:
         if residual.shape != (*input.shape[:-1], self.out_features):
@@ -151,48 +201,3 @@ class Linear(torch.nn.Linear):
 def _sum_type(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
     """The type that torch gives the sum of a product and a residual."""
     return torch.promote_types(product_type(input.dtype, input.device.type), residual.dtype)
-
-
-def _check(activation: str | None) -> None:
-    if activation not in _FUNCTIONS:
-        raise ProblemError(
-            f"activation {shown(activation)}",
-            rule=f"must be one of {', '.join(filter(None, _FUNCTIONS))}, or None",
-            fix="use one of them, or apply it to the result",
-        )
-
-
-def _check_module(module: torch.nn.Linear) -> None:
-    """Raise ProblemError for a module whose calls are not, or could not be, F.linear's."""
-    if type(module) is not torch.nn.Linear:
-        raise ProblemError(
-            f"a {type(module).__name__}",
-            rule="must be a torch.nn.Linear itself: a subclass may compute something else",
-            fix="make a warploom.nn.Linear and load its state dict",
-        )
-    if "forward" in vars(module):
-        raise ProblemError(
-            "a Linear whose forward was replaced on the instance",
-            rule="must compute what torch.nn.Linear does",
-            fix="convert it before its calls are wrapped, as offloading does",
-        )
-    places = {name: tensor.device for name, tensor in module.named_parameters()}
-    told = ", ".join(f"{name} on {device}" for name, device in places.items())
-    if any(device.type == "meta" for device in places.values()):
-        raise ProblemError(
-            told, rule="must lie in memory", fix="load its weights first, then convert it"
-        )
-    if len(set(places.values())) > 1:
-        raise ProblemError(told, rule="must be on one device", fix="move them together")
-
-
-def _sharing(made: LayerT, module: torch.nn.Linear) -> LayerT:
-    """Give a new layer all that a module has but its options, and return it.
-
-    The maps of parameters are the layer's own; those of hooks are the module's, since a hook's
-    handle removes it there.
-    """
-    taken = {name: value for name, value in vars(module).items() if name not in _OPTIONS}
-    own = ("_parameters", "_buffers", "_modules")
-    vars(made).update(taken | {name: taken[name].copy() for name in own})
-    return made

@@ -95,6 +95,4 @@ def _transformed(x: torch.Tensor, weight: torch.Tensor) -> str | None:
         return "forward-mode differentiation is on"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace records torch's operators"
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return "its result is differentiated"
     return None

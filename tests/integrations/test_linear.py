@@ -270,6 +270,7 @@ def test_tied_pruned_and_parametrized_weights_are_used(kernels: list[dict[str, A
 def test_torch_compile_takes_it_whole(request: pytest.FixtureRequest, kernel: bool) -> None:
     calls = request.getfixturevalue("kernels") if kernel else []
     module = layer(activation="gelu")
+    torch.compiler.reset()  # of all layers compiled before, which share one forward
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for rows in (5, 7, 9):

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 FAMILY_PAGES = {path.stem: path.read_text() for path in (ROOT / "docs" / "families").glob("*.md")}
 PAGES = {"guide": GUIDE, **dict(sorted(FAMILY_PAGES.items()))}
+MODELS = (ROOT / "docs" / "models.md").read_text()
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 SECTIONS = ("Calling it", "Numerics", "Limits", "Choosing a schedule", "Every field", "Messages")
@@ -78,10 +79,11 @@ def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "models"])
 def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
     """Of the guide and of families: test_pages.py runs the README's, for what it prints."""
-    (folder / f"{page}.py").write_text("\n".join(blocks(PAGES[page], "python")))
+    text = (PAGES | {"models": MODELS})[page]
+    (folder / f"{page}.py").write_text("\n".join(blocks(text, "python")))
     done = run(f"python {page}.py", folder)
     assert done.returncode == 0, done.stderr
 

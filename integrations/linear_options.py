@@ -1,0 +1,72 @@
+"""The options of `warploom.nn.Linear`: what they may be, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict, get_args
+
+import torch
+import torch.nn.functional as F
+
+from warploom.errors import ProblemError
+from warploom.integrations.float8 import GRADIENT_TYPES, RECIPES, Recipe
+from warploom.runtime.families.gemm.gradient_rule import Preactivation
+from warploom.runtime.tensors import shown
+
+ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class Options(TypedDict, total=False):
+    """The keywords that `Linear` has beside those of torch.nn.Linear."""
+
+    activation: str | None
+    preactivation: Preactivation
+    recipe: Recipe | None
+    gradient_dtype: torch.dtype | None
+    accumulate_into_main_grad: bool
+
+
+DEFAULTS: Options = {
+    "activation": None,
+    "preactivation": "save",
+    "recipe": None,
+    "gradient_dtype": None,
+    "accumulate_into_main_grad": False,
+}
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "activation": tuple(ACTIVATIONS),
+    "preactivation": get_args(Preactivation),
+    "recipe": (None, *RECIPES),
+    "gradient_dtype": (None, *GRADIENT_TYPES),
+    "accumulate_into_main_grad": (False, True),
+}
+
+
+def check(options: Options) -> None:
+    """Raise ProblemError for an option that there is not, or that means nothing beside others."""
+    for name, value in options.items():
+        choices = _CHOICES[name]
+        if value not in choices:
+            raise ProblemError(
+                f"{name} {shown(value)}",
+                rule=f"must be one of {', '.join(map(str, choices))}",
+                fix=f"leave it out for {DEFAULTS[name]}",  # type: ignore[literal-required]
+            )
+    if options["gradient_dtype"] is not None and options["recipe"] is None:
+        raise ProblemError(
+            f"gradient_dtype {options['gradient_dtype']} without a recipe",
+            rule="gradients are multiplied in the type of 16-bit operands",
+            fix='leave it out, or ask for fp8, as recipe="rowwise"',
+        )
+
+
+def told(layer: Any) -> str:  # noqa: ANN401 (the layer's module imports this one)
+    """The options of a layer that are not at their defaults, as its repr goes on."""
+    given = ((name, getattr(layer, name)) for name in DEFAULTS)
+    return "".join(f", {name}={one!r}" for name, one in given if one != DEFAULTS[name])  # type: ignore[literal-required]

@@ -1,0 +1,48 @@
+"""Layers that share what another has: which modules can be taken over, and what goes along."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.integrations.linear_options import DEFAULTS
+
+LayerT = TypeVar("LayerT", bound=torch.nn.Linear)
+
+
+def check_module(module: torch.nn.Linear) -> None:
+    """Raise ProblemError for a module whose calls are not, or could not be, F.linear's."""
+    if type(module) is not torch.nn.Linear:
+        raise ProblemError(
+            f"a {type(module).__name__}",
+            rule="must be a torch.nn.Linear itself: a subclass may compute something else",
+            fix="make a warploom.nn.Linear and load its state dict",
+        )
+    if "forward" in vars(module):
+        raise ProblemError(
+            "a Linear whose forward was replaced on the instance",
+            rule="must compute what torch.nn.Linear does",
+            fix="convert it before its calls are wrapped, as offloading does",
+        )
+    places = {name: tensor.device for name, tensor in module.named_parameters()}
+    told = ", ".join(f"{name} on {device}" for name, device in places.items())
+    if any(device.type == "meta" for device in places.values()):
+        raise ProblemError(
+            told, rule="must lie in memory", fix="load its weights first, then convert it"
+        )
+    if len(set(places.values())) > 1:
+        raise ProblemError(told, rule="must be on one device", fix="move them together")
+
+
+def sharing(made: LayerT, module: torch.nn.Linear) -> LayerT:
+    """Give a new layer all that a module has but its options, and return it.
+
+    The maps of parameters are the layer's own; those of hooks are the module's, since a hook's
+    handle removes it there.
+    """
+    taken = {name: value for name, value in vars(module).items() if name not in DEFAULTS}
+    own = ("_parameters", "_buffers", "_modules")
+    vars(made).update(taken | {name: taken[name].copy() for name in own})
+    return made

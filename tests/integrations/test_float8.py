@@ -1,0 +1,195 @@
+"""Linear layers in fp8: what recipes quantise, and gradients of the products that were computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from linear_bounds import ACTIVATIONS, within
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.integrations.float8 import E4M3, E5M2, RECIPES, Quantised, operands, quantised
+
+IN, OUT, ROWS = 48, 32, 20
+
+
+def layer(recipe: str, **options: Any) -> warploom.nn.Linear:
+    torch.manual_seed(0)
+    given = {"dtype": torch.bfloat16, "recipe": recipe, **options}
+    return warploom.nn.Linear(IN, OUT, **given)
+
+
+def rows(*shape: int) -> torch.Tensor:
+    """Rows whose magnitudes are far apart, which one scale for all would round to nothing."""
+    return (torch.randn(*shape, IN) * torch.logspace(-3, 3, shape[-1]).unsqueeze(-1)).bfloat16()
+
+
+def exact(found: Quantised) -> torch.Tensor:
+    """What quantised values stand for."""
+    scale = found.scale if found.scale.numel() == 1 else found.scale.unsqueeze(-1)
+    return found.values.double() * scale.double()
+
+
+# ---- Quantising ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("rowwise", [True, False])
+def test_the_largest_magnitude_fits_and_others_are_rounded_once(
+    dtype: torch.dtype, rowwise: bool
+) -> None:
+    """A scale that is too small cuts off the largest values, which decide a sum."""
+    x = rows(ROWS)
+    x[3] = 0
+    found = quantised(x, dtype, rowwise=rowwise)
+    assert found.values.dtype == dtype
+    assert found.values.float().isfinite().all()
+    assert found.scale.shape == ((ROWS,) if rowwise else (1,))
+    scale = found.scale.double().unsqueeze(-1) if rowwise else found.scale.double()
+    spacing = {E4M3: 2**-3, E5M2: 2**-2}[dtype]
+    smallest = torch.finfo(dtype).smallest_normal * spacing
+    error = (exact(found) - x.double()).abs()
+    assert (error <= x.double().abs() * spacing * 0.5001 + scale * smallest * 0.5001).all()
+    largest = found.values.double().abs().amax(-1)
+    if rowwise:
+        assert torch.equal(torch.frexp(found.scale).mantissa, torch.full((ROWS,), 0.5))
+        assert (largest[x.abs().amax(-1) > 0] > torch.finfo(dtype).max * 0.45).all()
+    else:
+        assert largest.max() == torch.finfo(dtype).max
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_not_finite_is_seen_in_the_result(recipe: str, value: float) -> None:
+    """A loss that is NaN must show, not train on."""
+    x = torch.randn(ROWS, IN).bfloat16()
+    x[5, 7] = value
+    with torch.no_grad():
+        y = layer(recipe)(x)
+    assert not y[5].isfinite().any()
+    assert recipe == "tensorwise" or y[:5].isfinite().all()
+
+
+# ---- The layer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (2, ROWS), (1,), ()])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_layer_multiplies_what_was_quantised(
+    recipe: str, activation: str | None, shape: tuple[int, ...]
+) -> None:
+    module = layer(recipe, activation=activation)
+    x = rows(*shape) if shape else torch.randn(IN).bfloat16()
+    residual = torch.randn(*shape, OUT)
+    of_x, of_weight = operands(x.reshape(-1, IN), module.weight.detach(), module.recipe)
+    product = exact(of_x) @ exact(of_weight).t() + module.bias.detach().double()
+    expected = ACTIVATIONS[activation](product).reshape(*shape, OUT) + residual.double()
+    magnitude = exact(of_x).abs() @ exact(of_weight).abs().t() + 4
+    for context in (torch.no_grad(), torch.enable_grad()):  # all in the kernel, and not
+        with context:
+            y = module(x, residual)
+        assert (y.shape, y.dtype) == (residual.shape, torch.float32)
+        assert within(y.detach(), expected, magnitude.reshape(*shape, OUT))
+
+
+@pytest.mark.parametrize("gradient_dtype", [None, torch.bfloat16, E5M2])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gradients_are_of_the_product_that_was_computed(
+    recipe: str, gradient_dtype: torch.dtype | None
+) -> None:
+    """Straight through: float64's of the quantised operands, dy in the type that was asked for."""
+    module = layer(recipe, gradient_dtype=gradient_dtype)
+    x, dy = rows(ROWS).requires_grad_(), rows(ROWS)[:, :OUT]
+    module(x).backward(dy)
+    of_x, of_weight = map(exact, operands(x.detach(), module.weight.detach(), module.recipe))
+    if recipe == "rowwise_with_gw_hp":
+        of_x = x.detach().double()
+    unit = 2**-3 if gradient_dtype == E5M2 else 2**-7
+    size = dy.double().abs()
+    assert within(x.grad, dy.double() @ of_weight, size @ of_weight.abs(), unit)
+    if recipe == "rowwise_with_gw_hp":
+        unit = 2**-7  # in bf16 whatever dx is multiplied in
+    assert within(module.weight.grad, dy.double().t() @ of_x, size.t() @ of_x.abs(), unit)
+    assert within(module.bias.grad, dy.double().sum(0), dy.double().abs().sum(0))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_e5m2_gradient_is_exact_where_it_fits(recipe: str) -> None:
+    """Powers of two, with factors of such: a scale that is lost is a factor of the result."""
+    module = layer(recipe, gradient_dtype=E5M2, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(2.0 ** torch.randint(-3, 3, (OUT, IN)))
+    x = (2.0 ** torch.randint(-3, 3, (ROWS, IN))).bfloat16().requires_grad_()
+    dy = (2.0 ** torch.randint(-2, 2, (ROWS, OUT))).bfloat16()
+    module(x).backward(dy)
+    unit = 2**-3 if recipe == "tensorwise" else 2**-7
+    for found, of in (
+        (x.grad, dy.double() @ module.weight.detach().double()),
+        (module.weight.grad, dy.double().t() @ x.detach().double()),
+    ):
+        assert within(found, of, of.abs(), unit)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_main_grad_has_the_weights_gradient(recipe: str) -> None:
+    module, plain = layer(recipe, accumulate_into_main_grad=True), layer(recipe)
+    module.weight.main_grad = torch.ones(OUT, IN)
+    x = torch.randn(ROWS, IN).bfloat16()
+    for one in (module, plain):
+        one(x).float().square().sum().backward()
+    assert module.weight.grad is None
+    assert within(module.weight.main_grad - 1, plain.weight.grad.double(), plain.weight.grad.abs())
+
+
+def test_parameters_of_fp32_are_quantised_from_all_their_digits() -> None:
+    module, x = layer("rowwise", dtype=torch.float32), torch.randn(ROWS, IN, requires_grad=True)
+    y = module(x)
+    assert y.dtype == torch.float32
+    y.sum().backward()
+    assert (x.grad.dtype, module.weight.grad.dtype) == (torch.float32, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = module(x)
+        again.sum().backward()
+    assert again.dtype == torch.bfloat16
+    assert torch.equal(again, y.bfloat16())
+
+
+def test_without_anything_to_multiply_torch_adds_the_bias() -> None:
+    module = layer("tensorwise")
+    assert module(torch.empty(0, IN).bfloat16()).shape == (0, OUT)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_torch_compile_trains_it(recipe: str) -> None:
+    module = layer(recipe)
+    torch.compiler.reset()  # of all layers compiled before, which share one forward
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x, grads = torch.randn(ROWS, IN).bfloat16(), []
+    for call in (module, compiled):
+        module.zero_grad()
+        y = call(x)
+        y.float().square().sum().backward()
+        grads.append([y.detach(), *(one.grad for one in module.parameters())])
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_explain_tells_the_kernel_of_fp8() -> None:
+    module = layer("rowwise", device="meta", activation="silu")
+    x = torch.empty(512, IN, dtype=torch.bfloat16, device="meta")
+    told = warploom.explain(module, x, gpu="NVIDIA H200")
+    assert "e4m3" in told.kernel
+    assert "silu" in told.kernel
+    assert "recipe='rowwise'" in repr(module)
+
+
+def test_recipes_that_there_are_not_are_refused() -> None:
+    with pytest.raises(ProblemError, match=r"recipe 'blockwise'.*tensorwise, rowwise"):
+        layer("blockwise")
+    with pytest.raises(ProblemError, match=r"gradient_dtype torch\.float16"):
+        layer("rowwise", gradient_dtype=torch.float16)
+    with pytest.raises(ProblemError, match="without a recipe"):
+        warploom.nn.Linear(IN, OUT, gradient_dtype=torch.bfloat16)
