@@ -30,6 +30,7 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import nn
     from warploom.generator.specification import KernelSpec
+    from warploom.integrations.patch import patch, register_transformers
     from warploom.integrations.sdpa import sdpa
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
@@ -59,8 +60,10 @@ __all__ = [
     "gemm",
     "load",
     "nn",
+    "patch",
     "plan",
     "plan_attention",
+    "register_transformers",
     "sdpa",
     "warmup",
 ]
@@ -76,8 +79,10 @@ _LAZY = {
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",
     "nn": "warploom.nn",
+    "patch": "warploom.integrations.patch",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
+    "register_transformers": "warploom.integrations.patch",
     "sdpa": "warploom.integrations.sdpa",
     "warmup": "warploom.runtime.api",
 }

@@ -1,0 +1,288 @@
+"""`warploom.patch`: a model's linear layers and its attention on Warploom, and back again."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.integrations.linear import Linear
+from warploom.integrations.linear_rules import PRODUCTS, refusal
+
+ATTENTION = "warploom"  # what transformers knows Warploom's attention by
+AS_IT_WAS = "as it was"
+_patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that they got
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a patch's report: how many of what, what they are now, and why not on Warploom."""
+
+    what: str
+    count: int
+    now: str
+    because: str = ""
+
+
+class Patch:
+    """What `warploom.patch` did to a model: prints as a table, and undoes it.
+
+    As a context manager it undoes it at the end of its block.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        rows: list[Row],
+        layers: dict[torch.nn.Linear, Linear],
+        implementations: list[tuple[Any, str | None]],
+    ) -> None:
+        self.rows = tuple(rows)
+        self._title = f"warploom.patch({type(model).__name__})"
+        self._model: torch.nn.Module | None = model
+        self._originals = {layer: original for original, layer in layers.items()}
+        self._implementations = implementations
+
+    def undo(self) -> None:
+        """Put the model's own modules and its attention back; a second time does nothing.
+
+        The modules are the objects that they were, wherever the layers in their place are by now,
+        with the parameters, the mode and the hooks that these have. Raises ProblemError, and
+        leaves the model as it is, where a layer's parameters have other names than its own had.
+        """
+        model = self._model
+        if model is None:
+            return
+        for layer, original in self._originals.items():
+            _check_names(layer, original)
+        for parent, name, child in list(_children(model)):
+            if isinstance(child, Linear) and child in self._originals:
+                parent._modules[name] = self._originals[child]
+        for layer, original in self._originals.items():
+            original._parameters.update(layer._parameters)
+            original.training = layer.training
+            _patched.discard(layer)
+        for config, implementation in self._implementations:
+            config._attn_implementation = implementation
+        _patched.discard(model)
+        self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        lines = [(f"{row.count} x {row.what}", row.now, row.because) for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = (
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+        return "\n  ".join([self._title, *table])
+
+
+def patch(model: torch.nn.Module, *, linear: bool = True, attention: bool = True) -> Patch:
+    """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
+
+    linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
+               that tied ones stay tied and optimizers keep what they have. Subclasses are left
+    attention  models of transformers in it get `attn_implementation="warploom"`
+
+    Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
+    ProblemError, with the model as it was, for one that is patched already or quantised, and for
+    linear layers without memory, on several devices, or with a forward of their own.
+    """
+    _check(model, linear=linear)
+    layers = _layers(model) if linear else {}
+    speaking = list(_outermost(model)) if attention else []
+    implementations = [
+        (config, config._attn_implementation) for found in speaking for config in _configs(found)
+    ]
+    rows = [*_linear_rows(model, layers)] if linear else []
+    try:
+        if speaking:
+            register_transformers()
+        rows += [_with_attention(found) for found in speaking]
+    except BaseException:
+        for config, implementation in implementations:
+            config._attn_implementation = implementation
+        raise
+    if attention and not speaking:
+        rows.append(Row("attention", 1, AS_IT_WAS, "this is no model of transformers"))
+    for parent, name, child in list(_children(model)):
+        if isinstance(child, torch.nn.Linear) and child in layers:
+            parent._modules[name] = layers[child]
+    _patched.update([model, *layers.values()])
+    return Patch(model, rows, layers, implementations)
+
+
+def register_transformers() -> None:
+    """Let models of transformers be made with `attn_implementation="warploom"`.
+
+    `warploom.patch` does it for a model that there is. Raises ProblemError without transformers.
+    """
+    if find_spec("transformers") is None:
+        raise ProblemError(
+            "transformers is not installed",
+            rule="it is what asks for an attn_implementation",
+            fix="pip install 'warploom[transformers]'",
+        )
+    from warploom.integrations import transformers_attention  # imports transformers
+
+    transformers_attention.register()
+
+
+# ---- Checks --------------------------------------------------------------------------------------
+
+
+def _check(model: torch.nn.Module, *, linear: bool) -> None:
+    """Raise ProblemError for what cannot be patched as a whole."""
+    told = type(model).__name__
+    if type(model) is torch.nn.Linear:
+        raise ProblemError(
+            "a torch.nn.Linear by itself",
+            rule="a patch replaces the layers in a model, never the model",
+            fix="use warploom.nn.Linear.from_torch(layer)",
+        )
+    if any(module in _patched for module in model.modules()):
+        raise ProblemError(
+            f"{told}, which is patched already",
+            rule="a model is patched once",
+            fix="call undo() of what the first patch returned",
+        )
+    if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
+        raise ProblemError(
+            f"{told}, which is quantised",
+            rule="warploom.nn.Linear has weights of 16 or 32 bits",
+            fix="patch(model, linear=False) gives it Warploom's attention alone",
+        )
+
+
+def _check_names(layer: Linear, original: torch.nn.Linear) -> None:
+    """Raise ProblemError for a layer whose parameters cannot be handed over."""
+    if layer._parameters.keys() != original._parameters.keys():
+        raise ProblemError(
+            f"a Linear with parameters {sorted(layer._parameters)}",
+            rule=f"must have those that it had, {sorted(original._parameters)}, to be replaced",
+            fix="remove what was added to it, its parametrizations for instance",
+        )
+
+
+# ---- Linear layers -------------------------------------------------------------------------------
+
+
+def _children(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    """Every place of a module in a model: its parent, its name there, and itself."""
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                yield parent, name, child
+
+
+def _layers(model: torch.nn.Module) -> dict[torch.nn.Linear, Linear]:
+    """Make a layer for each torch.nn.Linear; the model has none of them yet."""
+    layers = {}
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            try:
+                layers[module] = Linear.from_torch(module)
+            except ProblemError as error:
+                raise ProblemError(
+                    f"{name}: {error.value}", rule=error.rule, fix=error.fix
+                ) from error
+    return layers
+
+
+def _linear_rows(model: torch.nn.Module, layers: dict[torch.nn.Linear, Linear]) -> Iterator[Row]:
+    """What becomes of modules that multiply by a matrix, most common first."""
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for module in model.modules():
+        if module in layers:
+            reason = _by_torch(module.weight)
+            now = "warploom.nn.Linear" + (", torch's product" if reason else "")
+            counted["torch.nn.Linear", now, reason] += 1
+        elif isinstance(module, Linear):
+            counted["warploom.nn.Linear", AS_IT_WAS, ""] += 1
+        elif _multiplies(module):
+            reason = "a subclass" if isinstance(module, torch.nn.Linear) else "no torch.nn.Linear"
+            counted[type(module).__name__, AS_IT_WAS, reason] += 1
+    for (what, now, reason), count in counted.most_common():
+        yield Row(what, count, now, reason)
+
+
+def _by_torch(weight: torch.Tensor) -> str:
+    """Why torch computes the products of a weight, with inputs of its type on a GPU; or ""."""
+    if weight.dtype not in PRODUCTS:
+        kind = str(weight.dtype).removeprefix("torch.")
+        return f"{kind} weights; bfloat16 and float16 ones, and autocast, run on Warploom"
+    with torch.no_grad():
+        row = torch.empty(1, weight.shape[-1], dtype=weight.dtype, device="meta")
+        return refusal(row, weight, named=True) or ""
+
+
+def _multiplies(module: torch.nn.Module) -> bool:
+    """Whether a module has a matrix of its own, other than a table that is looked up."""
+    if isinstance(module, torch.nn.Embedding):
+        return False
+    return any(parameter.dim() >= 2 for parameter in module.parameters(recurse=False))
+
+
+# ---- Attention -----------------------------------------------------------------------------------
+
+
+def _outermost(module: torch.nn.Module) -> Iterator[Any]:
+    """The models of transformers in a module that are not part of another."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:  # then no model of it exists
+        return
+    if isinstance(module, modeling.PreTrainedModel):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child)
+
+
+def _configs(model: Any) -> list[Any]:  # noqa: ANN401
+    """The configurations of a model of transformers and all in it, outer ones first."""
+    found: dict[int, Any] = {}
+
+    def add(config: Any) -> None:  # noqa: ANN401
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            for name in config.sub_configs:
+                add(getattr(config, name, None))
+
+    modeling = sys.modules["transformers.modeling_utils"]
+    for module in model.modules():
+        if isinstance(module, modeling.PreTrainedModel):
+            add(module.config)
+    return list(found.values())
+
+
+def _with_attention(model: Any) -> Row:  # noqa: ANN401
+    """Set the attention of a model of transformers, and say what it is now."""
+    before = model.config._attn_implementation
+    what = f"attention of {type(model).__name__}"
+    model.set_attn_implementation(ATTENTION)
+    if model.config._attn_implementation != ATTENTION:
+        return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
+    if model.dtype in PRODUCTS:
+        return Row(what, 1, f"{before} -> {ATTENTION}")
+    kind = str(model.dtype).removeprefix("torch.")
+    because = f"{kind} is torch's; bfloat16 and float16, and autocast, run on Warploom"
+    return Row(what, 1, f"{before} -> {ATTENTION}", because)
