@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import VOCABULARY, model
-from transformers import GPT2Config, GPT2LMHeadModel, LlavaConfig
+from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, LlavaConfig
 
 import warploom
 from warploom.errors import ProblemError
@@ -256,6 +256,29 @@ def test_patched_models_compile(part: str, monkeypatch: pytest.MonkeyPatch) -> N
     here = visible.bool()
     error = float((found.float() - exact)[here].abs().max())
     assert error < 2 * float((rough.float() - exact)[here].abs().max()) + 0.05
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_generation_compiles(name: str) -> None:
+    """Steps after the prompt are compiled for a cache of a fixed size: its mask is an input."""
+    visible = torch.ones_like(IDS)
+    visible[0, :4] = 0
+    how = CompileConfig(backend="eager", mode=None, fullgraph=True)
+    how._compile_all_devices = True  # not only on GPUs
+    tokens = []
+    for attention in ("eager", "warploom"):
+        torch._dynamo.reset()
+        tokens.append(
+            model(name, attention, torch.float32).generate(
+                IDS,
+                attention_mask=visible,
+                max_new_tokens=6,
+                do_sample=False,
+                cache_implementation="static",
+                compile_config=how,
+            )
+        )
+    assert torch.equal(*tokens)
 
 
 def test_generation_of_a_patched_model() -> None:

@@ -24,7 +24,6 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_ENCODER = {name: value for name, value in _SIZES.items() if name not in ("eos_token_id",)}
 WINDOW = 5
 # The model's name in transformers, and what its configuration has beside sizes.
 DECODERS: dict[str, dict[str, Any]] = {
@@ -46,11 +45,18 @@ DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
+ENCODERS: dict[str, dict[str, Any]] = {
+    "Bert": {},
+    "ModernBert": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
+}
+
+
 @cache
-def _made(name: str, head: str) -> torch.nn.Module:
+def _made(name: str, head: str, sizes: tuple[tuple[str, Any], ...]) -> torch.nn.Module:
     torch.manual_seed(0)
     kind = getattr(transformers, f"{name}Config")
-    config = kind(**{**_SIZES, **DECODERS.get(name, ENCODERS.get(name, {}))})
+    own = DECODERS.get(name, ENCODERS.get(name, {}))
+    config = kind(**{**_SIZES, **own, **dict(sizes)})
     model = getattr(transformers, f"{name}{head}")(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("sinks"):  # of the size of scores
@@ -58,16 +64,14 @@ def _made(name: str, head: str) -> torch.nn.Module:
     return model.bfloat16().eval()
 
 
-ENCODERS: dict[str, dict[str, Any]] = {
-    "Bert": {},
-    "ModernBert": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
-}
-
-
 def model(
-    name: str, attention: str, dtype: torch.dtype = torch.bfloat16, head: str = "ForCausalLM"
+    name: str,
+    attention: str,
+    dtype: torch.dtype = torch.bfloat16,
+    head: str = "ForCausalLM",
+    **sizes: int | float,
 ) -> Any:  # noqa: ANN401
-    """A new model of always the same weights, bf16 numbers in `dtype`."""
-    made: Any = copy.deepcopy(_made(name, head)).to(dtype)
+    """A new model of always the same weights, bf16 numbers in `dtype`; `sizes` are not tiny."""
+    made: Any = copy.deepcopy(_made(name, head, tuple(sizes.items()))).to(dtype)
     made.set_attn_implementation(attention)
     return made

@@ -1,0 +1,152 @@
+"""transformers' models, patched, on a GPU: what they say, learn and generate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCABULARY, model
+
+import warploom
+from warploom.integrations import transformers_attention
+
+pytestmark = pytest.mark.gpu
+ROWS = 300
+MEDIUM: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama": MEDIUM | {"head_dim": 128},
+    "Mistral": MEDIUM | {"sliding_window": 100},
+    "Gemma2": MEDIUM | {"sliding_window": 100, "query_pre_attn_scalar": 64},
+    "GptOss": MEDIUM | {"sliding_window": 100},
+}
+
+
+def inputs(case: str) -> tuple[torch.Tensor, dict[str, Any], torch.Tensor]:
+    """Tokens, keywords of a call, and which tokens are no padding."""
+    tokens = torch.randint(2, VOCABULARY, (3, ROWS), generator=torch.Generator().manual_seed(0))
+    visible = torch.ones_like(tokens)
+    keywords: dict[str, Any] = {}
+    if case == "packed":
+        positions = torch.cat([torch.arange(130), torch.arange(1), torch.arange(ROWS - 131)])
+        keywords = {"position_ids": positions.expand(3, -1).cuda(), "use_cache": False}
+    elif case != "whole":
+        visible[0, slice(0, 77) if case == "left" else slice(200, None)] = 0
+        keywords = {"attention_mask": visible.cuda()}
+    return tokens.cuda(), keywords, visible.bool().cuda()
+
+
+def made(name: str, attention: str, dtype: torch.dtype = torch.bfloat16) -> Any:  # noqa: ANN401
+    """A model on the GPU."""
+    return model(name, attention, dtype, **MODELS[name]).cuda()
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count how often Warploom's kernels and torch's computed a layer's attention."""
+    counted: Counter[str] = Counter()
+    for name in ("_by_kernels", "_by_torch"):
+        computes = getattr(transformers_attention, name)
+
+        def counting(
+            *arguments: Any,
+            _computes: Any = computes,  # noqa: ANN401
+            _name: str = name,
+        ) -> torch.Tensor:
+            counted[_name] += 1
+            computed: torch.Tensor = _computes(*arguments)
+            return computed
+
+        monkeypatch.setattr(transformers_attention, name, counting)
+    return counted
+
+
+@pytest.mark.parametrize("case", ["whole", "left", "right", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_patched_model_says_and_learns_the_same(
+    name: str, case: str, paths: Counter[str]
+) -> None:
+    """Logits and every gradient, as far from fp32 as eager attention in bf16; no mask is lost."""
+    tokens, keywords, visible = inputs(case)
+    counts = visible[:, 1:] & visible[:, :-1]
+
+    def learned(learning: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # noqa: ANN401
+        logits = learning(tokens, **keywords).logits
+        predicted = logits[:, :-1][counts].float()
+        torch.nn.functional.cross_entropy(predicted, tokens[:, 1:][counts]).backward()
+        named = learning.named_parameters()
+        gradients = {key: p.grad.float() for key, p in named if p.grad is not None}
+        return logits[visible].detach().float(), gradients
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    exact, exact_gradients = learned(made(name, "eager", torch.float32))
+    rough, rough_gradients = learned(made(name, "eager"))
+    patched = made(name, "eager")
+    warploom.patch(patched)
+    found, gradients = learned(patched)
+    assert paths == {"_by_kernels": 2}
+    assert found.isfinite().all()
+    assert float((found - exact).abs().max()) < 2 * float((rough - exact).abs().max()) + 0.02
+    assert gradients.keys() == exact_gradients.keys()
+    for key, value in exact_gradients.items():
+        error = float((gradients[key] - value).norm())
+        allowed = 4 * float((rough_gradients[key] - value).norm()) + 0.1 * float(value.norm())
+        assert error <= allowed, (key, error, allowed)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_patched_model_generates(name: str, cache: str, paths: Counter[str]) -> None:
+    """Each token is, to bf16, the likeliest of an fp32 model that is given the tokens before.
+
+    With a cache of a fixed size transformers compiles the steps after the prompt. The batch is
+    padded at the left.
+    """
+    tokens, keywords, visible = inputs("left")
+    patched = made(name, "eager")
+    warploom.patch(patched)
+    torch._dynamo.reset()
+    said = patched.generate(
+        tokens,
+        **keywords,
+        max_new_tokens=12,
+        do_sample=False,
+        cache_implementation=None if cache == "dynamic" else cache,
+    )
+    assert said.shape == (3, ROWS + 12)
+    assert paths["_by_kernels"] >= 2, "the prompt was not computed by Warploom"
+    seen = torch.nn.functional.pad(visible.long(), (0, 12), value=1)
+    with torch.no_grad():
+        exact = made(name, "eager", torch.float32)(said, attention_mask=seen).logits
+        rough = made(name, "eager")(said, attention_mask=seen).logits.float()
+    exact, rough = exact[:, ROWS - 1 : -1], rough[:, ROWS - 1 : -1]
+    chosen = exact.gather(-1, said[:, ROWS:, None]).squeeze(-1)
+    allowed = 4 * float((rough - exact).abs().max()) + 0.02
+    assert float((exact.amax(-1) - chosen).max()) < allowed
+
+
+def test_compiled_layers_run_kernels() -> None:
+    """Layer by layer, with a mask that is told by bounds, to the result of the eager layers."""
+    tokens, keywords, visible = inputs("left")
+    patched = made("Mistral", "eager")
+    warploom.patch(patched, linear=False)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        eager = patched(tokens, **keywords, use_cache=False).logits
+        for layer in patched.model.layers:
+            layer.compile(fullgraph=True)
+        patched(tokens, **keywords, use_cache=False)
+        before = warploom.counters.launches
+        compiled = patched(tokens, **keywords, use_cache=False).logits
+    assert warploom.counters.launches == before + len(patched.model.layers)
+    error = (compiled - eager)[visible].abs().max()
+    assert float(error) < 0.05 * float(eager[visible].abs().max())
