@@ -123,7 +123,14 @@ def patch(model: torch.nn.Module, *, linear: bool = True, attention: bool = True
             config._attn_implementation = implementation
         raise
     if attention and not speaking:
-        rows.append(Row("attention", 1, AS_IT_WAS, "this is no model of transformers"))
+        rows.append(
+            Row(
+                "attention",
+                1,
+                AS_IT_WAS,
+                "no model of transformers; warploom.sdpa.activate() is for torch's own attention",
+            )
+        )
     for parent, name, child in list(_children(model)):
         if isinstance(child, torch.nn.Linear) and child in layers:
             parent._modules[name] = layers[child]
