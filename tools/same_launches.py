@@ -20,13 +20,14 @@ from same_kernels import defined, every, families, write
 
 MULTIPROCESSORS = 132
 PRODUCTS = ((1, 512, 64), (61, 4096, 4160), (128, 528, 1024), (3001, 2048, 16384))
+MATRICES = ((1, 64), (300, 4096), (8192, 4096), (100_003, 24))
 SEQUENCES = ((300, 500), (64, 64), (4096, 4096), (1, 8191))  # rows, columns
 
 
 def products(spec: Any) -> Iterator[Any]:
     """Yield problems of a GEMM; every pitch is another."""
     operation = spec.operation
-    steps = [step for step in operation.epilogue if step.step == "residual"]
+    steps = [step for step in operation.epilogue if step.pitched]
     pitched = [step.batch_field(i) for i, step in enumerate(operation.epilogue)]
     for m, n, k in PRODUCTS:
         pitches = (k if operation.layout_a == "row" else m, k if operation.layout_b == "col" else n)
@@ -70,6 +71,12 @@ def attentions(spec: Any) -> Iterator[Any]:
             )
 
 
+def gradients(spec: Any) -> Iterator[Any]:
+    """Yield problems of a gradient of an activation; every pitch is another."""
+    for m, n in MATRICES:
+        yield defined("ActivationBackwardProblem")(m, n, n + 1, n + 2, n + 3)
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -79,6 +86,7 @@ def shapes(spec: Any) -> Iterator[Any]:
 
 PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "gemm": products,
+    "activation_backward": gradients,
     "attention_forward": attentions,
     "attention_backward": attentions,
 }

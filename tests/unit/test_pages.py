@@ -162,7 +162,13 @@ def test_a_report_has_every_cell_by_size_and_says_what_decided(tmp_path: Path) -
 def test_every_set_of_cells_has_a_section(family: str, group: str, tmp_path: Path) -> None:
     about: dict[str, Any] = {"family": family, "cells": group}
     if family != "gemm":
-        about |= {"type": "bf16", "lengths": [], "window": None, "causal": True, "operation": "sums"}
+        about |= {
+            "type": "bf16",
+            "lengths": [],
+            "window": None,
+            "causal": True,
+            "operation": "sums",
+        }
         about |= {"heads": 4, "kv_heads": 2, "dim": 64, "seq": 65, "batch": 1, "flops": 1e9}
     one = cell(**about)
     write(tmp_path, "bench", [one])

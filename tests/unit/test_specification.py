@@ -116,7 +116,7 @@ def test_a_name_that_names_no_kernel_of_this_version_is_an_error(name: str, prob
         ({"d": "int32"}, "d int32 from bf16 with 0 epilogue steps"),
         ({"accumulation": "slow"}, "accumulation 'slow': must be one of fast, promoted"),
         ({"accumulation": "promoted"}, "accumulation promoted of bf16: must be fast"),
-        ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 6"),
+        ({"epilogue": (Bias("bf16"),) * 9}, "epilogue of 9 steps: at most 8"),
         ({"epilogue": (Bias("e4m3"),)}, "epilogue step 'bias_e4m3': must be one of scale_host"),
     ],
 )
