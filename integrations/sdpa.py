@@ -115,3 +115,4 @@ def _folded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 sdpa = Sdpa()
+sdpa.__doc__ = Sdpa.__call__.__doc__

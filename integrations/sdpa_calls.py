@@ -165,8 +165,8 @@ def first(
     if not _refusal(*tensors, scale):
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return REFUSED
-        with contextlib.suppress(ProblemError):  # for instance of what is too large for a kernel
-            made = make()
+        with contextlib.suppress(ProblemError), torch.inference_mode(mode=False):
+            made = make()  # or it is refused: for instance what is too large for a kernel
     remember(known, kind, made, _BOUND)
     return made
 

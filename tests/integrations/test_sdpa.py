@@ -148,6 +148,18 @@ def test_torch_compile_takes_either_without_a_graph_break(name: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_one_compiled_graph_serves_lengths_that_vary() -> None:
+    def layer(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return warploom.sdpa(q, k, k, is_causal=True, enable_gqa=True)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length, key_length in ((5, 9), (7, 7), (11, 6)):
+        q, k = draw(2, 4, length, 16), draw(2, 2, key_length, 16)
+        assert torch.equal(compiled(q, k), layer(q, k))
+
+
+@pytest.mark.usefixtures("here")
 def test_autocast_converts_as_torchs_does() -> None:
     q = Q.float().requires_grad_()
     with torch.autocast("cpu", dtype=BF16):

@@ -144,6 +144,19 @@ def test_either_backward_takes_what_either_forward_returned(
         torch.testing.assert_close(got, right, atol=2e-2, rtol=2e-2)
 
 
+def test_what_inference_planned_serves_training(activated: list[str]) -> None:
+    """Guards against kept tensors that autograd refuses, as those of inference_mode are."""
+    q = draw(1, 3, 11, 24)
+    with torch.inference_mode():
+        expected = operator(FLASH, q, q, q)[0]
+    leaf = q.clone().requires_grad_()
+    results = operator(FLASH, leaf, q, q)
+    results[0].sum().backward()
+    assert torch.equal(results[0], expected)
+    assert not any(one.is_inference() for one in results if isinstance(one, torch.Tensor))
+    assert not activated
+
+
 def test_a_warm_call_plans_nothing(activated: list[str]) -> None:
     differentiated(through(FLASH), (Q, Q, Q))
     plans = warploom.counters.plans
