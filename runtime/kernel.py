@@ -89,9 +89,13 @@ class Kernel:
             _require(self.spec, device)
             handle = self._handle(entry)
             attribute = driver.CUfunction_attribute
+            static = attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
             maximum = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            shared_bytes = self.spec.architecture.shared_bytes
-            check(driver.cuKernelSetAttribute(maximum, shared_bytes, handle, device))
+            room = (
+                self.spec.architecture.shared_bytes
+            )  # for what a kernel declares and a launch asks
+            room -= check(driver.cuKernelGetAttribute(static, handle, device))
+            check(driver.cuKernelSetAttribute(maximum, room, handle, device))
             with torch.cuda.device(device):
                 enter(device)
                 check(driver.cuKernelGetFunction(handle))

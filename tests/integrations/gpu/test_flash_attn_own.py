@@ -51,6 +51,7 @@ def run(
     """Run cases of a function of a file of tests; return counts by outcome, and what was said."""
     beside = Path(flash_attn_own.__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(beside), *sys.path])}
+    environment.pop("PYTEST_ADDOPTS", None)  # of these tests, not of theirs
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--show-capture=no"]
     command += ["-p", "flash_attn_own", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull]
     command += ["--rootdir", str(file.parent), f"--junitxml={report}", f"--checkout={checkout}"]
