@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data import topics
 
 import torch
 
@@ -34,8 +33,10 @@ def load(*, docstrings: bool) -> Texts:
     """Read the texts of this Python; `docstrings`: those of its library too, in two seconds.
 
     Both parts are made of blocks from everywhere, since what follows the last topic is unlike it.
+    Where a distribution left the topics out, docstrings are read in any case.
     """
-    parts = [topics.topics[name] for name in sorted(topics.topics)]
+    parts = _topics()
+    docstrings = docstrings or not parts
     parts += _licence()
     if docstrings:
         parts += _docstrings()
@@ -49,6 +50,14 @@ def load(*, docstrings: bool) -> Texts:
 
 def _bytes(blocks: list[bytes]) -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join(blocks)), dtype=torch.uint8)
+
+
+def _topics() -> list[str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return []
+    return [topics[name] for name in sorted(topics)]
 
 
 def _licence() -> list[str]:

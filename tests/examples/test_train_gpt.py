@@ -194,6 +194,13 @@ def test_texts_are_the_same_each_time_and_parts_do_not_overlap() -> None:
     assert 0.08 < texts.validation.numel() / total < 0.12
 
 
+def test_a_python_without_its_topics_has_texts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    assert python_texts.load(docstrings=False).training.numel() > 100_000
+
+
 def test_losses_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result(*SHORT, "--picture", tmp_path / "losses.svg")

@@ -1,0 +1,212 @@
+"""A training step of a Llama, patched by `warploom.patch` and as transformers has it, in turns.
+
+    python examples/llama_step.py                  # on a Hopper GPU: 4 layers of Llama 3 8B
+    python examples/llama_step.py --profile        # and which kernels take the time
+    python examples/llama_step.py --tiny --no-compile
+
+Forward and backward pass of one sequence, in bf16. Before anything is timed, losses and gradients
+are held against float32: of what is patched, none may be further off than half as much again as
+without the patch. Exit code 3: one is.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Any
+
+import click
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import timing
+import warploom
+from llama import device_name, random_llama
+
+WRONG = 3  # the exit code
+LAPS = 3  # steps in a row, so that the GPU does not wait for the host to begin
+ALLOWED, ROUNDING = 1.5, 2**-8  # times the error without the patch, and beside it one of bf16
+KERNELS = 15  # of a profile
+PEERS = {"warploom": "torch", "warploom, compiled": "torch, compiled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What is timed: `call` returns the outputs of transformers by the parameters of `model`."""
+
+    model: nn.Module
+    call: Callable[..., Any]
+    text: torch.Tensor
+
+    def step(self) -> torch.Tensor:
+        """Compute the loss and fresh gradients; return the loss."""
+        self.model.zero_grad()
+        loss: torch.Tensor = self.call(input_ids=self.text, labels=self.text, use_cache=False).loss
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    def errors(self, exact: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Relative distances from `exact`: of the loss, and of each gradient by its name."""
+        found = {"loss": _distance(self.step(), exact["loss"])}
+        for name, gradient in _gradients(self.model).items():
+            found[name] = _distance(gradient, exact[name])
+        return found
+
+
+@click.command()
+@click.option("--tiny", is_flag=True, help="2 layers of width 64, for a CPU.")
+@click.option("--tokens", type=click.IntRange(2), help="2048, tiny 32.")
+@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
+@click.option("--compile/--no-compile", "compiled", default=True, help="Also by torch.compile.")
+@click.option("--profile", is_flag=True, help="Show the kernels that take most of the time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(
+    *, tiny: bool, tokens: int | None, rounds: int, compiled: bool, profile: bool, as_json: bool
+) -> None:
+    """Time a training step of a Llama on Warploom's kernels beside torch's."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokens = tokens or (32 if tiny else 2048)
+    model = random_llama(device, tiny=tiny).train()
+    patched = copy.deepcopy(model)
+    patch = warploom.patch(patched)
+    text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
+    contenders = contend({"torch": model, "warploom": patched}, text, compiled=compiled)
+    exact = float32(contenders["torch"])
+    errors = {name: one.errors(exact) for name, one in contenders.items()}
+    wrong = {name: furthest(errors[name], errors[PEERS[name]]) for name in errors if name in PEERS}
+    result: dict[str, Any] = {
+        "device": device_name(device),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "tokens": tokens,
+        "patch": repr(patch),
+        "errors": {
+            name: {"loss": found["loss"], "gradient": max(found.values())}
+            for name, found in errors.items()
+        },
+        "wrong": {name: found for name, found in wrong.items() if found},
+    }
+    del exact  # a third of the memory
+    if not result["wrong"]:
+        calls = {name: one.step for name, one in contenders.items()}
+        seconds = timing.interleave(calls, device, rounds=rounds, laps=LAPS)
+        medians = timing.medians(seconds)
+        result["rounds"], result["seconds"] = seconds, medians
+        result["ratios"] = {
+            name: medians[peer] / medians[name] for name, peer in PEERS.items() if name in medians
+        }
+        if profile:
+            result["kernels"] = {name: kernels(one, device) for name, one in contenders.items()}
+    if as_json:
+        click.echo(json.dumps(result, indent=2))
+    else:
+        show(result)
+    if result["wrong"]:
+        raise click.exceptions.Exit(WRONG)
+
+
+def contend(
+    models: Mapping[str, nn.Module], text: torch.Tensor, *, compiled: bool
+) -> dict[str, Contender]:
+    """The contenders by the names that they are shown by: each model, and each compiled."""
+    found = {name: Contender(one, one, text) for name, one in models.items()}
+    if compiled:
+        for name, one in models.items():
+            faster = torch.compile(one, dynamic=False)
+            found[f"{name}, compiled"] = Contender(one, faster, text)
+    return found
+
+
+# ---- Checking ------------------------------------------------------------------------------------
+
+
+def float32(contender: Contender) -> dict[str, torch.Tensor]:
+    """The loss and each gradient, by its name, of the same weights in float32."""
+    model = copy.deepcopy(contender.model).float()
+    loss = Contender(model, model, contender.text).step()
+    return {"loss": loss, **_gradients(model)}
+
+
+def furthest(errors: Mapping[str, float], peers: Mapping[str, float]) -> str:
+    """The name of what is further off than is allowed, and than all else; "" if nothing is."""
+    beyond = {name: errors[name] - ALLOWED * peer - ROUNDING for name, peer in peers.items()}
+    name = max(beyond, key=lambda one: inf if isnan(beyond[one]) else beyond[one])
+    return "" if beyond[name] <= 0 else name
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def _distance(value: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((value.float() - exact).norm() / exact.norm())
+
+
+# ---- Showing -------------------------------------------------------------------------------------
+
+
+def kernels(contender: Contender, device: torch.device) -> list[dict[str, Any]]:
+    """The kernels, or on a CPU the operators, of a step that take most of the time."""
+    kinds = torch.profiler.ProfilerActivity
+    on_gpu = device.type == "cuda"
+    with torch.profiler.profile(activities=[kinds.CUDA if on_gpu else kinds.CPU]) as profiler:
+        contender.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    found = [
+        {
+            "name": one.key,
+            "calls": one.count,
+            "microseconds": one.self_device_time_total if on_gpu else one.self_cpu_time_total,
+        }
+        for one in profiler.key_averages()
+    ]
+    return sorted(found, key=lambda one: -one["microseconds"])[:KERNELS]
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Print the result for a person."""
+    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    title = f"Llama, {result['tokens']} tokens, {result['device']}"
+    rows = []
+    for name, errors in result["errors"].items():
+        seconds = result.get("seconds", {}).get(name)
+        ratio = result.get("ratios", {}).get(name)
+        rows.append(
+            [
+                name,
+                f"{1e3 * seconds:.2f}" if seconds else "-",
+                f"{ratio:.3f}" if ratio else "-",
+                f"{errors['loss']:.1e}",
+                f"{errors['gradient']:.1e}",
+            ]
+        )
+    columns = ["", "ms", "torch / warploom", "error of the loss", "largest of a gradient"]
+    console.print(_table(title, columns, rows))
+    console.print(result["patch"], soft_wrap=True)
+    for name, found in result.get("kernels", {}).items():
+        listed = [[one["name"], f"{one['calls']}", f"{one['microseconds']:.0f}"] for one in found]
+        console.print(_table(name, ["kernel", "calls", "us"], listed))
+    for name, parameter in result["wrong"].items():
+        console.print(f"{name}: {parameter} is further from float32 than without the patch")
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        if index:
+            table.add_column(column, justify="right", no_wrap=True)
+        else:
+            table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""examples/generate.py, tiny: tokens are compared, and differ only where rounding decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import generate
+import llama
+import warploom
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(generate.main, ["--rounds", "1", *arguments])
+
+
+def test_tokens_agree_and_are_as_many_as_asked_for() -> None:
+    done = run("--tiny", "--batch", "2", "--new-tokens", "5", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["tokens"] == {"torch": 10, "warploom": 10} and found["partings"] == []
+    assert all(speed > 0 for speed in found["tokens per second"].values())
+    assert "every token agrees" in run("--tiny", "--new-tokens", "2").stdout
+
+
+def test_a_patch_that_changes_the_tokens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: LlamaForCausalLM) -> None:
+        model.lm_head.weight.data.neg_()
+
+    monkeypatch.setattr(warploom, "patch", wrong)
+    done = run("--tiny")
+    assert done.exit_code == 3
+    assert "row 0 parts at token 16" in done.stdout
+
+
+@pytest.mark.parametrize(("difference", "by_rounding"), [(0.06, True), (0.07, False)])
+def test_tokens_may_part_where_rounding_decides(difference: float, by_rounding: bool) -> None:
+    """And only the first difference of a row counts: what follows is another text."""
+    ours = torch.tensor([[0, 1, 2, 3], [0, 1, 1, 1]])
+    peers = torch.tensor([[0, 1, 2, 3], [0, 1, 3, 2]])
+    seen = []
+
+    def model(text: torch.Tensor) -> SimpleNamespace:
+        seen.append(text.tolist())
+        return SimpleNamespace(logits=torch.tensor([[[0.0] * 4, [0.0, 4.0, 0.0, 4 - difference]]]))
+
+    (found,) = generate.compare(model, ours, peers, begin=1)
+    assert (found.row, found.position, seen) == (1, 2, [[[0, 1]]])
+    assert found.by_rounding == by_rounding
+
+
+def test_a_model_of_this_machine_goes_on_with_a_prompt(tmp_path: Path) -> None:
+    words = {f"word{index}": index for index in range(llama.TINY["vocab_size"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="word0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    llama.random_llama(torch.device("cpu"), tiny=True).save_pretrained(tmp_path)
+    asked = ("--model", str(tmp_path), "--prompt", "word7 word9", "--new-tokens", "3")
+    done = run(*asked, "--json")
+    assert done.exit_code == 0, done.output
+    text = json.loads(done.stdout)["text"].split()
+    assert text[:2] == ["word7", "word9"] and len(text) == 5
+
+
+def test_a_prompt_without_a_model_is_refused() -> None:
+    refused = run("--tiny", "--prompt", "word7")
+    assert refused.exit_code == 2 and "--model" in refused.stderr
