@@ -16,7 +16,7 @@ import torch
 
 from warploom.generator.epilogue import Activation, Bias, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.families.gemm.steps import step_of
+from warploom.runtime.families.gemm.steps import OUTPUTS, step_of
 from warploom.runtime.families.gemm.steps.step import Item
 
 Preactivation = Literal["save", "recompute"]
@@ -142,7 +142,7 @@ def way_of(
 
 def read_by(listed: Sequence[Item]) -> list[Item]:
     """The items that are no outputs."""
-    return [item for item in listed if not step_of(item).step.auxiliary]
+    return [item for item in listed if item[0] not in OUTPUTS]
 
 
 def activation_at(items: Sequence[Item]) -> int:

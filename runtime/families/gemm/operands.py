@@ -21,7 +21,7 @@ from warploom.runtime.families.gemm.placement import (
     padded_room,
     place,
 )
-from warploom.runtime.families.gemm.steps import step_of
+from warploom.runtime.families.gemm.steps import OUTPUTS, step_of
 from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.operands import refuse_overlap, refuse_repeated
 from warploom.runtime.tensors import shown
@@ -105,8 +105,7 @@ def written_unseen(
     if out is not None and requiring_grad(a, b, out, listed) is not None:
         return "out"
     for item in listed:
-        value = item[1]
-        if isinstance(value, torch.Tensor) and value.requires_grad and step_of(item).step.auxiliary:
+        if item[0] in OUTPUTS and item[1].requires_grad:
             return str(item[0])
     return None
 

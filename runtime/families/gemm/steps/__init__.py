@@ -49,6 +49,8 @@ KINDS: dict[str, TorchStep[Any]] = {
     kind: one for one in STEPS.values() for kind in one.step.arguments
 }
 """The step of each kind of item."""
+OUTPUTS = frozenset(kind for kind, one in KINDS.items() if one.step.auxiliary)
+"""The kinds of items whose tensor is an output of its step."""
 
 
 def flatten(listed: Sequence[Item]) -> Flat:
