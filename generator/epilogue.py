@@ -224,7 +224,35 @@ class ActivationGradient(Step):
         )
 
 
-EpilogueStep = Scale | Bias | Activation | Residual | Amax | Preactivation | ActivationGradient
+@frozen
+class ColumnSum(Step):
+    """Sum the values that pass here over the rows of D, to an fp32 vector; they pass unchanged.
+
+    The sums are those of whole columns, or of each batch's: whatever the vector has batches for.
+    """
+
+    step: Literal["column_sum"] = "column_sum"
+    arguments: ClassVar[tuple[str, ...]] = ("column_sum",)
+    auxiliary: ClassVar[bool] = True
+    partial: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "column"
+    paired: ClassVar[bool] = False
+    parts: ClassVar[tuple[str, ...]] = ("column_sum.cuh.jinja",)
+    cpp: ClassVar[str] = "ColumnSum"
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * 4 // 16  # what is stored of each 16 rows
+
+    def registers(self, *, paired: bool) -> int:
+        return 6
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        return (pointer(f"column_sum_{index}", "float", "sums[n]"),)
+
+
+EpilogueStep = (
+    Scale | Bias | Activation | Residual | Amax | Preactivation | ActivationGradient | ColumnSum
+)
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
     step for kind in get_args(EpilogueStep) for step in every(kind)

@@ -31,12 +31,14 @@ class Step:
     arguments   the words by which a call's items ask for it, see runtime/families/gemm/steps
     auxiliary   its tensor is an output of its own: its C++ part is told the place in D of what it
                 is given, and finishes after the last tile
+    partial     its C++ part stores sums over a few rows, which a launch of its own adds up
     results     the element types that D may have where it is among the steps; none: any
     """
 
     step: str
     arguments: ClassVar[tuple[str, ...]]
     auxiliary: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
     results: ClassVar[tuple[str, ...]] = ()
 
     @property

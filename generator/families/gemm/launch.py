@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from warploom.generator import limits
+from warploom.generator.families.gemm import partials
 from warploom.generator.families.gemm.parameters import AtLaunch, parameters
 from warploom.generator.families.gemm.problem import GemmProblem, tiles
 from warploom.generator.families.gemm.schedule import GemmSchedule, GemmSpec
@@ -28,16 +29,19 @@ def _counted(schedule: GemmSchedule, problem: GemmProblem, clusters: int) -> dic
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
-    """One persistent launch. No extent may be 0: no tensor map describes an empty matrix.
+    """One persistent launch, and one for each step whose partial sums are added up.
 
-    Tensors are named a, b, d, and as the epilogue's fields (`bias_0`, `residual_1`); host scalars
-    are named as theirs (`scale_0`, `residual_1_beta`). Raises ProblemError for extents beyond 32
-    bits.
+    No extent may be 0: no tensor map describes an empty matrix. Tensors are named a, b, d, and as
+    the epilogue's fields (`bias_0`, `residual_1`); host scalars are named as theirs (`scale_0`,
+    `residual_1_beta`). Raises ProblemError for extents beyond 32 bits.
     """
     schedule = spec.schedule
     clusters = min(tiles(schedule, problem), device.clusters(schedule.cluster_size))
     limits.refuse_beyond(_counted(schedule, problem, clusters))
     at = AtLaunch(spec, problem, device)
+    n = f"n {problem.n}, batches {problem.batches}"
+    limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partials.grids(at).values()})
+    values = parameters(spec).values(at)
     return [
         Launch(
             entry=spec.name,
@@ -45,7 +49,8 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
             block=schedule.threads,
             cluster=schedule.cluster_size,
             shared_bytes=at.layout.shared_bytes,
-            parameters=parameters(spec).values(at),
+            parameters=values,
             early=True,
-        )
+        ),
+        *partials.launches(at, values),
     ]

@@ -8,7 +8,7 @@ from functools import cached_property
 from warploom.generator import launches
 from warploom.generator.elements import Element, element
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
-from warploom.generator.families.gemm.problem import Batches, GemmProblem
+from warploom.generator.families.gemm.problem import Batches, GemmProblem, row_groups
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.parameters import (
     Field,
@@ -82,6 +82,20 @@ class AtLaunch(launches.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         batched = [i for i, one in steps if one.batch_field(i)]
         return dict(zip(batched, self.problem.batch_pitch_steps, strict=True))[step]
 
+    def groups(self, step: int) -> int:
+        """Partial sums that are added up to one of a step's sums."""
+        each = row_groups(self.schedule, self.problem)
+        return each * self.problem.batches // self.vectors(step)
+
+    def partial_batch(self) -> int:
+        """Elements between the partial sums of batches of D."""
+        return row_groups(self.schedule, self.problem) * self.problem.n
+
+    def vectors(self, step: int) -> int:
+        """Vectors of sums that a step has: one for each batch of D, or one for all."""
+        apart = self.operation.batched and self.batch_pitch(step)
+        return self.problem.batches if apart else 1
+
     def _operand(self, name: str, tile: OperandTile) -> TensorMap:
         problem, of_a = self.problem, name == "a"
         extent, pitch = (problem.m, problem.pitch_a) if of_a else (problem.n, problem.pitch_b)
@@ -132,6 +146,8 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
     fields += _stored(operation, schedule)
     for index, step in enumerate(operation.epilogue):
         fields += step.fields(index)
+        if step.partial:
+            fields += _partial(operation, index)
     if trims_a:
         meaning = "of A in the last tile along m, in eights"
         fields.append(int32("a_tail_rows", meaning, lambda at: at.tail.extent))
@@ -141,6 +157,24 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         int32("k", "products summed", lambda at: at.problem.k),
     ]
     return block([*fields, *(_batches(operation) if operation.batched else ())])
+
+
+def partial_name(operation: GemmOperation, step: int) -> str:
+    """What the field of a step's sums is called, and what is called after it."""
+    return operation.epilogue[step].fields(step)[0].name
+
+
+def _partial(operation: GemmOperation, step: int) -> list[Field[AtLaunch]]:
+    name = partial_name(operation, step)
+    fields: list[Field[AtLaunch]] = [
+        pointer(f"{name}_partial", "float", "partial[groups of rows][n]"),
+        int64(f"{name}_groups", "partial sums of one sum", lambda at: at.groups(step)),
+    ]
+    if operation.batched:
+        meaning = "elements between the partial sums of batches"
+        batch = int64(f"{name}_partial_batch", meaning, AtLaunch.partial_batch)
+        fields.append(batch)
+    return fields
 
 
 def _stored(operation: GemmOperation, schedule: GemmSchedule) -> list[Field[AtLaunch]]:

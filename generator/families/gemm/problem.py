@@ -49,3 +49,13 @@ def tiles(schedule: GemmSchedule, problem: GemmProblem | GemmShape) -> int:
     rows = schedule.tile[0] * schedule.cluster[0]
     columns = schedule.tile[1] * schedule.cluster[1]
     return -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
+
+
+def rows_of_partial(schedule: GemmSchedule) -> int:
+    """The rows of D of one partial sum: those of wgmma that a warp has of a fragment."""
+    return 8 if schedule.swap else 16
+
+
+def row_groups(schedule: GemmSchedule, problem: GemmProblem) -> int:
+    """The partial sums of a column of one batch of D."""
+    return -(-problem.m // rows_of_partial(schedule))

@@ -6,6 +6,8 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm.layout import gemm_layout, held
+from warploom.generator.families.gemm.parameters import partial_name
+from warploom.generator.families.gemm.problem import rows_of_partial
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
@@ -29,6 +31,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
             b_k_major=majors[column_side],
         ),
         "steps": [_step(operation, schedule, index) for index in range(len(operation.epilogue))],
+        "rows_of_partial": rows_of_partial(schedule),
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
@@ -40,15 +43,20 @@ def context(spec: GemmSpec) -> dict[str, Any]:
 def _step(operation: GemmOperation, schedule: GemmSchedule, index: int) -> dict[str, Any]:
     """What the template needs of a step: its class, its constructor's arguments, what it holds."""
     step = operation.epilogue[index]
+    partial = partial_name(operation, index) if step.partial else ""
     arguments = [f"p.{field.name}" for field in step.fields(index)]
-    if operation.batched and (batch := step.batch_field(index)):
-        arguments[0] += f" + batch * p.{batch.name}"
+    if partial:
+        batch = f" + batch * p.{partial}_partial_batch" if operation.batched else ""
+        arguments = [f"p.{partial}_partial{batch}"]
+    elif operation.batched and (apart := step.batch_field(index)):
+        arguments[0] += f" + batch * p.{apart.name}"
     return {
         "index": index,
         "cpp": step.cpp,
         "held": held(step, schedule),
         "arguments": arguments,
         "auxiliary": step.auxiliary,
+        "partial": partial,
     }
 
 

@@ -12,6 +12,8 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("preactivation", z)    stores values there in z, of D's shape; fp16, bf16 or fp32
     ("relu_gradient", dy)   dy times relu's derivative, dy of D's shape; fp16, bf16 or fp32;
                             likewise gelu_gradient, gelu_tanh_gradient and silu_gradient
+    ("column_sum", s)       fills s, fp32, with the sums over the rows of values there: those of all
+                            rows where s is [n], those of each batch where it has D's batches
 
 The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and
 `("scale_d", x)`. A step that joins has a class in the generator, a line in STEPS, and a C++ part.
@@ -27,6 +29,7 @@ from warploom.runtime.families.gemm.steps.activation import TorchActivation
 from warploom.runtime.families.gemm.steps.activation_gradient import TorchActivationGradient
 from warploom.runtime.families.gemm.steps.amax import TorchAmax
 from warploom.runtime.families.gemm.steps.bias import TorchBias
+from warploom.runtime.families.gemm.steps.column_sum import TorchColumnSum
 from warploom.runtime.families.gemm.steps.preactivation import TorchPreactivation
 from warploom.runtime.families.gemm.steps.residual import TorchResidual
 from warploom.runtime.families.gemm.steps.scale import TorchScale
@@ -41,6 +44,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "amax": TorchAmax(),
     "preactivation": TorchPreactivation(),
     "activation_gradient": TorchActivationGradient(),
+    "column_sum": TorchColumnSum(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 

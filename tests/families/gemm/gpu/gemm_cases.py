@@ -13,9 +13,12 @@ from warploom.generator.elements import element
 from warploom.generator.epilogue import (
     STEPS,
     Activation,
+    ActivationGradient,
     Amax,
     Bias,
+    ColumnSum,
     EpilogueStep,
+    Preactivation,
     Residual,
     Scale,
 )
@@ -187,6 +190,37 @@ EPILOGUES = [
     ),
 ]
 
+# What training needs: what an activation is given is stored, or its derivative multiplies dy and
+# rows are summed; and each output twice.
+FORWARD = (Bias("bf16"), Preactivation("bf16"), Activation("gelu_tanh"), Preactivation("fp32"))
+BACKWARD = (
+    Bias("fp32"),
+    ActivationGradient("gelu_tanh", "bf16"),
+    ColumnSum(),
+    Scale("host"),
+)
+TWICE = (ColumnSum(), ActivationGradient("silu", "fp32"), Preactivation("fp16"), ColumnSum())
+TRAINED = [
+    spec(tile, epilogue=steps, **others)
+    for steps in (FORWARD, BACKWARD, TWICE)
+    for tile, others in (
+        ((128, 128), {"roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 256), {"store": "direct"}),
+        ((256, 96), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((64, 24), {"consumers": 1, "d": "fp32"}),
+        ((64, 176), {"roles": "pingpong", "a": "fp16", "d": "fp16", "layouts": "col row"}),
+        ((128, 128), {"a": "e4m3", "d": "e5m2"}),
+        ((128, 96), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
+        ((128, 96), {"a": "int8", "store": "direct"}),
+        ((128, 96), {"split": 3}),
+        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
+        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
+        ((16, 64), {"swap": True, "consumers": 1}),
+        ((8, 64), {"swap": True, "consumers": 1, "store": "direct"}),
+        ((32, 128), {"swap": True, "roles": "pingpong", "stages": 3}),
+        ((64, 128), {"swap": True, "cluster": (1, 2)}),
+    )
+]
 QUANTISED = (Scale("host"), Amax(), Scale("device"))
 OUTPUTS = [
     *(
@@ -257,6 +291,11 @@ BATCHED = [
         ((32, 64), {"swap": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
         ((128, 96), {"a": "e4m3", "accumulation": "promoted", "epilogue": (*SCALES, *QUANTISED)}),
         ((128, 64), {"a": "int8"}),
+        ((128, 96), {"epilogue": FORWARD}),
+        ((128, 128), {"epilogue": BACKWARD, "roles": "pingpong", "cluster": (2, 1)}),
+        ((64, 96), {"epilogue": TWICE, "consumers": 1, "store": "direct"}),
+        ((32, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((64, 64), {"epilogue": BACKWARD, "split": 4, "consumers": 1}),
     )
 ]
 BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -276,6 +315,7 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "residual direct": spec((64, 96), consumers=1, epilogue=(Residual("bf16"),), store="direct"),
     "relu": spec((64, 96), consumers=1, epilogue=(Activation("relu"),)),
     "layer": spec((128, 96), epilogue=ORDERS["layer"]),
+    "trained": spec((64, 96), consumers=1, epilogue=(Preactivation("fp32"), ColumnSum())),
 }
 
 CHOSEN_SHAPES = [*SHAPES.values(), (2047, 6144, 256)]
@@ -317,7 +357,7 @@ ASKED = [
     )
 ]
 
-WIDER = (*OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *BATCHED)
+WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *BATCHED)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )

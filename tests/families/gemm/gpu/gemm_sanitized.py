@@ -17,7 +17,7 @@ from warploom.runtime.families.gemm import reference
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]
-KERNELS += [cases.SWAPPED[1], cases.SPLIT[0], cases.BATCHED[0]]
+KERNELS += [cases.SWAPPED[1], cases.SPLIT[0], cases.BATCHED[0], cases.SIMPLE["trained"]]
 
 
 def verify(kernel: KernelSpec) -> None:
@@ -29,6 +29,8 @@ def verify(kernel: KernelSpec) -> None:
         bias, residual = torch.randn(N).to(dtype), torch.randn(M, N).to(dtype)
         listed = [("scale", torch.rand(1)), ("bias", bias), ("activation", "gelu_tanh")]
         listed.append(("residual", residual, 0.5))
+    if kernel is cases.SIMPLE["trained"]:
+        listed = [("preactivation", torch.zeros(M, N)), ("column_sum", torch.zeros(N))]
     there = [(kind, *(_there(value) for value in values)) for kind, *values in listed]
     out = torch.zeros(M, N, dtype=dtype).cuda()
     d = warploom.gemm(a.cuda(), b.cuda(), epilogue=there, out=out, spec=kernel).cpu()

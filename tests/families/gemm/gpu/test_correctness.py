@@ -66,6 +66,14 @@ def test_no_epilogue_is_out_of_order_or_misplaced(
 
 
 @over_shapes
+@pytest.mark.parametrize("kernel", cases.TRAINED, ids=short)
+def test_no_output_of_a_step_is_of_other_rows_or_beside_its_place(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
 @pytest.mark.parametrize("kernel", cases.OUTPUTS, ids=short)
 def test_no_8_bit_output_is_rounded_or_saturated_wrongly(
     kernel: KernelSpec, shape: tuple[int, int, int]
