@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 LIBRARY = Path(os.__file__).parent
@@ -49,7 +50,7 @@ def load(*, docstrings: bool) -> Texts:
 
 
 def _bytes(blocks: list[bytes]) -> torch.Tensor:
-    return torch.frombuffer(bytearray(b"".join(blocks)), dtype=torch.uint8)
+    return torch.from_numpy(np.frombuffer(b"".join(blocks), dtype=np.uint8).copy())
 
 
 def _topics() -> list[str]:

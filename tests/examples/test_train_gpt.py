@@ -195,10 +195,16 @@ def test_texts_are_the_same_each_time_and_parts_do_not_overlap() -> None:
 
 
 def test_a_python_without_its_topics_has_texts_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    """Some distributions leave them out: docstrings are there, the outer ones first."""
+    (tmp_path / "b.py").write_text('"""Module b."""\ndef f(): "Function f."\n')
+    (tmp_path / "a.py").write_text('class A:\n    "Class A."\n')
+    monkeypatch.setattr(python_texts, "LIBRARY", tmp_path)
     assert python_texts.load(docstrings=False).training.numel() > 100_000
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    found = bytes(python_texts.load(docstrings=False).training.tolist())
+    assert found == b"Class A.\n\nModule b.\n\nFunction f."
 
 
 def test_losses_are_drawn(tmp_path: Path) -> None:
