@@ -51,7 +51,7 @@ def refusal_anywhere(
     """Why torch computes a call of `warploom.sdpa` on any GPU, if it does."""
     return (
         not_computed(attn_mask, dropout_p, is_causal, scale)
-        or _transformed((query, key, value))
+        or transformed((query, key, value))
         or misfit(query, key, value, enable_gqa)
     )
 
@@ -133,7 +133,7 @@ def folds(tensor: torch.Tensor) -> bool:
     )
 
 
-def _transformed(tensors: tuple[torch.Tensor, ...]) -> str | None:
+def transformed(tensors: tuple[torch.Tensor, ...]) -> str | None:
     """Why torch takes tensors that are more than memory, or that it transforms."""
     for tensor in tensors:
         if tensor.is_nested or tensor.layout != torch.strided:

@@ -14,18 +14,18 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from warploom.errors import ProblemError
-from warploom.generator.architectures import serving
+from warploom.generator.families._attention import DIMS
 from warploom.integrations import torch_attention
 from warploom.integrations.bounds import Bounds, Sequences
+from warploom.integrations.linear_rules import PRODUCTS, product_type
+from warploom.integrations.sdpa_rules import elsewhere, not_computed, transformed
 from warploom.integrations.torch_attention import Arguments
 from warploom.integrations.transformers_masks import BoundedMask, mask
 from warploom.runtime.families.attention_forward import api
-from warploom.runtime.tensors import lowered
 
 NAME = "warploom"
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # int32 [sequences + 1]: where packed sequences end
 LONGEST = ("max_length_q", "max_length_k")  # of these sequences
-_WIDEST_HEAD = 256
 _UNIT = 8  # dim is a multiple of it
 
 
@@ -76,29 +76,31 @@ def attention(
 
 
 def refusal(call: Arguments) -> str | None:
-    """Return why torch computes an attention whose mask bounds can tell, or None if Warploom does.
+    """Why torch computes an attention whose mask bounds can tell, if it does."""
+    return (
+        elsewhere(call.query)
+        or not_computed(None, call.dropout, False, call.scale)
+        or transformed((call.query, call.key, call.value))
+        or _unfit(call)
+    )
 
-    A single row is torch's: its kernels share the keys of a head among many blocks, Warploom's have
-    one block for each tile of rows and head.
-    """
+
+def _unfit(call: Arguments) -> str | None:
+    """Why torch computes an attention of these types, sizes and extras."""
     query, key, value = call.query, call.key, call.value
-    dtypes = {lowered(tensor).dtype for tensor in (query, key, value)}
-    widest = max(query.shape[3], value.shape[3])
-    reasons = {
-        "no GPU that Warploom has kernels for": not has_kernels(query.device),
-        "dropout": call.dropout > 0,
-        "a position bias": call.bias is not None,
-        f"{', '.join(sorted(map(str, dtypes)))}": dtypes not in ({torch.float16}, {torch.bfloat16}),
-        f"heads of {widest} elements": not 0 < widest <= _WIDEST_HEAD,
-        "batches of different sizes": not query.shape[0] == key.shape[0] == value.shape[0],
-        "one row": query.shape[2] == 1 and call.softcap is None and call.sinks is None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Whether Warploom has kernels for a device."""
-    return device.type == "cuda" and serving(torch.cuda.get_device_capability(device)) is not None
+    types = {product_type(tensor.dtype, tensor.device.type) for tensor in (query, key, value)}
+    if len(types) > 1 or not types <= set(PRODUCTS):
+        return f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: not fp16 or bf16"
+    if call.bias is not None:
+        return "Warploom's kernels add no bias to scores"
+    if not 0 < max(query.shape[3], value.shape[3]) <= DIMS[-1]:
+        return f"heads have {query.shape[3]} and {value.shape[3]} elements, not up to {DIMS[-1]}"
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        return "query, key and value differ in batches"
+    if query.shape[2] == 1 and call.softcap is None and call.sinks is None:
+        # Warploom has one block for each tile of rows and head.
+        return "torch's kernels share the keys of a single row among many blocks"
+    return None
 
 
 def _told(

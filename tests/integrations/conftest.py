@@ -1,10 +1,13 @@
-"""What tests of torch's attention share: Warploom activated for CPU tensors."""
+"""What tests of integrations share: Warploom activated for CPU tensors, and counts of calls."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 from sdpa_torchs import torchs
 
 import warploom
@@ -25,3 +28,35 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def activated(ran: list[str]) -> Iterator[list[str]]:
     with warploom.sdpa.activate():
         yield ran
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often transformers' attention was computed `by_kernels` and `by_torch`."""
+    from warploom.integrations import transformers_attention  # imports transformers
+
+    transformers_attention.register()
+    counted: Counter[str] = Counter()
+    for name in ("by_kernels", "by_torch"):
+        computes = getattr(transformers_attention, f"_{name}")
+
+        def counting(
+            *arguments: Any,
+            _computes: Any = computes,  # noqa: ANN401
+            _name: str = name,
+        ) -> torch.Tensor:
+            counted[_name] += 1
+            result: torch.Tensor = _computes(*arguments)
+            return result
+
+        monkeypatch.setattr(transformers_attention, f"_{name}", counting)
+    return counted
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch, computed: Counter[str]) -> Counter[str]:
+    """The same, with Warploom's reference in place of kernels on the CPU."""
+    from warploom.integrations import transformers_attention  # imports transformers
+
+    monkeypatch.setattr(transformers_attention, "elsewhere", lambda tensor: None)
+    return computed

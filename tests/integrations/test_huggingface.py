@@ -1,31 +1,22 @@
 """transformers' models on Warploom's attention: masks, caches, packing, generation.
 
-Here Warploom computes by its reference on CPU tensors: `has_kernels` says so of any device.
+Here Warploom computes by its reference on CPU tensors: no tensor is `elsewhere`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import DECODERS, ENCODERS, VOCABULARY, WINDOW, model
+import transformers
+from tiny_models import DECODERS, ENCODERS, VOCABULARY, model
 from transformers import DynamicCache, StaticCache
-from transformers.masking_utils import (
-    causal_mask_function,
-    chunked_causal_mask_function,
-    or_masks,
-    sdpa_mask,
-    sliding_window_bidirectional_mask_function,
-    sliding_window_causal_mask_function,
-    sliding_window_overlay,
-)
 
 from warploom.errors import ProblemError
 from warploom.integrations import transformers_attention
-from warploom.integrations.transformers_masks import BoundedMask, mask, recognised
 
 ROWS = 13
 IDS = torch.randint(2, VOCABULARY, (2, ROWS), generator=torch.Generator().manual_seed(0))
@@ -42,28 +33,6 @@ CASES: dict[str, dict[str, Any]] = {
     "right": {"attention_mask": RIGHT},
     "packed": {"position_ids": POSITIONS, "use_cache": False},
 }
-
-
-@pytest.fixture
-def paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Warploom has kernels for every device; count how often they and torch's computed."""
-    transformers_attention.register()
-    counted: Counter[str] = Counter()
-    monkeypatch.setattr(transformers_attention, "has_kernels", lambda device: True)
-    for name in ("by_kernels", "by_torch"):
-        computes = getattr(transformers_attention, f"_{name}")
-
-        def counting(
-            *arguments: Any,
-            _computes: Any = computes,  # noqa: ANN401
-            _name: str = name,
-        ) -> torch.Tensor:
-            counted[_name] += 1
-            computed: torch.Tensor = _computes(*arguments)
-            return computed
-
-        monkeypatch.setattr(transformers_attention, f"_{name}", counting)
-    yield counted
 
 
 def said(
@@ -111,6 +80,79 @@ def test_encoders_say_what_they_say_with_eager_attention(
 ) -> None:
     """Encoders attend to both sides: causal attention, or to padding, would be another result."""
     check(name, case, paths, "Model")
+
+
+ENCODER_DECODERS: dict[str, tuple[dict[str, Any], str]] = {
+    "Bart": ({"d_model": 32, "init_std": 0.3, "encoder_layers": 2, "decoder_layers": 2}, "kernels"),
+    "T5": ({"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}, "torch"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_decoders_attend_to_encoders(name: str, paths: Counter[str]) -> None:
+    """Rows of one text and keys of another that is padded, and a position bias, which is torch's.
+
+    An encoder's padding has nothing to do with a decoder's rows, of which there are as many.
+    """
+    sizes, by = ENCODER_DECODERS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        **sizes,
+        vocab_size=VOCABULARY,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        pad_token_id=0,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        decoder_start_token_id=0,
+    )
+    made = getattr(transformers, f"{name}ForConditionalGeneration")(config).bfloat16().eval()
+
+    def says(attention: str, dtype: torch.dtype, visible: torch.Tensor) -> torch.Tensor:
+        speaking = copy.deepcopy(made).to(dtype)
+        speaking.set_attn_implementation(attention)
+        with torch.no_grad():
+            logits: torch.Tensor = speaking(
+                IDS, attention_mask=visible, decoder_input_ids=IDS.flip(1)
+            ).logits
+        return logits.float()
+
+    for visible in (RIGHT, LEFT):
+        paths.clear()
+        exact = says("eager", torch.float32, visible)
+        allowed = 2 * off(says("eager", torch.bfloat16, visible), exact) + 0.02
+        assert off(says("warploom", torch.bfloat16, visible), exact) < allowed
+        assert paths == {f"by_{by}": 6}
+        assert off(says("warploom", torch.float32, visible), exact) < 1e-4
+        assert off(says("eager", torch.float32, torch.ones_like(IDS)), exact) > allowed
+
+
+def test_dropout_in_training_is_torchs(paths: Counter[str]) -> None:
+    """A kernel without dropout would train another model; evaluated, there is none."""
+    learning = model("Llama", "warploom", attention_dropout=0.5)
+    outcomes = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        outcomes.append(learning.train()(IDS).logits)
+    assert paths == {"by_torch": 6}
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert not torch.equal(outcomes[0], outcomes[2])
+    learning.eval()(IDS)
+    assert paths == {"by_torch": 6, "by_kernels": 2}
+
+
+def test_checkpoints_compute_again_with_the_same_bounds(paths: Counter[str]) -> None:
+    """Layers that are computed again in the backward pass get the mask that they got before."""
+    gradients = []
+    for again in (False, True):
+        learning = model("Mistral", "warploom").train()
+        if again:
+            learning.gradient_checkpointing_enable()  # activation_checkpointing_enable, later
+        logits = learning(IDS, attention_mask=LEFT, use_cache=False).logits
+        logits[LEFT.bool()].float().square().mean().backward()
+        gradients.append([parameter.grad for parameter in learning.parameters()])
+    assert paths == {"by_kernels": 2 + 4}
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -234,83 +276,6 @@ def test_cu_seq_lens_separate_sequences(paths: Counter[str]) -> None:
     assert off(by_torch.logits, exact.logits) < 1e-4
 
 
-# ---- Masks by themselves -------------------------------------------------------------------------
-
-FUNCTIONS: dict[str, Any] = {
-    "causal": causal_mask_function,
-    "window": sliding_window_causal_mask_function(WINDOW),
-    "around": sliding_window_bidirectional_mask_function(WINDOW),
-    "chunks": chunked_causal_mask_function(WINDOW, torch.zeros(2, dtype=torch.int64)),
-}
-
-
-def attended(made: torch.Tensor | BoundedMask | None, rows: int, keys: int) -> torch.Tensor:
-    """Which keys each row attends to, read off a softmax that `attention` computes of equal scores.
-
-    A value is the power of two of its key, so that the sum tells the keys.
-    """
-    module = torch.nn.Module()
-    q, k = torch.zeros(2, 1, rows, 8), torch.zeros(2, 1, keys, 8)
-    shown = []
-    for key in range(keys):
-        v = torch.zeros(2, 1, keys, 8)
-        v[:, :, key] = 1
-        operands = (tensor.bfloat16() for tensor in (q, k, v))
-        shown.append(transformers_attention.attention(module, *operands, made)[0][:, :, 0, 0] > 0)
-    return torch.stack(shown, -1)[:, None]
-
-
-@pytest.mark.parametrize("padded", ["none", "left", "right", "both"])
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("rows", "keys", "row_offset", "key_offset"),
-    [(9, 9, 0, 0), (9, 14, 0, 0), (4, 9, 5, 0), (4, 14, 5, 0), (4, 8, 5, 1)],
-    ids=["whole", "fixed", "continued", "fixed-continued", "rolled"],
-)
-def test_bounds_are_the_mask(
-    function: str,
-    padded: str,
-    rows: int,
-    keys: int,
-    row_offset: int,
-    key_offset: int,
-    paths: Counter[str],
-) -> None:
-    """Row by row the keys of transformers' own mask, wherever rows and keys of a cache begin."""
-    padding = None
-    if padded != "none":
-        padding = torch.ones(2, row_offset + rows, dtype=torch.bool)
-        padding[0, : 2 * (padded != "right")] = False
-        padding[1, padding.shape[1] - 3 * (padded != "left") :] = False
-    bidirectional = function == "around"
-    if bidirectional and (row_offset or keys != rows):
-        pytest.skip("encoders have no caches")
-    arguments: dict[str, Any] = {
-        "batch_size": 2,
-        "q_length": rows,
-        "kv_length": keys,
-        "q_offset": row_offset,
-        "kv_offset": key_offset,
-        "mask_function": FUNCTIONS[function],
-        "attention_mask": padding,
-    }
-    flags = {
-        "allow_is_causal_skip": not bidirectional,
-        "allow_is_bidirectional_skip": bidirectional,
-    }
-    exact = sdpa_mask(**arguments, allow_is_causal_skip=False)
-    if function != "causal":
-        flags["local_size"] = WINDOW
-    made = mask(**arguments, **flags)
-    shown = attended(made, rows, keys)
-    if padding is not None:  # rows that are padding are nobody's
-        own = padding[:, row_offset : row_offset + rows]
-        exact, shown = (tensor & own[:, None, :, None] for tensor in (exact, shown))
-    assert torch.equal(shown, exact)
-    chunked = function == "chunks" and not (padded == "none" and rows == keys)
-    assert (paths["by_kernels"] > 0) is not chunked
-
-
 def test_padding_inside_a_sequence_is_a_mask(paths: Counter[str]) -> None:
     """Keys that are hidden between others are told by no bounds: torch gets the mask."""
     exact = said("Mistral", "eager", torch.float32, {"attention_mask": HOLES})
@@ -318,34 +283,6 @@ def test_padding_inside_a_sequence_is_a_mask(paths: Counter[str]) -> None:
     assert off(found, exact) < 1e-4
     said("Mistral", "warploom", torch.bfloat16, {"attention_mask": HOLES})
     assert paths == {"by_torch": 4}
-
-
-def test_functions_that_are_not_recognised_are_masks() -> None:
-    """Whatever a model adds to a mask, or composes in another way, has to reach the attention."""
-    assert recognised(or_masks(causal_mask_function, causal_mask_function)) is None
-    assert recognised(sliding_window_overlay(3)) is None, "one side of a window, without causality"
-    assert recognised(lambda batch, head, row, key: key <= row) is None
-    made = mask(2, 4, 4, mask_function=lambda batch, head, row, key: key == row)
-    assert made is None or isinstance(made, torch.Tensor)
-    made = mask(
-        2, 4, 4, mask_function=lambda b, h, row, key: key == row, allow_is_causal_skip=False
-    )
-    assert isinstance(made, torch.Tensor)
-    assert torch.equal(made[0, 0], torch.eye(4, dtype=torch.bool))
-
-
-def test_a_bounded_mask_is_a_tensor_for_who_computes_with_it() -> None:
-    """Models that cut, invert or add up their mask get transformers' own."""
-    padding = LEFT.bool()
-    made = mask(2, ROWS, ROWS, attention_mask=padding)
-    exact = sdpa_mask(2, ROWS, ROWS, attention_mask=padding, allow_is_causal_skip=False)
-    assert isinstance(made, BoundedMask)
-    assert torch.equal(made[:, :, :5], exact[:, :, :5])
-    assert torch.equal(~made, ~exact)
-    assert torch.equal(torch.cat([made, made], -1), torch.cat([exact, exact], -1))
-    assert torch.equal(torch.where(made, 1.0, 0.0), exact.float())
-    assert made.dtype == torch.bool
-    assert made.shape == exact.shape
 
 
 def test_a_paged_cache_is_refused() -> None:

@@ -231,7 +231,7 @@ def test_patched_models_compile(part: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     A whole model makes its mask where no value of a tensor may be looked at: there it is torch's.
     """
-    monkeypatch.setattr(transformers_attention, "has_kernels", lambda device: True)
+    monkeypatch.setattr(transformers_attention, "elsewhere", lambda tensor: None)
     visible = torch.ones_like(IDS)
     visible[0, :4] = 0
     called: set[str] = set()

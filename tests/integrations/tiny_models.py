@@ -42,9 +42,17 @@ DECODERS: dict[str, dict[str, Any]] = {
         "num_local_experts": 2,
         "num_experts_per_tok": 2,
     },
+    "DeepseekV3": {  # values have fewer elements than keys
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 2,
+    },
 }
-
-
 ENCODERS: dict[str, dict[str, Any]] = {
     "Bert": {},
     "ModernBert": {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": 2},
