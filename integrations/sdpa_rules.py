@@ -7,7 +7,7 @@ call is torch's as a phrase that reads on from "because".
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 
 from warploom.generator.architectures import serving
 from warploom.generator.families._attention import DIMS
-from warploom.runtime.families._attention.operands import in_place
 
 _ELEMENTS = (torch.float16, torch.bfloat16)
 _UNIT = 8  # elements in TMA's 16 bytes
@@ -106,31 +105,32 @@ def _shapes(
 def unreadable(*tensors: torch.Tensor) -> str | None:
     """Why kernels would read copies of these tensors; torch reads some of them where they lie."""
     traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    readable = _steps_fit if traced else _lies_well
     for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
-        if not readable(tensor):
-            return f"{name}, of strides {list(tensor.stride())}, would have to be copied"
+        shape, steps = tensor.shape, tensor.stride()
+        # Where calls are traced, tensors have no addresses, and sizes may be symbols.
+        fit = _fit(shape, steps) if traced else _known_fit(shape, steps) and _aligned(tensor)
+        if not fit:
+            return f"{name}, of strides {list(steps)}, would have to be copied"
     return None
 
 
-def _lies_well(tensor: torch.Tensor) -> bool:
-    return in_place(tensor) and folds(tensor)
-
-
-def _steps_fit(tensor: torch.Tensor) -> bool:
-    """As `_lies_well`, of tensors without addresses."""
-    steps = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    fit = all(n == 1 or (step != 0 and step % _UNIT == 0) for n, step in steps)
-    return fit and tensor.stride(-1) == 1 and folds(tensor)
-
-
-def folds(tensor: torch.Tensor) -> bool:
-    """Whether all dimensions before the last three are one without a copy."""
-    shape, steps = tensor.shape, tensor.stride()
+def _fit(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether TMA reads such a tensor of 16 bits, all dimensions before the last three as one."""
+    if steps[-1] != 1:
+        return False
+    for n, step in zip(shape[:-1], steps[:-1], strict=True):
+        if n != 1 and (step == 0 or step % _UNIT):
+            return False
     return all(
-        shape[at] == 1 or steps[at] == steps[at + 1] * shape[at + 1]
-        for at in range(tensor.dim() - 4)
+        shape[at] == 1 or steps[at] == steps[at + 1] * shape[at + 1] for at in range(len(shape) - 4)
     )
+
+
+_known_fit = lru_cache(1 << 12)(_fit)  # asked of each tensor of each call
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() % (_UNIT * tensor.element_size()) == 0
 
 
 def transformed(tensors: tuple[torch.Tensor, ...]) -> str | None:
