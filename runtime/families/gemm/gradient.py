@@ -6,18 +6,19 @@ see gradient_rule.py. A second derivative is refused when it is asked for, not b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
+from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm import gradient_epilogue, gradient_products
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_epilogue import Passing
-from warploom.runtime.families.gemm.gradient_products import Gradient
+from warploom.runtime.families.gemm.gradient_products import Gradient, product
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
     A,
@@ -26,12 +27,12 @@ from warploom.runtime.families.gemm.gradient_rule import (
     Rule,
     kept_type,
     numbers_of,
+    reads_of,
     rule,
     storing_items,
-    tensors_of,
     way_of,
 )
-from warploom.runtime.families.gemm.operands import requiring_grad
+from warploom.runtime.families.gemm.operands import matrix, requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.plan import known
 from warploom.runtime.tensors import refuse_dual
@@ -53,10 +54,16 @@ def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
     """
     if not torch.is_grad_enabled() or requiring_grad(call.a, call.b, call.out, call.listed) is None:
         return plan.run(call)
-    call.refuse()
-    tensors = tensors_of(call.a, call.b, call.listed)
-    found: torch.Tensor = _Gemm.apply(call, plan, *tensors)  # type: ignore[no-untyped-call]
-    return found
+    listed = call.listed
+    if call.out is not None:
+        call.refuse()
+    if not listed:
+        return _apply(call, plan, call.a, call.b)
+    if plan.reads is None:
+        plan.reads = tuple(reads_of(listed))
+    if len(plan.reads) < len(listed):  # some items have no tensor, or an output
+        call.refuse()
+    return _apply(call, plan, call.a, call.b, *[listed[index][1] for index in plan.reads])
 
 
 def refuse_second_derivative(*_: object) -> NoReturn:
@@ -78,10 +85,11 @@ class _Gemm(torch.autograd.Function):
         plan: GemmPlan,
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad  # in call and plan too, which need none
         how: Rule | None = plan.rules.get((call.preactivation, needed))
         if how is None:
-            how = plan.rules[call.preactivation, needed] = _rule(call, plan, tensors, needed)
+            how = _rule(call, plan, tensors, needed[2:])
+            plan.rules[call.preactivation, needed] = how
         kept = [tensors[place] for place in how.kept]
         if how.way == "save":
             d, z = _saving(call, plan)
@@ -94,7 +102,7 @@ class _Gemm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # Nothing of this is a tensor with a graph, which would escape hooks and be kept alive.
         ctx.rule = how
-        ctx.numbers = numbers_of(call.listed) if call.listed else ()
+        ctx.numbers = numbers_of(call.listed) if how.numbered else ()
         ctx.options = call.gradient_options
         return d
 
@@ -109,6 +117,10 @@ class _Gemm(torch.autograd.Function):
             return (None,) * (2 + len(how.needed))
         found = differentiate(how, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
         return None, None, *found
+
+
+# Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
+_apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Gemm).apply
 
 
 def _rule(
@@ -177,15 +189,17 @@ def gradients(
     """The gradients that a rule asks for, by place, from that of D and what was kept."""
     if forward_ad._current_level >= 0:
         refuse_dual("the gradient of warploom.gemm", (dd,))
+    if dd.stride(-1) != 1 or dd.stride(-2) == 0:  # as that of a sum, expanded
+        dd = dd.contiguous()
+    if dd.dtype.itemsize == 1:
+        dd = dd.to(torch.bfloat16)
     tensors: list[torch.Tensor | None] = [None] * len(how.needed)
     for place, one in zip(how.kept, kept, strict=False):
         tensors[place] = one
+    if how.bias is not None:
+        return _of_layer(how, options, dd, kept, tensors)
     z = kept[-1] if how.way in ("save", "output") else None
-    if dd.stride(-1) != 1 or dd.stride(-2) == 0:  # as that of a sum, expanded
-        dd = dd.contiguous()
     accumulation, dtype, into = options
-    if dd.dtype.itemsize == 1:
-        dd = dd.to(torch.bfloat16)
     if how.way == "composite":
         dz, found = gradient_epilogue.composite(how, tensors, numbers, dd, accumulation)
         x = None if dz is None else Passing(dz)
@@ -200,4 +214,44 @@ def gradients(
         results[A] = gradient_products.of_a(gradient, how.lies[A], b)
     if how.needed[B] and a is not None:
         results[B] = gradient_products.of_b(gradient, a, how.lies[B], into)
+    return tuple(results)
+
+
+def _of_layer(
+    how: Rule,
+    options: GradientOptions,
+    dd: torch.Tensor,
+    kept: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
+) -> Tensors:
+    """The same of a layer: what most calls are, with no more done on the host than they need."""
+    results: list[torch.Tensor | None] = [None] * len(how.needed)
+    lies, bias, dtype = how.lies, how.bias, how.lies[B].dtype
+    dz, sums = dd, None
+    if how.way != "linear":
+        function = how.items[-1][1]
+        found, sums = activation_backward(dd, kept[-1], function, sums=bias != 0, out_dtype=dtype)
+        dz = dd if found is None else found
+    elif bias:
+        sums = activation_backward(dd, sums=True)[1]
+    if bias and sums is not None:
+        results[bias] = sums if lies[bias].dtype == torch.float32 else sums.to(lies[bias].dtype)
+    if dz.dtype != dtype:
+        dz = dz.to(dtype)
+    a, b = tensors[A], tensors[B]
+    accumulation = options.accumulation
+    if how.needed[A] and b is not None:
+        if lies[A].turned:
+            results[A] = product(b, dz.mT, (), dtype, accumulation).mT
+        else:
+            results[A] = product(dz, b.mT, (), dtype, accumulation)
+    if how.needed[B] and a is not None:
+        if a.dim() != 2:
+            a, dz = matrix(a), matrix(dz)
+        if options.accumulate_into is not None:
+            gradient_products.add(a.mT, dz, ((), None), options.accumulate_into, accumulation)
+        elif lies[B].turned:
+            results[B] = product(dz.mT, a, (), dtype, accumulation).mT
+        else:
+            results[B] = product(a.mT, dz, (), dtype, accumulation)
     return tuple(results)

@@ -17,6 +17,7 @@ from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import Lie, turned
+from warploom.runtime.families.gemm.operands import matrix
 from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.tensors import WithoutMemoryError
 
@@ -42,6 +43,8 @@ class Scales:
     def steps(self) -> list[Item]:
         """Epilogue items that multiply by all but the vectors."""
         ones = self.ones
+        if not ones and self.number == 1:
+            return []
         while len(ones) > _STEPS:
             ones = [ones[0].reshape(()) * ones[1].reshape(()), *ones[2:]]
         number: list[Item] = [("scale", self.number)] if self.number != 1 else []
@@ -84,7 +87,8 @@ class Gradient:
         if dtype.itemsize == 1 and self.dtype == E5M2:
             inverse = (x.abs().amax().float() / torch.finfo(E5M2).max).clamp(min=2.0**-126)
             return (x / inverse).to(E5M2), [*steps, ("scale", inverse)]
-        return x.to(factor_type(dtype)), steps
+        lowered = factor_type(dtype)
+        return x if x.dtype == lowered else x.to(lowered), steps
 
 
 def factor_type(dtype: torch.dtype) -> torch.dtype:
@@ -132,20 +136,22 @@ def of_b(
     """
     x, steps = dz.by_columns(a.dtype)
     factor, columns = _beside(a, x), dz.scales.columns
-    if prod(b.shape[:-2]) == 1:  # all rows of A and of D are added up by one product
+    if (
+        len(b.shape) == 2 or prod(b.shape[:-2]) == 1
+    ):  # all rows of A and of D are added up by one product
         if columns is not None and columns.dim() > 1:  # by batches of D, which are none here
             x, columns = (x * columns.unsqueeze(-2)).to(x.dtype), None
-        factor, x = factor.flatten(0, -2), x.flatten(0, -2)
+        factor, x = matrix(factor), matrix(x)
     vector = None if columns is None else ("scale_column", columns)
     if accumulate_into is None:
         return _multiplied(factor.mT, x, (steps, vector), b, dz.accumulation)
-    _add(factor.mT, x, (steps, vector), accumulate_into, dz.accumulation)
+    add(factor.mT, x, (steps, vector), accumulate_into, dz.accumulation)
     return None
 
 
 def _beside(operand: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """An operand in the type of the gradient that it is multiplied with, which is exact."""
-    return operand if x.dtype.itemsize == 1 else operand.to(x.dtype)
+    return operand if x.dtype.itemsize == 1 or x.dtype == operand.dtype else operand.to(x.dtype)
 
 
 Steps = tuple[Sequence[Item], Item | None]  # those of a product, and one with a vector
@@ -156,6 +162,8 @@ def _multiplied(
 ) -> torch.Tensor:
     """A product in the type and layout of `like`, and summed to its shape."""
     dtype = factor_type(like.dtype)
+    if len(like.shape) == 2 == a.dim() == b.dim():
+        return _laid_out(a, b, steps, dtype, accumulation, turned=like.turned)
     lead = broadcast(a, b)
     shape = tuple(like.shape)
     if prod(shape[:-2]) == prod(lead):
@@ -179,7 +187,7 @@ def _laid_out(
     return product(a, b, _steps(steps, turned=False), dtype, accumulation)
 
 
-def _add(
+def add(
     a: torch.Tensor,
     b: torch.Tensor,
     steps: Steps,
@@ -200,13 +208,15 @@ def _add(
         a, b = b.mT, a.mT
     listed = [*_steps(steps, turned=across), ("residual", room, 1.0)]
     product(a, b, listed, torch.float32, accumulation, room)
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(into)  # kernels write what torch does not see
 
 
-def _steps(steps: Steps, *, turned: bool) -> list[Item]:
+def _steps(steps: Steps, *, turned: bool) -> Sequence[Item]:
     """Items of a product, with a vector over rows for one over columns where it is turned."""
     listed, vector = steps
     if vector is None:
-        return list(listed)
+        return listed
     kind, value = vector
     if turned:
         kind = "scale_row" if kind == "scale_column" else "scale_column"

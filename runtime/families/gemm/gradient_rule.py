@@ -64,6 +64,9 @@ class Rule:
     kept        the places of the tensors that are kept for that
     items       the epilogue without its outputs; Place stands for a tensor, None for a number
     lies        how the tensors lie, by place
+    numbered    whether any item has a number
+    bias        of a layer, which is one matrix B of 16 bits, one bias or none and then an
+                activation or none: the place of the bias whose gradient is wanted, else 0
     """
 
     needed: tuple[bool, ...]
@@ -71,13 +74,17 @@ class Rule:
     kept: tuple[Place, ...]
     items: tuple[Item, ...]
     lies: tuple[Lie, ...]
+    numbered: bool
+    bias: Place | None
 
     def listed(
         self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[object]
     ) -> list[Item]:
         """The items of a call, of its tensors by place and its `numbers`."""
-        given = iter(numbers)
-        return [tuple(_filled(item, tensors, given)) for item in self.items]
+        if self.numbered:
+            given = iter(numbers)
+            return [tuple(_filled(item, tensors, given)) for item in self.items]
+        return [(kind, tensors[one] if isinstance(one, Place) else one) for kind, one in self.items]
 
 
 def rule(
@@ -94,7 +101,30 @@ def rule(
         for index, item in enumerate(items):
             if isinstance(item[1], Place) and (index < before or step_of(item).step is Scale):
                 kept.add(item[1])
-    return Rule(needed, way, tuple(sorted(kept)), items, tuple(map(Lie.of, tensors)))
+    return Rule(
+        needed=needed,
+        way=way,
+        kept=tuple(sorted(kept)),
+        items=items,
+        lies=tuple(map(Lie.of, tensors)),
+        numbered=any(None in item for item in items),
+        bias=_bias_of_layer(tensors, items, needed, way),
+    )
+
+
+def _bias_of_layer(
+    tensors: Sequence[torch.Tensor], items: Sequence[Item], needed: Sequence[bool], way: Way
+) -> Place | None:
+    kinds = [item[0] for item in items]
+    layer = kinds in ([], ["bias"], ["activation"], ["bias", "activation"])
+    b = tensors[B]
+    if not layer or way not in ("linear", "save", "output"):
+        return None
+    if b.dim() != 2 or b.dtype != tensors[A].dtype or b.dtype.itemsize != 2:
+        return None
+    if "bias" not in kinds or not needed[B + 1]:
+        return 0
+    return B + 1 if tensors[B + 1].shape == b.shape[-1:] else None
 
 
 def way_of(
@@ -175,6 +205,15 @@ def tensors_of(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> list
     """What a call reads, by place: a, b and the tensors of its items, without their outputs."""
     read = [item[1] for item in read_by(listed)]
     return [a, b, *[value for value in read if isinstance(value, torch.Tensor)]]
+
+
+def reads_of(listed: Sequence[Item]) -> list[int]:
+    """Which items have a tensor that is read, in order."""
+    return [
+        index
+        for index, item in enumerate(listed)
+        if isinstance(item[1], torch.Tensor) and not step_of(item).step.auxiliary
+    ]
 
 
 def numbers_of(listed: Sequence[Item]) -> tuple[float, ...]:

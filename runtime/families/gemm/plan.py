@@ -44,6 +44,7 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
     """
 
     rules: dict[tuple[object, ...], Rule] = field(default_factory=dict)  # of gradients
+    reads: tuple[int, ...] | None = None  # the items whose tensors are read
     saving: GemmPlan | None = None  # stores what the activation is given, too
     _number: int = field(default_factory=_numbers.__next__)  # of no other plan of the process
 
