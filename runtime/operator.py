@@ -21,6 +21,7 @@ def register(
     refuse: Callable[..., None] | None = None,
     backward: Callable[..., object] | None = None,
     save: Callable[..., None] | None = None,
+    vmap: Callable[..., object] | None = None,
 ) -> None:
     """Register `warploom::name`, whose arguments are the fields of named tuples, one after another.
 
@@ -33,6 +34,7 @@ def register(
     refuse    raises where autograd expects a graph; it takes what `run` takes
     backward, save   its derivative and what is kept for that, as torch.library.register_autograd
               has them
+    vmap      what torch.func.vmap makes of it, as torch.library.register_vmap has it
     """
     declared = _arguments(fields)
     if written:
@@ -48,6 +50,8 @@ def register(
         torch.library.register_autograd(
             f"warploom::{name}", backward, setup_context=save, lib=_LIBRARY
         )
+    if vmap is not None:
+        torch.library.register_vmap(f"warploom::{name}", vmap, lib=_LIBRARY)
 
 
 def _arguments(fields: tuple[type[tuple[object, ...]], ...]) -> str:

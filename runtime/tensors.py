@@ -97,6 +97,12 @@ def _fault(
     )
 
 
+def inside_vmap() -> bool:
+    """True where the innermost transform of torch.func is vmap."""
+    transform = torch._C._functorch.peek_interpreter_stack()
+    return transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap
+
+
 def require_memory(given: Named) -> None:
     """Raise ProblemError for tensors whose elements lie nowhere, or on several devices.
 

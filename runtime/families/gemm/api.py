@@ -19,7 +19,7 @@ from warploom.runtime.families.gemm.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.families.gemm.operands import check_gradient_options
 from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
+from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 
 def gemm(
@@ -126,6 +126,11 @@ def gemm(
             *(preactivation, accumulate_into, gradient_dtype),
         )
     except Exception as error:
+        if inside_vmap():  # whose tensors have no memory, and which the operators fold
+            return operators.call(
+                *(a, b, listed, out, out_dtype, accumulation, found),
+                *(preactivation, accumulate_into, gradient_dtype),
+            )
         raise explained(error, call.require) from error.__cause__
 
 

@@ -16,6 +16,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families.gemm import plan as gemms
+from warploom.runtime.families.gemm import vmap
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import (
@@ -133,6 +134,7 @@ register(
     fake=_fake,
     backward=backward,
     save=save,
+    vmap=vmap.gemm,
 )
 register(
     "gemm_outputs",
@@ -144,6 +146,7 @@ register(
     fake=_fake_outputs,
     backward=backward,
     save=save,
+    vmap=vmap.gemm_outputs,
 )
 register(
     "gemm_out",
