@@ -18,7 +18,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch.autograd.function import once_differentiable
 
+from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.families.gemm.epilogue import Item
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 RECIPES: tuple[str, ...] = get_args(Recipe)
@@ -45,12 +47,14 @@ class Quantised(NamedTuple):
 class Options(NamedTuple):
     """What a layer asks of its products.
 
+    activation  a function of the product and its bias, by its name
     main_grad   has the weight's gradient added to it, fp32, in its place; None: autograd has it
     """
 
     recipe: Recipe
     gradient_dtype: torch.dtype
     out_dtype: torch.dtype
+    activation: str | None = None
     main_grad: torch.Tensor | None = None
 
 
@@ -75,7 +79,7 @@ def operands(x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> tuple[Qua
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: Options
 ) -> torch.Tensor:
-    """Return x [m, k] times weight [n, k] transposed, plus bias, by a recipe; differentiable."""
+    """Return activation(x [m, k] times weight [n, k] transposed + bias); differentiable."""
     found: torch.Tensor = _Product.apply(x, weight, bias, options)  # type: ignore[no-untyped-call]
     return found
 
@@ -96,17 +100,17 @@ class _Product(torch.autograd.Function):
         exact = options.recipe == "rowwise_with_gw_hp"
         by_x = of_weight if wants_x else (None, None)
         by_weight = (None, None) if not wants_weight else (x, None) if exact else of_x
-        ctx.save_for_backward(*by_x, *by_weight)
+        items: list[Item] = [("scale_a", of_x.scale), ("scale_b", of_weight.scale)]
+        items += [] if bias is None else [("bias", bias)]
+        z = None
+        if options.activation is not None:
+            z = x.new_empty((x.shape[0], weight.shape[0]), dtype=options.out_dtype)
+            items += [("preactivation", z), ("activation", options.activation)]
+        ctx.save_for_backward(*by_x, *by_weight, z)
         ctx.options = options
         ctx.types = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
-        return gemm(
-            of_x.values,
-            of_weight.values.t(),
-            scale_a=of_x.scale,
-            scale_b=of_weight.scale,
-            bias=bias,
-            out_dtype=options.out_dtype,
-        )
+        b = of_weight.values.t()
+        return gemm(of_x.values, b, epilogue=items, out_dtype=options.out_dtype)
 
     @staticmethod
     @once_differentiable
@@ -115,18 +119,23 @@ class _Product(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, weight and bias that are wanted."""
-        weight, of_weight, x, of_x = ctx.saved_tensors
+        weight, of_weight, x, of_x, z = ctx.saved_tensors
         types, options, dx, dw, db = ctx.types, ctx.options, None, None, None
+        wants_sums = ctx.needs_input_grad[2]
+        dz, sums = dy, None
+        if z is not None or wants_sums:
+            found, sums = activation_backward(dy, z, options.activation, sums=wants_sums)
+            dz = dy if found is None else found
         with torch.autocast(dy.device.type, enabled=False):
             if weight is not None:
-                dx = _times(dy, Quantised(weight, of_weight), options, types[0])
+                dx = _times(dz, Quantised(weight, of_weight), options, types[0])
             if x is not None:
                 into = options.main_grad
                 factor = x if of_x is None else Quantised(x, of_x)
-                dw = _times(dy.t(), factor, options, types[1], into)
+                dw = _times(dz.t(), factor, options, types[1], into)
                 dw = dw if into is None else None
-            if ctx.needs_input_grad[2]:
-                db = dy.sum(0, dtype=torch.float32).to(types[2])
+            if sums is not None:
+                db = sums.to(types[2])
         return dx, dw, db, None
 
 

@@ -157,11 +157,7 @@ class Linear(torch.nn.Linear):
         weight = self.weight
         into = main_grad(weight) if self.accumulate_into_main_grad else None
         weight = weight if into is None else accumulating(weight, into)
-        return self._finished(F.linear(input, weight, self.bias), residual)
-
-    def _finished(self, product: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """What follows the product, by torch."""
-        result = ACTIVATIONS[self.activation](product)
+        result = ACTIVATIONS[self.activation](F.linear(input, weight, self.bias))
         return result if residual is None else result + residual
 
     def _in_float8(self, input: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
@@ -171,12 +167,13 @@ class Linear(torch.nn.Linear):
             recipe=cast("Recipe", self.recipe),
             gradient_dtype=self.gradient_dtype or torch.bfloat16,
             out_dtype=product_type(input.dtype, input.device.type),
+            activation=self.activation,
             main_grad=main_grad(weight) if self.accumulate_into_main_grad else None,
         )
         read = (input, weight, bias, residual)
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
-            product = float8.product(rows, weight, bias, options)
-            return self._finished(product.view(shape), residual)
+            result = float8.product(rows, weight, bias, options).view(shape)
+            return result if residual is None else result + residual
         x, w = float8.operands(rows, weight, options.recipe)
         return gemm(
             x.values,

@@ -116,6 +116,23 @@ def test_gradients_are_of_the_product_that_was_computed(
     assert within(module.bias.grad, dy.double().sum(0), dy.double().abs().sum(0))
 
 
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_activation_is_differentiated_at_what_it_was_given(recipe: str, activation: str) -> None:
+    """At the product of the quantised operands and its bias: not at the result, or without it."""
+    module = layer(recipe, activation=activation)
+    x, dy = torch.randn(ROWS, IN).bfloat16().requires_grad_(), torch.randn(ROWS, OUT).bfloat16()
+    residual = torch.randn(ROWS, OUT).requires_grad_()
+    module(x, residual).backward(dy.float())
+    of_x, of_weight = map(exact, operands(x.detach(), module.weight.detach(), module.recipe))
+    z = (of_x @ of_weight.t() + module.bias.detach().double()).requires_grad_()
+    (dz,) = torch.autograd.grad(ACTIVATIONS[activation](z), z, dy.double())
+    size = dy.double().abs()
+    assert within(x.grad, dz @ of_weight, size @ of_weight.abs())
+    assert within(module.bias.grad, dz.sum(0), size.sum(0))
+    assert torch.equal(residual.grad, dy.float())
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_e5m2_gradient_is_exact_where_it_fits(recipe: str) -> None:
     """Powers of two, with factors of such: a scale that is lost is a factor of the result."""
@@ -164,7 +181,7 @@ def test_without_anything_to_multiply_torch_adds_the_bias() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_torch_compile_trains_it(recipe: str) -> None:
-    module = layer(recipe)
+    module = layer(recipe, activation="silu")
     torch.compiler.reset()  # of all layers compiled before, which share one forward
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     x, grads = torch.randn(ROWS, IN).bfloat16(), []
