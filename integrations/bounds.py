@@ -91,35 +91,35 @@ def bounds(
     valid = functional.pad(valid, (0, keys - valid.shape[1]))
     begins = functional.pad(valid, (1, 0))[:, :-1].logical_not() & valid
     together = begins.sum(1) <= 1
-    everything, in_one_piece = torch.stack([valid.all(), together.all()]).tolist()
+    facts = torch.stack([valid.all(), together.all(), valid[:, -1].all()])
+    everything, in_one_piece, to_the_end = facts.tolist()
     if everything:
         return dense
     if not in_one_piece:
         return None
-    sequences = _padded(valid, extents.rows, positioned=positioned)
+    sequences = _padded(valid, extents.rows, hidden=positioned and not to_the_end)
     return Bounds(keys, pattern.causal, window, sequences)
 
 
-def _padded(valid: torch.Tensor, rows: int, *, positioned: bool) -> Sequences:
+def _padded(valid: torch.Tensor, rows: int, *, hidden: bool) -> Sequences:
     """Pack a batch where it lies: one piece of each item's keys is valid, [batch, keys].
 
-    Rows that are positioned end with the last key, and those past the last valid key see nothing.
-    Rows before the first valid key belong to the sequence, whose bounds leave them nothing to see.
+    The last row is the last key's. With `hidden`, rows past the last valid key see nothing; rows
+    before the first belong to the sequence, whose bounds leave them nothing to see.
     """
     keys = valid.shape[1]
     count = valid.sum(1)
     first = torch.where(count > 0, valid.int().argmax(1), 0)
     end = first + count
-    seeing = torch.full_like(count, rows)
-    if positioned:
-        seeing = (end - (keys - rows)).clamp(0, rows)
     following = functional.pad(first[1:], (0, 1))
-    none = torch.zeros_like(count)
-    lengths_q = torch.stack([seeing, rows - seeing, none], 1)
-    lengths_k = torch.stack([count, none, keys - end + following], 1)
+    none, seeing = torch.zeros_like(count), torch.full_like(count, rows)
+    lengths_q, lengths_k = [seeing, none], [count, keys - end + following]
+    if hidden:
+        seeing = (end - (keys - rows)).clamp(0, rows)
+        lengths_q, lengths_k = [seeing, rows - seeing, none], [count, none, lengths_k[1]]
     return Sequences(
-        _offsets(functional.pad(lengths_q.flatten(), (1, 0))),
-        _offsets(torch.cat([first[:1], lengths_k.flatten()])),
+        _offsets(functional.pad(torch.stack(lengths_q, 1).flatten(), (1, 0))),
+        _offsets(torch.cat([first[:1], torch.stack(lengths_k, 1).flatten()])),
         rows,
         keys,
     )

@@ -288,8 +288,9 @@ def _with_attention(model: Any) -> Row:  # noqa: ANN401
     model.set_attn_implementation(ATTENTION)
     if model.config._attn_implementation != ATTENTION:
         return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
+    now = AS_IT_WAS if before == ATTENTION else f"{before} -> {ATTENTION}"
     if model.dtype in PRODUCTS:
-        return Row(what, 1, f"{before} -> {ATTENTION}")
+        return Row(what, 1, now)
     kind = str(model.dtype).removeprefix("torch.")
     because = f"{kind} is torch's; bfloat16 and float16, and autocast, run on Warploom"
-    return Row(what, 1, f"{before} -> {ATTENTION}", because)
+    return Row(what, 1, now, because)
