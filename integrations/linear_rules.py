@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from warploom.generator.architectures import ARCHITECTURES, titles
 from warploom.generator.limits import LARGEST
+from warploom.runtime.operator import is_distributed
 
 PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains
 _EXTENT = LARGEST - (1 << 16)  # of a kernel's counters, less what the largest cluster of tiles adds
@@ -82,10 +83,14 @@ def _extents(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     return None
 
 
+def _taken(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN or is_distributed(tensor)
+
+
 def _transformed(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     """Why torch takes tensors that are more than memory, or calls that it transforms."""
-    if type(x) not in _PLAIN or type(weight) not in _PLAIN:
-        other = weight if type(x) in _PLAIN else x
+    if not (_taken(x) and _taken(weight)):
+        other = weight if _taken(x) else x
         return f"torch knows what to do with a {type(other).__name__}"
     if x.is_nested or x.layout != torch.strided or weight.layout != torch.strided:
         return "a tensor is nested or sparse"

@@ -8,7 +8,7 @@ import torch
 
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall, Results
-from warploom.runtime.operator import register
+from warploom.runtime.operator import is_distributed, register
 from warploom.runtime.plan import run
 
 
@@ -73,6 +73,8 @@ def call(
     spec: KernelSpec | str | None,
 ) -> Results:
     """Run the call as an operator, for a compiler to trace; `out` is copied to."""
+    if is_distributed(dy):
+        from warploom.runtime.families.activation_backward import sharding  # noqa: F401 (registers)
     name = spec.name if isinstance(spec, KernelSpec) else spec
     if out_dtype is None and out is not None:
         out_dtype = out.dtype

@@ -18,7 +18,7 @@ from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_forward import gradient as attention_gradient
 from warploom.runtime.families.attention_forward import plan as attentions
 from warploom.runtime.families.attention_forward.call import AttentionCall
-from warploom.runtime.operator import register
+from warploom.runtime.operator import is_distributed, register
 
 
 class _Operands(NamedTuple):
@@ -214,6 +214,8 @@ register(
 
 def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a call as an operator, for a compiler to trace; return out and lse."""
+    if is_distributed(call.q):
+        from warploom.runtime.families.attention_forward import sharding  # noqa: F401 (registers)
     left, right = call.window or (None, None)
     operands = (call.q, call.k, call.v)
     causal: Any = _ALIGNMENTS.get(call.causal, call.causal)

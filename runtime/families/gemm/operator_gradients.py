@@ -20,6 +20,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
 )
 from warploom.runtime.families.gemm.steps import unflatten
 from warploom.runtime.families.gemm.steps.step import Given, Item
+from warploom.runtime.operator import is_distributed
 
 
 class Call(NamedTuple):
@@ -97,7 +98,13 @@ def backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
     dd = arriving[0][0] if isinstance(arriving[0], list | tuple) else arriving[0]
     if dd is None:
         return tuple(ctx.none)
-    found = differentiate(ctx.rule, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
+    given = (ctx.rule, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
+    if any(map(is_distributed, given[3:])):
+        from warploom.runtime.families.gemm import sharding  # which imports this module
+
+        found = sharding.gradients(*given)
+    else:
+        found = differentiate(*given)
     results = list(ctx.none)
     results[:2], results[Call._fields.index("operands")] = found[:2], list(found[2:])
     return tuple(results)

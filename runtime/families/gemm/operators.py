@@ -45,7 +45,7 @@ from warploom.runtime.families.gemm.operator_gradients import (
 from warploom.runtime.families.gemm.result import result_type
 from warploom.runtime.families.gemm.steps import KINDS, flatten
 from warploom.runtime.families.gemm.steps.step import Item
-from warploom.runtime.operator import register
+from warploom.runtime.operator import is_distributed, register
 
 
 class _Refused(NamedTuple):
@@ -179,6 +179,8 @@ def call(
     `out` with what requires grad. Dynamo would make another error of that one, so there an operator
     raises it, as soon as the compiled function runs.
     """
+    if is_distributed(a) or is_distributed(b):
+        from warploom.runtime.families.gemm import sharding  # noqa: F401 (registers the rules)
     asked = result_type(a, out, out_dtype, len(listed) > 0)
     wanted = torch.is_grad_enabled() and requiring_grad(a, b, out, listed) is not None
     name = written_unseen(a, b, out, listed) if wanted else None
