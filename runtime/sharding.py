@@ -213,7 +213,8 @@ def _called(
             return next(tensors)
         return [other(one) for one in value] if isinstance(value, list | tuple) else value
 
-    return operator(*map(other, given), **{key: other(one) for key, one in keywords.items()})
+    others = list(map(other, given))  # tensors are taken in order: before those of keywords
+    return operator(*others, **{key: other(one) for key, one in keywords.items()})
 
 
 def _joined(

@@ -41,6 +41,11 @@ LATE = {
     # The gradient of a product is products.
     ("warploom.runtime.families.gemm.plan", "warploom.runtime.families.gemm.gradient"),
     ("warploom.runtime.families.gemm.gradient_products", OPERATORS.format("gemm")),
+    # Of distributed tensors, gradients are those of their shards.
+    (
+        "warploom.runtime.families.gemm.operator_gradients",
+        "warploom.runtime.families.gemm.sharding",
+    ),
 }
 
 IMPORT_THE_GENERATOR = """
