@@ -11,6 +11,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -363,7 +364,11 @@ def main(rank: int, folder: Path) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=timedelta(seconds=60),  # where one process raised, the other waits for it
     )
     linear_rules._devices[-1] = None  # layers decide as on a GPU; the reference then computes
     failed = {}
