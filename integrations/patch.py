@@ -285,7 +285,11 @@ def _with_attention(model: Any) -> Row:  # noqa: ANN401
     """Set the attention of a model of transformers, and say what it is now."""
     before = model.config._attn_implementation
     what = f"attention of {type(model).__name__}"
-    model.set_attn_implementation(ATTENTION)
+    modeling = sys.modules["transformers.modeling_utils"]
+    for module in model.modules():  # transformers leaves some parts out, whose configs are copies
+        speaks = isinstance(module, modeling.PreTrainedModel)
+        if speaks and module.config._attn_implementation != ATTENTION:
+            module.set_attn_implementation(ATTENTION)
     if model.config._attn_implementation != ATTENTION:
         return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
     now = AS_IT_WAS if before == ATTENTION else f"{before} -> {ATTENTION}"

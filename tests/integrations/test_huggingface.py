@@ -110,9 +110,8 @@ def test_decoders_attend_to_encoders(name: str, paths: Counter[str]) -> None:
 
     def says(attention: str, dtype: torch.dtype, visible: torch.Tensor) -> torch.Tensor:
         speaking = copy.deepcopy(made).to(dtype)
-        speaking.set_attn_implementation(attention)
-        if speaking.config._attn_implementation != attention:
-            pytest.skip(f"{name} has an attention of its own in this version of transformers")
+        for part in (speaking, speaking.get_encoder(), speaking.get_decoder()):
+            part.set_attn_implementation(attention)  # not all versions set it in all parts
         with torch.no_grad():
             logits: torch.Tensor = speaking(
                 IDS, attention_mask=visible, decoder_input_ids=IDS.flip(1)

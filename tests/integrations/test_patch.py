@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import VOCABULARY, model
-from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, LlavaConfig
+from transformers import (
+    CompileConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlavaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import warploom
 from warploom.errors import ProblemError
@@ -145,6 +152,17 @@ def test_models_of_several_configurations_get_their_own_back() -> None:
     with warploom.patch(speaking):
         assert set(implementations(speaking)) == {"warploom"}
     assert implementations(speaking) == before
+
+
+def test_parts_with_configurations_of_their_own_are_not_left_out() -> None:
+    """T5's encoder and decoder have copies of its configuration, each with its attention."""
+    config = T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=VOCABULARY)
+    speaking = T5ForConditionalGeneration(config)
+    parts = [speaking, speaking.encoder, speaking.decoder]
+    before = [part.config._attn_implementation for part in parts]
+    with warploom.patch(speaking):
+        assert [part.config._attn_implementation for part in parts] == ["warploom"] * 3
+    assert [part.config._attn_implementation for part in parts] == before
 
 
 def test_what_happens_to_a_patched_model_is_kept() -> None:
