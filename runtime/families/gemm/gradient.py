@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import MOST_CHARACTERS
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm import gradient_epilogue, gradient_products
 from warploom.runtime.families.gemm import plan as plans
@@ -36,6 +37,8 @@ from warploom.runtime.families.gemm.operands import matrix, requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.plan import known
 from warploom.runtime.tensors import refuse_dual
+
+_CHARACTERS = 48  # of what is put into an epilogue for gradients, in the name of its kernel
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -130,6 +133,9 @@ def _rule(
     asked = call.preactivation if call.spec is None else "recompute"
     stored = plan.details.out_dtype in FLOATS
     way = way_of(call.listed, needed, preactivation=asked, stored=stored)
+    written = sum(len(step.token) + 1 for step in plan.details.epilogue.steps)
+    if way in ("save", "recompute") and written + _CHARACTERS > MOST_CHARACTERS:
+        way = "composite"
     return rule(tensors, call.listed, needed, way)
 
 

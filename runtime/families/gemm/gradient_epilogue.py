@@ -82,13 +82,17 @@ def _activate(
     """Take a gradient past the activation."""
     a, b = tensors[A], tensors[B]
     dtype = factor_type(rule.lies[A].dtype)
+    n = x.of.shape[-1]
+    biases = [one[1] for one in rule.items[: len(before)] if one[0] == "bias"]
+    # The gradient of a bias of all rows comes from the same pass.
+    sums = any(rule.needed[place] and prod(rule.lies[place].shape) == n for place in biases)
     if kept is None and a is not None and b is not None:
-        steps = [*before, (f"{function}_gradient", x.of)]
-        x.of, x.sums = product(a, b, steps, dtype, accumulation), None
+        steps: list[Item] = [*before, (f"{function}_gradient", x.of)]
+        x.sums = x.of.new_empty(n, dtype=torch.float32) if sums else None
+        if x.sums is not None:
+            steps.append(("column_sum", x.sums))
+        x.of = product(a, b, steps, dtype, accumulation)
         return
-    # Of biases of all rows, the sums come from the same pass.
-    wide = [rule.lies[one[1]].shape for one in rule.items if one[0] == "bias"]
-    sums = any(prod(shape) == x.of.shape[-1] for shape in wide)
     dz, x.sums = activation_backward(x.of, kept, function, sums=sums, out_dtype=dtype)
     x.of = cast("torch.Tensor", dz)
 
