@@ -49,9 +49,9 @@ class Lie(NamedTuple):
     turned: bool  # column by column in memory
 
     @classmethod
-    def of(cls, operand: torch.Tensor) -> Lie:
+    def of(cls, tensor: torch.Tensor) -> Lie:
         """How it lies."""
-        return cls(operand.shape, operand.dtype, turned(operand))
+        return cls(tensor.shape, tensor.dtype, tensor.dim() > 1 and turned(tensor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ EPILOGUES: dict[str, Callable[[], Items]] = {
     "bias [1, N]": lambda: [("bias", leaf(random(1, N, dtype=FP32)))],
     "scales": lambda: [
         ("scale_a", 0.5),
-        ("scale_b", scales(1)),
+        ("scale_b", scales(1).reshape(())),
         ("bias", leaf(random(N, dtype=FP32))),
         ("residual", leaf(random(M, N)), 0.5),
         ("scale_d", scales(1)),
