@@ -109,7 +109,7 @@ def mask(
         **keywords,
     }
     if is_tracing(attention_mask):
-        plain = _causal_from_start(mask_function, attention_mask, q_offset, keywords)
+        plain = _causal_from_start(mask_function, attention_mask, kv_offset, keywords)
         return None if plain and q_length == kv_length else _tensor(arguments)
     pattern = None if q_length == 1 else recognised(mask_function)
     if pattern is None or not (pattern.packed is not None or _may_skip(keywords)):
@@ -142,16 +142,20 @@ def _may_skip(keywords: dict[str, Any]) -> bool:
 def _causal_from_start(
     mask_function: MaskFunction,
     attention_mask: torch.Tensor | None,
-    q_offset: int | torch.Tensor,
+    kv_offset: int,
     keywords: dict[str, Any],
 ) -> bool:
-    """Whether a mask is plain causal from the first key on, told without values of tensors."""
+    """Whether the mask of as many rows as keys is plain causal, told without values of tensors.
+
+    Every row's own key is among the keys: where these begin at 0, so do the rows, whose offset may
+    be a tensor.
+    """
     return (
         mask_function is masking_utils.causal_mask_function
         and keywords.get("allow_is_causal_skip", True)
         and attention_mask is None
-        and isinstance(q_offset, int)
-        and q_offset == 0
+        and isinstance(kv_offset, int)
+        and kv_offset == 0
     )
 
 
