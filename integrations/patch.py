@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 
 from warploom.errors import ProblemError
+from warploom.integrations import unpacked
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 
@@ -44,12 +45,14 @@ class Patch:
         rows: list[Row],
         layers: dict[torch.nn.Linear, Linear],
         implementations: list[tuple[Any, str | None]],
+        hooks: list[unpacked.Handle],
     ) -> None:
         self.rows = tuple(rows)
         self._title = f"warploom.patch({type(model).__name__})"
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
         self._implementations = implementations
+        self._hooks = hooks
 
     def undo(self) -> None:
         """Put the model's own modules and its attention back; a second time does nothing.
@@ -72,6 +75,8 @@ class Patch:
             _patched.discard(layer)
         for config, implementation in self._implementations:
             config._attn_implementation = implementation
+        for handle in self._hooks:
+            handle.remove()
         _patched.discard(model)
         self._model = None
 
@@ -135,7 +140,8 @@ def patch(model: torch.nn.Module, *, linear: bool = True, attention: bool = True
         if isinstance(child, torch.nn.Linear) and child in layers:
             parent._modules[name] = layers[child]
     _patched.update([model, *layers.values()])
-    return Patch(model, rows, layers, implementations)
+    hooks = [handle for found in speaking for handle in unpacked.hook(found)]
+    return Patch(model, rows, layers, implementations, hooks)
 
 
 def register_transformers() -> None:

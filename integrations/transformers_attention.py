@@ -140,7 +140,7 @@ def _by_kernels(call: Arguments, told: Bounds) -> torch.Tensor:
     width = -(-max(dim, value_dim) // _UNIT) * _UNIT
     query, key, value = (
         tensor if tensor.shape[3] == width else functional.pad(tensor, (0, width - tensor.shape[3]))
-        for tensor in (call.query, call.key[:, :, : told.keys], call.value[:, :, : told.keys])
+        for tensor in (call.query, _first(call.key, told.keys), _first(call.value, told.keys))
     )
     right = 0 if told.causal else told.window
     common: dict[str, Any] = {
@@ -171,6 +171,11 @@ def _by_kernels(call: Arguments, told: Bounds) -> torch.Tensor:
         out = out.reshape(call.query.shape[0], call.query.shape[2], *out.shape[1:])
     cut: torch.Tensor = out[..., :value_dim]
     return cut.contiguous()
+
+
+def _first(tensor: torch.Tensor, keys: int) -> torch.Tensor:
+    """The first keys; autograd would give a slice of all a gradient of zeros to copy into."""
+    return tensor if tensor.shape[2] == keys else tensor[:, :, :keys]
 
 
 def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:

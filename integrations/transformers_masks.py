@@ -15,6 +15,7 @@ import torch
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
 
+from warploom.integrations import unpacked
 from warploom.integrations.bounds import Bounds, Extents, Pattern, bounds
 
 MaskFunction = Callable[..., Any]
@@ -97,7 +98,8 @@ def mask(
     """
     if isinstance(attention_mask, BoundedMask):  # made ahead, by `generate`
         return attention_mask
-
+    if unpacked.marks(attention_mask, batch_size):
+        attention_mask = None
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
         "q_length": q_length,

@@ -276,6 +276,46 @@ def test_patched_models_compile(part: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert error < 2 * float((rough.float() - exact)[here].abs().max()) + 0.05
 
 
+@pytest.mark.parametrize(("name", "by_kernels"), [("Llama", True), ("Mistral", False)])
+def test_a_whole_model_that_is_compiled_knows_that_nothing_is_packed(
+    name: str,
+    by_kernels: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without position ids of the caller's, sequences were looked for and masks were tensors.
+
+    A window stays what it is, position ids that pack two sequences too, and undoing ends it.
+    """
+    monkeypatch.setattr(transformers_attention, "elsewhere", lambda tensor: None)
+    called: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
+        called.update(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    two = torch.arange(IDS.shape[1]) % (IDS.shape[1] // 2)
+    plain, packed = {"use_cache": False}, {"use_cache": False, "position_ids": two[None]}
+    speaking = model(name, "sdpa", torch.float32)
+    with torch.no_grad():
+        wanted = [speaking(IDS, **keywords).logits for keywords in (plain, packed)]
+        assert not torch.allclose(*wanted, atol=0.4, rtol=0.2)
+        for kind in (torch.float32, torch.bfloat16):
+            torch._dynamo.reset()
+            speaking = model(name, "sdpa", kind)
+            done = warploom.patch(speaking)
+            compiled = torch.compile(speaking, backend=backend, fullgraph=True)
+            called.clear()
+            found = [compiled(IDS, **plain).logits]
+            assert any("warploom" in one for one in called) is (
+                by_kernels and kind != torch.float32
+            )
+            found.append(compiled(IDS, **packed).logits)
+            for logits, right in zip(found, wanted, strict=True):
+                torch.testing.assert_close(logits.float(), right, atol=0.1, rtol=0.1)
+            done.undo()
+            assert not any(part._forward_pre_hooks for part in speaking.modules())
+
+
 @pytest.mark.parametrize("name", ["Llama", "Gemma2"])
 def test_generation_compiles(name: str) -> None:
     """Steps after the prompt are compiled for a cache of a fixed size: its mask is an input."""
