@@ -20,7 +20,7 @@ from warploom.generator.step import Pitches, Reads
 from warploom.generator.step import Step as Step
 
 Function = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Real = Literal["fp16", "bf16", "fp32"]
+Float = Literal["fp16", "bf16", "fp32"]
 By = Literal["host", "device", "row", "column"]
 
 
@@ -69,7 +69,7 @@ class Scale(Step):
 class Bias(Step):
     """Add a vector over the columns of D."""
 
-    element: Real = knob(name="bias_{}", doc="its element type")
+    element: Float = knob(name="bias_{}", doc="its element type")
     step: Literal["bias"] = "bias"
     arguments: ClassVar[tuple[str, ...]] = ("bias",)
     reads: ClassVar[Reads] = "column"
@@ -97,19 +97,29 @@ class Activation(Step):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return (*_shared(self.function), f"{self.function}.cuh")
+        return (*_logistic(self.function), f"{self.function}.cuh")
 
     @property
     def cpp(self) -> str:
-        return _class(self.function)
+        return _class_name(self.function)
 
 
-def _shared(function: Function) -> tuple[str, ...]:
-    """The files that the C++ of a function, and that of its derivative, need."""
+def derivative_parts(function: Function) -> tuple[str, ...]:
+    """The files under templates/ that define the C++ class of a function's derivative."""
+    return (*_logistic(function), f"_activation/{function}_gradient.cuh")
+
+
+def derivative_class(function: Function) -> str:
+    """What that class is called."""
+    return _class_name(f"{function}_gradient")
+
+
+def _logistic(function: Function) -> tuple[str, ...]:
+    """The file of the logistic function, where a function and its derivative are made of it."""
     return ("_activation/logistic.cuh",) if function in ("gelu_tanh", "silu") else ()
 
 
-def _class(words: str) -> str:
+def _class_name(words: str) -> str:
     return "".join(word.title() for word in words.split("_"))
 
 
@@ -117,7 +127,7 @@ def _class(words: str) -> str:
 class Residual(Step):
     """Add beta * C, a row-major [m, n] matrix that may be D itself; beta = 0 never reads C."""
 
-    element: Real = knob(name="residual_{}", doc="the element type of C")
+    element: Float = knob(name="residual_{}", doc="the element type of C")
     step: Literal["residual"] = "residual"
     arguments: ClassVar[tuple[str, ...]] = ("residual",)
     reads: ClassVar[Reads] = "fragment"
@@ -164,7 +174,7 @@ class Amax(Step):
 class Preactivation(Step):
     """Store the values that pass here to z, a row-major [m, n] matrix; they pass unchanged."""
 
-    element: Real = knob(name="preactivation_{}", doc="the element type of z")
+    element: Float = knob(name="preactivation_{}", doc="the element type of z")
     step: Literal["preactivation"] = "preactivation"
     arguments: ClassVar[tuple[str, ...]] = ("preactivation",)
     auxiliary: ClassVar[bool] = True
@@ -193,7 +203,7 @@ class ActivationGradient(Step):
     """Multiply dy, a row-major [m, n] matrix, by a function's derivative at what passes here."""
 
     function: Function = knob(name="{}_gradient_{}", doc="whose derivative; relu's is 0 at 0")
-    element: Real = knob(name="", doc="the element type of dy")
+    element: Float = knob(name="", doc="the element type of dy")
     step: Literal["activation_gradient"] = "activation_gradient"
     arguments: ClassVar[tuple[str, ...]] = tuple(
         f"{function}_gradient" for function in get_args(Function)
@@ -208,13 +218,12 @@ class ActivationGradient(Step):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        own = f"_activation/{self.function}_gradient.cuh"
-        return (*_shared(self.function), own, "activation_gradient.cuh")
+        return (*derivative_parts(self.function), "activation_gradient.cuh")
 
     @property
     def cpp(self) -> str:
-        function = _class(f"{self.function}_gradient")
-        return f"ActivationGradient<{function}, {element(self.element).cpp}>"
+        derivative = derivative_class(self.function)
+        return f"ActivationGradient<{derivative}, {element(self.element).cpp}>"
 
     def fields(self, index: int) -> tuple[Field[Pitches], ...]:
         name = f"activation_gradient_{index}"
@@ -260,11 +269,11 @@ STEPS: tuple[EpilogueStep, ...] = tuple(
 """Every step there is."""
 
 
-MOST = 8
-"""Steps of one epilogue."""
+MOST_STEPS = 8
+"""Of one epilogue."""
 
 MOST_CHARACTERS = 128
-"""Of their tokens in a kernel's name, which is a file's."""
+"""Of the tokens of an epilogue in a kernel's name, which is a file's."""
 
 
 def columns(steps: tuple[Step, ...], n: int) -> int:
@@ -276,8 +285,8 @@ def columns(steps: tuple[Step, ...], n: int) -> int:
 
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     """Every step is one of STEPS; so many follow each other that names fit file systems."""
-    if len(steps) > MOST:
-        return f"epilogue of {len(steps)} steps: at most {MOST}"
+    if len(steps) > MOST_STEPS:
+        return f"epilogue of {len(steps)} steps: at most {MOST_STEPS}"
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         return one_of("epilogue step", unknown[0].token, [step.token for step in STEPS])

@@ -29,6 +29,7 @@ from __future__ import annotations
 import torch
 
 from warploom.errors import ProblemError
+from warploom.integrations.bounds import Sequences
 from warploom.integrations.flash_attn_call import Options, Probabilities, Window, fixed, varlen
 from warploom.runtime.tensors import shown
 
@@ -50,16 +51,9 @@ def flash_attn_func(
 ) -> torch.Tensor | Probabilities:
     """Attention of q [batch, seq_q, heads, dim] to k and v [batch, seq_k, heads_k, dim]."""
     options = Options(
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return fixed(options, q, k, v)
+    return fixed(options, (q, k, v), return_attn_probs)
 
 
 def flash_attn_kvpacked_func(
@@ -76,16 +70,9 @@ def flash_attn_kvpacked_func(
 ) -> torch.Tensor | Probabilities:
     """Attention of q [batch, seq_q, heads, dim] to kv [batch, seq_k, 2, heads_k, dim]."""
     options = Options(
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return fixed(options, q, kv)
+    return fixed(options, (q, kv), return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -101,16 +88,9 @@ def flash_attn_qkvpacked_func(
 ) -> torch.Tensor | Probabilities:
     """Attention within qkv [batch, seq, 3, heads, dim]."""
     options = Options(
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return fixed(options, qkv)
+    return fixed(options, (qkv,), return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -139,16 +119,10 @@ def flash_attn_varlen_func(
             fix="gather each sequence's pages into k and v [total_k, heads_k, dim]",
         )
     options = Options(
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return varlen(options, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), q, k, v)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return varlen(options, (q, k, v), sequences, return_attn_probs)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -169,16 +143,10 @@ def flash_attn_varlen_kvpacked_func(
 ) -> torch.Tensor | Probabilities:
     """Attention of q [total_q, heads, dim] to kv [total_k, 2, heads_k, dim], by sequences."""
     options = Options(
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return varlen(options, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), q, kv)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return varlen(options, (q, kv), sequences, return_attn_probs)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -196,13 +164,7 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> torch.Tensor | Probabilities:
     """Attention within qkv [total, 3, heads, dim], by sequences."""
     options = Options(
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic
     )
-    return varlen(options, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), qkv)
+    sequences = Sequences(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return varlen(options, (qkv,), sequences, return_attn_probs)

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from warploom.errors import ProblemError
+from warploom.integrations.bounds import Sequences
 from warploom.integrations.flash_attn_gradient import Tensors, attend
 from warploom.runtime.tensors import shown
 
@@ -25,7 +26,7 @@ _EACH_MULTIPLE = 8  # of a head dimension
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The keywords that every function of FlashAttention's takes, by its names."""
+    """What every function of FlashAttention's is told of the attention, by its names."""
 
     dropout_p: float
     softmax_scale: float | None
@@ -34,7 +35,6 @@ class Options:
     softcap: float
     alibi_slopes: torch.Tensor | None
     deterministic: bool
-    return_attn_probs: bool
 
     def keywords(self) -> dict[str, Any]:
         """Those of `warploom.attention`; ProblemError for what it does not compute."""
@@ -68,39 +68,39 @@ class Options:
         }
 
 
-def fixed(options: Options, *tensors: torch.Tensor) -> torch.Tensor | Probabilities:
+def fixed(
+    options: Options, tensors: Tensors, return_attn_probs: bool
+) -> torch.Tensor | Probabilities:
     """The result for [batch, seq, .., heads, dim] tensors."""
-    return _result(options, tensors, options.keywords(), "batch, seq")
+    out, lse = _attended(tensors, options.keywords(), "batch, seq")
+    out = out.transpose(1, 2)
+    return (out, lse, None) if return_attn_probs else out
 
 
 def varlen(
-    options: Options,
-    cu_seqlens: tuple[torch.Tensor, torch.Tensor],
-    max_seqlen: tuple[int, int],
-    *tensors: torch.Tensor,
+    options: Options, tensors: Tensors, sequences: Sequences, return_attn_probs: bool
 ) -> torch.Tensor | Probabilities:
-    """The result for [total, .., heads, dim] tensors; lengths are those of queries and of keys."""
+    """The result for [total, .., heads, dim] tensors."""
     keywords = options.keywords()
-    for name, starts, longest in zip(("q", "k"), cu_seqlens, max_seqlen, strict=True):
-        keywords[f"cu_seqlens_{name}"] = _tensor(f"cu_seqlens_{name}", starts)
-        keywords[f"max_seqlen_{name}"] = _integer(f"max_seqlen_{name}", longest)
-    return _result(options, tensors, keywords, "total")
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        keywords[name] = _tensor(name, getattr(sequences, name))
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        keywords[name] = _integer(name, getattr(sequences, name))
+    out, lse = _attended(tensors, keywords, "total")
+    return (out, lse, None) if return_attn_probs else out
 
 
-def _result(
-    options: Options, tensors: Tensors, keywords: dict[str, Any], lead: str
-) -> torch.Tensor | Probabilities:
+def _attended(
+    tensors: Tensors, keywords: dict[str, Any], lead: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and its log-sum-exp, as `attend` has them; `lead` are the dimensions before heads."""
     _check(tensors, lead)
     dim = tensors[0].shape[-1]
     if missing := -dim % _EACH_MULTIPLE:
         keywords["scale"] = keywords["scale"] or dim**-0.5
         tensors = tuple(pad(tensor, (0, missing)) for tensor in tensors)
     out, lse = attend(tensors, keywords)
-    if lead != "total":
-        out = out.transpose(1, 2)
-    if missing:
-        out = out[..., :dim]
-    return (out, lse, None) if options.return_attn_probs else out
+    return out[..., :dim] if missing else out, lse
 
 
 # ---- Arguments -----------------------------------------------------------------------------------

@@ -91,10 +91,9 @@ class Kernel:
             attribute = driver.CUfunction_attribute
             static = attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
             maximum = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            room = (
-                self.spec.architecture.shared_bytes
-            )  # for what a kernel declares and a launch asks
-            room -= check(driver.cuKernelGetAttribute(static, handle, device))
+            # The limit holds for what the kernel declares and what a launch asks for, together.
+            declared = check(driver.cuKernelGetAttribute(static, handle, device))
+            room = self.spec.architecture.shared_bytes - declared
             check(driver.cuKernelSetAttribute(maximum, room, handle, device))
             with torch.cuda.device(device):
                 enter(device)

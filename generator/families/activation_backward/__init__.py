@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import derivative_class, derivative_parts
 from warploom.generator.families.activation_backward import launch, model, rules
 from warploom.generator.families.activation_backward.schedule import (
     VALUES,
@@ -60,13 +61,16 @@ class ActivationBackward(
     def context(self, spec: ActivationBackwardSpec) -> dict[str, Any]:
         """The elements of the matrices, and the sizes of blocks that the schedule does not say."""
         operation = spec.operation
-        return {
+        found: dict[str, Any] = {
             "elements": [(name, element(getattr(operation, name))) for name in operation.tensors],
-            "gradient": "".join(map(str.title, operation.function.split("_"))) + "Gradient",
             "values": VALUES,
             "sum_threads": launch.SUM_THREADS,
             "sum_columns": launch.SUM_COLUMNS,
         }
+        if operation.function != "none":
+            found["parts"] = derivative_parts(operation.function)
+            found["derivative"] = derivative_class(operation.function)
+        return found
 
 
 FAMILY = ActivationBackward()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import Float
 from warploom.generator.knob import frozen, knob
 from warploom.generator.specification import KernelSpec
 
-Float = Literal["fp16", "bf16", "fp32"]
 Differentiated = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 
 VALUES = 8  # of a row, that a thread has: 16 bytes of 16-bit types

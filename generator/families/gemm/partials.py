@@ -11,7 +11,7 @@ from warploom.generator.families.gemm.problem import GemmProblem, row_groups
 from warploom.generator.families.gemm.schedule import GemmSpec
 from warploom.generator.launches import Launch, Value, Workspace
 
-COLUMNS, THREADS = 32, 1024  # of a block that adds up
+COLUMNS, THREADS = 32, 1024  # of a block that adds up; a warp has a row of its columns
 
 
 def _steps(spec: GemmSpec) -> list[int]:

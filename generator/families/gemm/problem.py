@@ -23,8 +23,8 @@ class Batches:
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
     """The extents of one call, and the pitch of each matrix: elements from row to row (or from
-    column to column) of the memory it lies in. `pitch_c` has one entry for each
-    matrix that a step reads or stores.
+    column to column) of the memory it lies in. `pitch_c` has one entry for each matrix that a step
+    reads or stores.
 
     A batched operation has the number of D's batches, how those of A and B lie, and the elements
     between the batches of D and of each step's operand that has a `batch_field`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families.gemm import partials
 from warploom.generator.families.gemm.layout import gemm_layout, held
 from warploom.generator.families.gemm.parameters import partial_name
 from warploom.generator.families.gemm.problem import rows_of_partial
@@ -32,6 +33,9 @@ def context(spec: GemmSpec) -> dict[str, Any]:
         ),
         "steps": [_step(operation, schedule, index) for index in range(len(operation.epilogue))],
         "rows_of_partial": rows_of_partial(schedule),
+        "total_columns": partials.COLUMNS,
+        "total_parts": partials.THREADS // partials.COLUMNS,
+        "total_threads": partials.THREADS,
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,

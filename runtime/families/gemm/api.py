@@ -99,38 +99,19 @@ def gemm(
         GemmCall(a, b, listed, out).refuse_tangents()
     if accumulate_into is not None or gradient_dtype is not None or preactivation != "save":
         check_gradient_options(b, preactivation, accumulate_into, gradient_dtype)
+    gradients = preactivation, accumulate_into, gradient_dtype
     # Compilers, and modes that decide by operator (selective checkpoints, fake tensors), see these.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(
-            *(a, b, listed, out, out_dtype, accumulation, spec),
-            *(preactivation, accumulate_into, gradient_dtype),
-        )
+        return operators.call(a, b, listed, out, out_dtype, accumulation, spec, *gradients)
     found = None if spec is None else named(spec)
-    call = GemmCall(
-        a,
-        b,
-        listed,
-        out,
-        out_dtype,
-        accumulation,
-        found,
-        preactivation,
-        accumulate_into,
-        gradient_dtype,
-    )
+    call = GemmCall(a, b, listed, out, out_dtype, accumulation, found, *gradients)
     try:
         return gradient.gemm(call)
     except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(
-            *(a, b, listed, out, out_dtype, accumulation, found),
-            *(preactivation, accumulate_into, gradient_dtype),
-        )
+        return operators.call(a, b, listed, out, out_dtype, accumulation, found, *gradients)
     except Exception as error:
         if inside_vmap():  # whose tensors have no memory, and which the operators fold
-            return operators.call(
-                *(a, b, listed, out, out_dtype, accumulation, found),
-                *(preactivation, accumulate_into, gradient_dtype),
-            )
+            return operators.call(a, b, listed, out, out_dtype, accumulation, found, *gradients)
         raise explained(error, call.require) from error.__cause__
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from warploom.generator.epilogue import MOST, Activation, Bias, Residual, Scale
+from warploom.generator.epilogue import MOST_STEPS, Activation, Bias, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
 from warploom.runtime.families.gemm.steps import OUTPUTS, step_of
 from warploom.runtime.families.gemm.steps.step import Item
@@ -164,9 +164,9 @@ def way_of(
     if items[first][1] == "relu" and stored and first == len(items) - 1:
         return "output"
     kinds = [item[0] for item in listed]
-    if preactivation == "save" and len(kinds) < MOST and "preactivation" not in kinds:
+    if preactivation == "save" and len(kinds) < MOST_STEPS and "preactivation" not in kinds:
         return "save"
-    return "recompute" if first + 2 <= MOST else "composite"  # slope and sums are steps
+    return "recompute" if first + 2 <= MOST_STEPS else "composite"  # slope and sums are steps
 
 
 def read_by(listed: Sequence[Item]) -> list[Item]:

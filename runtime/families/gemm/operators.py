@@ -169,11 +169,10 @@ def call(
     accumulation: Accumulation,
     spec: KernelSpec | str | None,
     preactivation: Preactivation = "recompute",
-    *gradients: Any,
+    accumulate_into: torch.Tensor | None = None,
+    gradient_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Run the call as an operator, for a compiler to trace.
-
-    `preactivation` and what follows are of gradients.
+    """Run the call as an operator, for a compiler to trace. Arguments are those of `GemmCall`.
 
     Raises ProblemError for more than one output of a kind, which only eager calls take, and for
     `out` with what requires grad. Dynamo would make another error of that one, so there an operator
@@ -188,7 +187,7 @@ def call(
         if not torch.compiler.is_dynamo_compiling():
             raise unseen(name)
         return _refuse(a, b, out, asked, name)
-    gradients = Gradients("recompute", *gradients)
+    gradients = Gradients("recompute", accumulate_into, gradient_dtype)
     z: torch.Tensor | None = None
     if wanted and _saves(a, b, listed, asked, spec, preactivation):
         kept = kept_type(asked, a.dtype)
