@@ -14,12 +14,15 @@ from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import MOST_CHARACTERS
-from warploom.runtime.families.activation_backward.api import activation_backward
-from warploom.runtime.families.gemm import gradient_epilogue, gradient_products
+from warploom.runtime.families.gemm import (
+    gradient_epilogue,
+    gradient_layer,
+    gradient_products,
+)
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_epilogue import Passing
-from warploom.runtime.families.gemm.gradient_products import Gradient, product
+from warploom.runtime.families.gemm.gradient_products import Gradient
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
     A,
@@ -33,7 +36,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
     storing_items,
     way_of,
 )
-from warploom.runtime.families.gemm.operands import matrix, requiring_grad
+from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.plan import known
 from warploom.runtime.tensors import refuse_dual
@@ -203,7 +206,7 @@ def gradients(
     for place, one in zip(how.kept, kept, strict=False):
         tensors[place] = one
     if how.bias is not None:
-        return _of_layer(how, options, dd, kept, tensors)
+        return gradient_layer.gradients(how, options, dd, kept, tensors)
     z = kept[-1] if how.way in ("save", "output") else None
     accumulation, dtype, into = options
     if how.way == "composite":
@@ -220,44 +223,4 @@ def gradients(
         results[A] = gradient_products.of_a(gradient, how.lies[A], b)
     if how.needed[B] and a is not None:
         results[B] = gradient_products.of_b(gradient, a, how.lies[B], into)
-    return tuple(results)
-
-
-def _of_layer(
-    how: Rule,
-    options: GradientOptions,
-    dd: torch.Tensor,
-    kept: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor | None],
-) -> Tensors:
-    """The same of a layer: what most calls are, with no more done on the host than they need."""
-    results: list[torch.Tensor | None] = [None] * len(how.needed)
-    lies, bias, dtype = how.lies, how.bias, how.lies[B].dtype
-    dz, sums = dd, None
-    if how.way != "linear":
-        function = how.items[-1][1]
-        found, sums = activation_backward(dd, kept[-1], function, sums=bias != 0, out_dtype=dtype)
-        dz = dd if found is None else found
-    elif bias:
-        sums = activation_backward(dd, sums=True)[1]
-    if bias and sums is not None:
-        results[bias] = sums if lies[bias].dtype == torch.float32 else sums.to(lies[bias].dtype)
-    if dz.dtype != dtype:
-        dz = dz.to(dtype)
-    a, b = tensors[A], tensors[B]
-    accumulation = options.accumulation
-    if how.needed[A] and b is not None:
-        if lies[A].turned:
-            results[A] = product(b, dz.mT, (), dtype, accumulation).mT
-        else:
-            results[A] = product(dz, b.mT, (), dtype, accumulation)
-    if how.needed[B] and a is not None:
-        if a.dim() != 2:
-            a, dz = matrix(a), matrix(dz)
-        if options.accumulate_into is not None:
-            gradient_products.add(a.mT, dz, ((), None), options.accumulate_into, accumulation)
-        elif lies[B].turned:
-            results[B] = product(dz.mT, a, (), dtype, accumulation).mT
-        else:
-            results[B] = product(a.mT, dz, (), dtype, accumulation)
     return tuple(results)

@@ -8,9 +8,9 @@ differentiated by torch, step by step, on products that are computed anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -66,6 +66,7 @@ class Rule:
     numbered    whether any item has a number
     bias        of a layer, which is one matrix B of 16 bits, one bias or none and then an
                 activation or none: the place of the bias whose gradient is wanted, else 0
+    plans       of a layer's gradients, by how their operands lie; see gradient_layer.py
     """
 
     needed: tuple[bool, ...]
@@ -75,6 +76,9 @@ class Rule:
     lies: tuple[Lie, ...]
     numbered: bool
     bias: Place | None
+    plans: dict[tuple[object, ...], Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def listed(
         self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[object]
