@@ -140,24 +140,24 @@ class _Product(torch.autograd.Function):
 
 
 def _times(
-    g: torch.Tensor,
+    gradient: torch.Tensor,
     factor: Quantised | torch.Tensor,
     options: Options,
     dtype: torch.dtype,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a gradient [.., k] times the factor [k, ..], or add it to a tensor."""
+    """Return a gradient [.., k] times a factor [k, ..], or add the product to `into`."""
     keywords: dict[str, Any] = {"out_dtype": dtype}
     if into is not None:
         keywords = {"residual": into, "out": into, "out_dtype": into.dtype}
     if isinstance(factor, torch.Tensor):
         kind = torch.bfloat16 if factor.dtype == torch.float32 else factor.dtype
-        return gemm(g.to(kind), factor.to(kind), **keywords)
+        return gemm(gradient.to(kind), factor.to(kind), **keywords)
     if options.gradient_dtype == torch.bfloat16:
         values, scale = factor.wide()
-        return gemm(g.to(torch.bfloat16), values, scale_a=scale, **keywords)
+        return gemm(gradient.to(torch.bfloat16), values, scale_a=scale, **keywords)
     scale = factor.scale
     if scale.numel() > 1:  # those of rows that are added up: they belong to the gradient
-        g, scale = g * scale, None
-    narrow = quantised(g, E5M2, rowwise=options.recipe != "tensorwise")
+        gradient, scale = gradient * scale, None
+    narrow = quantised(gradient, E5M2, rowwise=options.recipe != "tensorwise")
     return gemm(narrow.values, factor.values, scale_a=narrow.scale, scale_b=scale, **keywords)

@@ -11,7 +11,7 @@ from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.integrations import float8
 from warploom.integrations.float8 import Recipe
-from warploom.integrations.linear_options import ACTIVATIONS, Options, check, told
+from warploom.integrations.linear_options import ACTIVATIONS, Options, check, shown_options
 from warploom.integrations.linear_rules import product_type, refusal
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
@@ -126,7 +126,7 @@ class Linear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         """What torch's layer shows, and the options that are not at their defaults."""
-        return super().extra_repr() + told(self)
+        return super().extra_repr() + shown_options(self)
 
     @classmethod
     def from_torch(cls, module: torch.nn.Linear, **options: Unpack[Options]) -> Self:

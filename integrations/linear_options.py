@@ -66,7 +66,7 @@ def check(options: Options) -> None:
         )
 
 
-def told(layer: Any) -> str:  # noqa: ANN401 (the layer's module imports this one)
+def shown_options(layer: Any) -> str:  # noqa: ANN401 (the layer's module imports this one)
     """The options of a layer that are not at their defaults, as its repr goes on."""
     given = ((name, getattr(layer, name)) for name in DEFAULTS)
     return "".join(f", {name}={one!r}" for name, one in given if one != DEFAULTS[name])  # type: ignore[literal-required]

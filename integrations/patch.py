@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from weakref import WeakSet
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.integrations import unpacked
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
+from warploom.integrations.patch_attention import PatchedAttention
+from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 
-ATTENTION = "warploom"  # what transformers knows Warploom's attention by
-AS_IT_WAS = "as it was"
 _patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that they got
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of a patch's report: how many of what, what they are now, and why not on Warploom."""
-
-    what: str
-    count: int
-    now: str
-    because: str = ""
 
 
 class Patch:
@@ -44,15 +30,13 @@ class Patch:
         model: torch.nn.Module,
         rows: list[Row],
         layers: dict[torch.nn.Linear, Linear],
-        implementations: list[tuple[Any, str | None]],
-        hooks: list[unpacked.Handle],
+        attention: PatchedAttention | None,
     ) -> None:
         self.rows = tuple(rows)
         self._title = f"warploom.patch({type(model).__name__})"
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
-        self._implementations = implementations
-        self._hooks = hooks
+        self._attention = attention
 
     def undo(self) -> None:
         """Put the model's own modules and its attention back; a second time does nothing.
@@ -73,10 +57,8 @@ class Patch:
             original._parameters.update(layer._parameters)
             original.training = layer.training
             _patched.discard(layer)
-        for config, implementation in self._implementations:
-            config._attn_implementation = implementation
-        for handle in self._hooks:
-            handle.remove()
+        if self._attention is not None:
+            self._attention.undo()
         _patched.discard(model)
         self._model = None
 
@@ -92,13 +74,7 @@ class Patch:
         self.undo()
 
     def __repr__(self) -> str:
-        lines = [(f"{row.count} x {row.what}", row.now, row.because) for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = (
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
-        return "\n  ".join([self._title, *table])
+        return "\n  ".join([self._title, *table(self.rows)])
 
 
 def patch(model: torch.nn.Module, *, linear: bool = True, attention: bool = True) -> Patch:
@@ -114,50 +90,15 @@ def patch(model: torch.nn.Module, *, linear: bool = True, attention: bool = True
     """
     _check(model, linear=linear)
     layers = _layers(model) if linear else {}
-    speaking = list(_outermost(model)) if attention else []
-    implementations = [
-        (config, config._attn_implementation) for found in speaking for config in _configs(found)
-    ]
     rows = [*_linear_rows(model, layers)] if linear else []
-    try:
-        if speaking:
-            register_transformers()
-        rows += [_with_attention(found) for found in speaking]
-    except BaseException:
-        for config, implementation in implementations:
-            config._attn_implementation = implementation
-        raise
-    if attention and not speaking:
-        rows.append(
-            Row(
-                "attention",
-                1,
-                AS_IT_WAS,
-                "no model of transformers; warploom.sdpa.activate() is for torch's own attention",
-            )
-        )
+    patched = PatchedAttention(model) if attention else None
+    if patched is not None:
+        rows += patched.apply()
     for parent, name, child in list(_children(model)):
         if isinstance(child, torch.nn.Linear) and child in layers:
             parent._modules[name] = layers[child]
     _patched.update([model, *layers.values()])
-    hooks = [handle for found in speaking for handle in unpacked.hook(found)]
-    return Patch(model, rows, layers, implementations, hooks)
-
-
-def register_transformers() -> None:
-    """Let models of transformers be made with `attn_implementation="warploom"`.
-
-    `warploom.patch` does it for a model that there is. Raises ProblemError without transformers.
-    """
-    if find_spec("transformers") is None:
-        raise ProblemError(
-            "transformers is not installed",
-            rule="it is what asks for an attn_implementation",
-            fix="pip install 'warploom[transformers]'",
-        )
-    from warploom.integrations import transformers_attention  # imports transformers
-
-    transformers_attention.register()
+    return Patch(model, rows, layers, patched)
 
 
 # ---- Checks --------------------------------------------------------------------------------------
@@ -165,7 +106,7 @@ def register_transformers() -> None:
 
 def _check(model: torch.nn.Module, *, linear: bool) -> None:
     """Raise ProblemError for what cannot be patched as a whole."""
-    told = type(model).__name__
+    name = type(model).__name__
     if type(model) is torch.nn.Linear:
         raise ProblemError(
             "a torch.nn.Linear by itself",
@@ -174,13 +115,13 @@ def _check(model: torch.nn.Module, *, linear: bool) -> None:
         )
     if any(module in _patched for module in model.modules()):
         raise ProblemError(
-            f"{told}, which is patched already",
+            f"{name}, which is patched already",
             rule="a model is patched once",
             fix="call undo() of what the first patch returned",
         )
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
-            f"{told}, which is quantised",
+            f"{name}, which is quantised",
             rule="warploom.nn.Linear has weights of 16 or 32 bits",
             fix="patch(model, linear=False) gives it Warploom's attention alone",
         )
@@ -253,54 +194,3 @@ def _multiplies(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.nn.Embedding):
         return False
     return any(parameter.dim() >= 2 for parameter in module.parameters(recurse=False))
-
-
-# ---- Attention -----------------------------------------------------------------------------------
-
-
-def _outermost(module: torch.nn.Module) -> Iterator[Any]:
-    """The models of transformers in a module that are not part of another."""
-    modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None:  # then no model of it exists
-        return
-    if isinstance(module, modeling.PreTrainedModel):
-        yield module
-        return
-    for child in module.children():
-        yield from _outermost(child)
-
-
-def _configs(model: Any) -> list[Any]:  # noqa: ANN401
-    """The configurations of a model of transformers and all in it, outer ones first."""
-    found: dict[int, Any] = {}
-
-    def add(config: Any) -> None:  # noqa: ANN401
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
-            for name in config.sub_configs:
-                add(getattr(config, name, None))
-
-    modeling = sys.modules["transformers.modeling_utils"]
-    for module in model.modules():
-        if isinstance(module, modeling.PreTrainedModel):
-            add(module.config)
-    return list(found.values())
-
-
-def _with_attention(model: Any) -> Row:  # noqa: ANN401
-    """Set the attention of a model of transformers, and say what it is now."""
-    before = model.config._attn_implementation
-    what = f"attention of {type(model).__name__}"
-    modeling = sys.modules["transformers.modeling_utils"]
-    for module in model.modules():  # transformers leaves some parts out, whose configs are copies
-        speaks = isinstance(module, modeling.PreTrainedModel)
-        if speaks and module.config._attn_implementation != ATTENTION:
-            module.set_attn_implementation(ATTENTION)
-    if model.config._attn_implementation != ATTENTION:
-        return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
-    now = AS_IT_WAS if before == ATTENTION else f"{before} -> {ATTENTION}"
-    if model.dtype in PRODUCTS:
-        return Row(what, 1, now)
-    kind = str(model.dtype).removeprefix("torch.")
-    because = f"{kind} is torch's; bfloat16 and float16, and autocast, run on Warploom"
-    return Row(what, 1, now, because)

@@ -27,7 +27,7 @@ class Activation:
     """Warploom's kernels in torch's attention, until `remove()` or the end of a `with` block."""
 
     def __init__(self) -> None:
-        kernels = torchs_kernels()
+        kernels = torch_kernels()
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
         self._library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
         try:
@@ -91,7 +91,7 @@ def activate() -> Activation:
     return made[0]
 
 
-def torchs_kernels() -> dict[str, Any]:
+def torch_kernels() -> dict[str, Any]:
     """The kernels that torch itself has for what is overridden, to be taken before it is."""
     try:
         return {name: torch.library.get_kernel(name, _KEY) for name in OPERATORS}

@@ -27,7 +27,7 @@ FLASH_BACKWARD, CUDNN_BACKWARD = f"{FLASH.name}_backward", f"{CUDNN.name}_backwa
 PACKED, PACKED_BACKWARD = "aten::_flash_attention_forward", "aten::_flash_attention_backward"
 OPERATORS = (FLASH.name, FLASH_BACKWARD, CUDNN.name, CUDNN_BACKWARD, PACKED, PACKED_BACKWARD)
 
-Optional = torch.Tensor | None
+OptionalTensor = torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -62,25 +62,25 @@ class Override:
                 lengths = query.shape[2], key.shape[2]
                 return out, lse, None, None, *lengths, seed, offset, like.debug
         given = (query, key, value, dropout_p, is_causal, return_debug_mask)
-        by_torch: tuple[Any, ...] = self._torchs(FLASH.name, *given, scale=scale)
+        by_torch: tuple[Any, ...] = self._run_torch(FLASH.name, *given, scale=scale)
         return by_torch
 
     def flash_backward(
         self,
-        grad_out: Optional,
+        grad_out: OptionalTensor,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         out: torch.Tensor,
         logsumexp: torch.Tensor,
-        cum_seq_q: Optional,
-        cum_seq_k: Optional,
+        cum_seq_q: OptionalTensor,
+        cum_seq_k: OptionalTensor,
         max_q: int,
         max_k: int,
         dropout_p: float,
         is_causal: bool,
-        philox_seed: Optional,
-        philox_offset: Optional,
+        philox_seed: OptionalTensor,
+        philox_offset: OptionalTensor,
         *,
         scale: float | None = None,
     ) -> Gradients:
@@ -92,7 +92,7 @@ class Override:
                 return found
         lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
         given = (grad_out, *saved, *lengths, dropout_p, is_causal, philox_seed, philox_offset)
-        by_torch: Gradients = self._torchs(FLASH_BACKWARD, *given, scale=scale)
+        by_torch: Gradients = self._run_torch(FLASH_BACKWARD, *given, scale=scale)
         return by_torch
 
     def cudnn(
@@ -100,7 +100,7 @@ class Override:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attn_bias: Optional,
+        attn_bias: OptionalTensor,
         compute_log_sumexp: bool,
         dropout_p: float = 0.0,
         is_causal: bool = False,
@@ -116,22 +116,24 @@ class Override:
                 seed, offset = torch.empty_like(like.seed), torch.empty_like(like.offset)
                 return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, None
         given = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
-        by_torch: tuple[Any, ...] = self._torchs(CUDNN.name, *given, return_debug_mask, scale=scale)
+        by_torch: tuple[Any, ...] = self._run_torch(
+            CUDNN.name, *given, return_debug_mask, scale=scale
+        )
         return by_torch
 
     def cudnn_backward(
         self,
-        grad_out: Optional,
+        grad_out: OptionalTensor,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         out: torch.Tensor,
         logsumexp: torch.Tensor,
-        philox_seed: Optional,
-        philox_offset: Optional,
-        attn_bias: Optional,
-        cum_seq_q: Optional,
-        cum_seq_k: Optional,
+        philox_seed: OptionalTensor,
+        philox_offset: OptionalTensor,
+        attn_bias: OptionalTensor,
+        cum_seq_q: OptionalTensor,
+        cum_seq_k: OptionalTensor,
         max_q: int,
         max_k: int,
         dropout_p: float,
@@ -147,7 +149,7 @@ class Override:
                 return found
         lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
         given = (grad_out, *saved, philox_seed, philox_offset, attn_bias, *lengths)
-        by_torch: Gradients = self._torchs(
+        by_torch: Gradients = self._run_torch(
             CUDNN_BACKWARD, *given, dropout_p, is_causal, scale=scale
         )
         return by_torch
@@ -157,8 +159,8 @@ class Override:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cum_seq_q: Optional,
-        cum_seq_k: Optional,
+        cum_seq_q: OptionalTensor,
+        cum_seq_k: OptionalTensor,
         max_q: int,
         max_k: int,
         dropout_p: float,
@@ -182,7 +184,7 @@ class Override:
                 seed = query.new_empty(2, dtype=torch.uint64)
                 offset = query.new_empty((), dtype=torch.uint64)
                 return *found, seed, offset, query.new_empty(0)
-        by_torch: tuple[Any, ...] = self._torchs(
+        by_torch: tuple[Any, ...] = self._run_torch(
             PACKED,
             *given,
             dropout_p,
@@ -203,14 +205,14 @@ class Override:
         value: torch.Tensor,
         out: torch.Tensor,
         logsumexp: torch.Tensor,
-        cum_seq_q: Optional,
-        cum_seq_k: Optional,
+        cum_seq_q: OptionalTensor,
+        cum_seq_k: OptionalTensor,
         max_q: int,
         max_k: int,
         dropout_p: float,
         is_causal: bool,
-        rng_state: Optional,
-        unused: Optional,
+        rng_state: OptionalTensor,
+        unused: OptionalTensor,
         *,
         scale: float | None = None,
         window_size_left: int | None = None,
@@ -225,7 +227,7 @@ class Override:
             found = differentiate_packed(*given, sequences)
             if found is not None:
                 return found
-        by_torch: Gradients = self._torchs(
+        by_torch: Gradients = self._run_torch(
             PACKED_BACKWARD,
             *given,
             *lengths,
@@ -239,6 +241,6 @@ class Override:
         )
         return by_torch
 
-    def _torchs(self, operator: str, *given: Any, **keywords: Any) -> Any:  # noqa: ANN401
+    def _run_torch(self, operator: str, *given: Any, **keywords: Any) -> Any:  # noqa: ANN401
         """What torch's own kernel returns."""
         return self.kernels[operator].call_boxed(self.keys, *given, **keywords)

@@ -68,15 +68,15 @@ def attention(
         # A cache before its first rows: what is past them is not filled yet.
         key, value = (tensor[:, :, : query.shape[2]] for tensor in (key, value))
     call = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
-    told = _told(call, attention_mask, causal=causal)
-    packed = _packed(call, told, keywords)
+    bounds = _bounds(call, attention_mask, causal=causal)
+    packed = _packed(call, bounds, keywords)
     if packed is not None and refusal(call) is None:
         return _by_kernels(call, packed), None
-    return _by_torch(call, attention_mask, told, packed), None
+    return _by_torch(call, attention_mask, bounds, packed), None
 
 
 def refusal(call: Arguments) -> str | None:
-    """Why torch computes an attention whose mask bounds can tell, if it does."""
+    """Why torch computes an attention whose mask is known by bounds, if it does."""
     return (
         elsewhere(call.query)
         or not_computed(None, call.dropout, False, call.scale)
@@ -103,7 +103,7 @@ def _unfit(call: Arguments) -> str | None:
     return None
 
 
-def _told(
+def _bounds(
     call: Arguments, attention_mask: torch.Tensor | BoundedMask | None, *, causal: bool
 ) -> Bounds | None:
     """Return the bounds of a mask, None for a tensor. No mask: one row attends to all keys."""
@@ -115,13 +115,13 @@ def _told(
     return Bounds(keys, causal=bool(causal and rows > 1))
 
 
-def _packed(call: Arguments, told: Bounds | None, keywords: dict[str, Any]) -> Bounds | None:
+def _packed(call: Arguments, bounds: Bounds | None, keywords: dict[str, Any]) -> Bounds | None:
     """Add packed sequences, which the caller's keywords tell, to bounds that know of none."""
     ends = [keywords[name] for name in ENDS if keywords.get(name) is not None]
-    if told is None or told.sequences is not None or len(ends) < len(ENDS):
-        return told
+    if bounds is None or bounds.sequences is not None or len(ends) < len(ENDS):
+        return bounds
     batch, _, rows, _ = call.query.shape
-    if not rows == call.key.shape[2] == told.keys:
+    if not rows == call.key.shape[2] == bounds.keys:
         raise ProblemError(
             f"cu_seq_lens_q with {rows} rows and {call.key.shape[2]} keys",
             rule="packed sequences must be whole: as many keys as rows",
@@ -131,41 +131,41 @@ def _packed(call: Arguments, told: Bounds | None, keywords: dict[str, Any]) -> B
     # Rows past the last sequence are one more: all of the result has to be written.
     offsets = [functional.pad(end, (0, 1), value=total).to(torch.int32) for end in ends]
     longest = [int(keywords.get(name) or total) for name in LONGEST]
-    return replace(told, sequences=Sequences(offsets[0], offsets[1], longest[0], longest[1]))
+    return replace(bounds, sequences=Sequences(offsets[0], offsets[1], longest[0], longest[1]))
 
 
-def _by_kernels(call: Arguments, told: Bounds) -> torch.Tensor:
+def _by_kernels(call: Arguments, bounds: Bounds) -> torch.Tensor:
     """Return the attention [batch, rows, heads, value_dim] of Warploom's kernels."""
     dim, value_dim = call.query.shape[3], call.value.shape[3]
     width = -(-max(dim, value_dim) // _UNIT) * _UNIT
     query, key, value = (
         tensor if tensor.shape[3] == width else functional.pad(tensor, (0, width - tensor.shape[3]))
-        for tensor in (call.query, _first(call.key, told.keys), _first(call.value, told.keys))
+        for tensor in (call.query, _first(call.key, bounds.keys), _first(call.value, bounds.keys))
     )
-    right = 0 if told.causal else told.window
+    right = 0 if bounds.causal else bounds.window
     common: dict[str, Any] = {
-        "causal": "bottom_right" if told.causal else False,
-        "window": None if told.window is None else (told.window, right),
+        "causal": "bottom_right" if bounds.causal else False,
+        "window": None if bounds.window is None else (bounds.window, right),
         "softcap": call.softcap,
         "scale": dim**-0.5 if call.scale is None else call.scale,
         "return_lse": call.sinks is not None,
     }
-    if told.sequences is None:
+    if bounds.sequences is None:
         result = api.attention(query, key, value, **common)
     else:
-        ends = told.sequences
+        sequences = bounds.sequences
         result = api.attention(
             *(tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)),
-            cu_seqlens_q=ends.cu_seqlens_q,
-            cu_seqlens_k=ends.cu_seqlens_k,
-            max_seqlen_q=ends.max_seqlen_q,
-            max_seqlen_k=ends.max_seqlen_k,
+            cu_seqlens_q=sequences.cu_seqlens_q,
+            cu_seqlens_k=sequences.cu_seqlens_k,
+            max_seqlen_q=sequences.max_seqlen_q,
+            max_seqlen_k=sequences.max_seqlen_k,
             **common,
         )
     out = result[0] if isinstance(result, tuple) else result
     if call.sinks is not None:
         out = _with_sinks(out, result[1], call.sinks)
-    if told.sequences is None:
+    if bounds.sequences is None:
         out = out.transpose(1, 2)
     else:
         out = out.reshape(call.query.shape[0], call.query.shape[2], *out.shape[1:])
@@ -192,13 +192,13 @@ def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> to
 def _by_torch(
     call: Arguments,
     attention_mask: torch.Tensor | BoundedMask | None,
-    told: Bounds | None,
+    bounds: Bounds | None,
     packed: Bounds | None,
 ) -> torch.Tensor:
     """Return the attention [batch, rows, heads, value_dim] of torch, by the mask as a tensor."""
     mask = attention_mask.tensor() if isinstance(attention_mask, BoundedMask) else attention_mask
-    causal = attention_mask is None and (told is None or told.causal)
-    if packed is not told and packed is not None and packed.sequences is not None:
+    causal = attention_mask is None and (bounds is None or bounds.causal)
+    if packed is not bounds and packed is not None and packed.sequences is not None:
         same = _same_sequence(packed.sequences, call.query.shape[0], call.query.shape[2])
         mask = same if mask is None else same & mask
         mask, causal = (same.tril() if causal else mask), False

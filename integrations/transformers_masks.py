@@ -30,8 +30,8 @@ class BoundedMask:
 
     ndim = 4
 
-    def __init__(self, told: Bounds, shape: tuple[int, ...], arguments: dict[str, Any]) -> None:
-        self.bounds = told
+    def __init__(self, bounds: Bounds, shape: tuple[int, ...], arguments: dict[str, Any]) -> None:
+        self.bounds = bounds
         self.shape = torch.Size(shape)
         self._arguments = arguments  # of transformers' mask
         self._tensor: torch.Tensor | None = None
@@ -119,13 +119,13 @@ def mask(
     # A cache's own tensor, which the cache changes before the mask may become a tensor.
     arguments["q_offset"] = int(q_offset)
     extents = Extents(batch_size, q_length, kv_length, int(q_offset), kv_offset)
-    told = bounds(pattern, extents, attention_mask, torch.device(keywords.get("device", "cpu")))
-    if told is None:
+    found = bounds(pattern, extents, attention_mask, torch.device(keywords.get("device", "cpu")))
+    if found is None:
         return _tensor(arguments)
-    if _is_plain(told, q_length, kv_length):
+    if _is_plain(found, q_length, kv_length):
         return None
     arguments |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return BoundedMask(told, (batch_size, 1, q_length, kv_length), arguments)
+    return BoundedMask(found, (batch_size, 1, q_length, kv_length), arguments)
 
 
 def _tensor(arguments: dict[str, Any]) -> torch.Tensor | None:
@@ -161,9 +161,9 @@ def _causal_from_start(
     )
 
 
-def _is_plain(told: Bounds, rows: int, keys: int) -> bool:
+def _is_plain(found: Bounds, rows: int, keys: int) -> bool:
     """Whether None says the same: causal from the first key on, or attention to every key."""
-    return told == Bounds(keys=rows if told.causal else keys, causal=told.causal)
+    return found == Bounds(keys=rows if found.causal else keys, causal=found.causal)
 
 
 # ---- What a mask function is composed of ---------------------------------------------------------

@@ -30,7 +30,8 @@ from warploom.suggestions import suggestion
 if TYPE_CHECKING:
     from warploom import nn
     from warploom.generator.specification import KernelSpec
-    from warploom.integrations.patch import patch, register_transformers
+    from warploom.integrations.patch import patch
+    from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
@@ -82,7 +83,7 @@ _LAZY = {
     "patch": "warploom.integrations.patch",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
-    "register_transformers": "warploom.integrations.patch",
+    "register_transformers": "warploom.integrations.patch_attention",
     "sdpa": "warploom.integrations.sdpa",
     "warmup": "warploom.runtime.api",
 }

@@ -1,0 +1,115 @@
+"""The attention of transformers' models in a module: set to Warploom's, and back again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.integrations import unpacked
+from warploom.integrations.linear_rules import PRODUCTS
+from warploom.integrations.patch_report import AS_IT_WAS, Row
+
+ATTENTION = "warploom"  # what transformers knows Warploom's attention by
+
+
+class PatchedAttention:
+    """The models of transformers in a module, and what they attended by before."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._models = list(_outermost(module))
+        self._implementations = [
+            (config, config._attn_implementation)
+            for model in self._models
+            for config in _configs(model)
+        ]
+        self._hooks: list[unpacked.Handle] = []
+
+    def apply(self) -> list[Row]:
+        """Set the attention of each model, and report it; where one raises, none is changed."""
+        if not self._models:
+            why = "no model of transformers; warploom.sdpa.activate() is for torch's own attention"
+            return [Row("attention", 1, AS_IT_WAS, why)]
+        try:
+            register_transformers()
+            rows = [_set_attention(model) for model in self._models]
+        except BaseException:
+            self.undo()
+            raise
+        self._hooks = [handle for model in self._models for handle in unpacked.hook(model)]
+        return rows
+
+    def undo(self) -> None:
+        """Give the models the attention that they had."""
+        for config, implementation in self._implementations:
+            config._attn_implementation = implementation
+        for handle in self._hooks:
+            handle.remove()
+
+
+def register_transformers() -> None:
+    """Let models of transformers be made with `attn_implementation="warploom"`.
+
+    `warploom.patch` does it for a model that there is. Raises ProblemError without transformers.
+    """
+    if find_spec("transformers") is None:
+        raise ProblemError(
+            "transformers is not installed",
+            rule="it is what asks for an attn_implementation",
+            fix="pip install 'warploom[transformers]'",
+        )
+    from warploom.integrations import transformers_attention  # imports transformers
+
+    transformers_attention.register()
+
+
+def _outermost(module: torch.nn.Module) -> Iterator[Any]:
+    """The models of transformers in a module that are not part of another."""
+    if _is_transformers(module):
+        yield module
+        return
+    for child in module.children():
+        yield from _outermost(child)
+
+
+def _is_transformers(module: torch.nn.Module) -> bool:
+    """Whether a module is a model of transformers, which is not imported for that."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(module, modeling.PreTrainedModel)
+
+
+def _configs(model: Any) -> list[Any]:  # noqa: ANN401
+    """The configurations of a model of transformers and all in it, outer ones first."""
+    found: dict[int, Any] = {}
+
+    def add(config: Any) -> None:  # noqa: ANN401
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            for name in config.sub_configs:
+                add(getattr(config, name, None))
+
+    for module in filter(_is_transformers, model.modules()):
+        add(module.config)
+    return list(found.values())
+
+
+def _set_attention(model: Any) -> Row:  # noqa: ANN401
+    """Set the attention of a model of transformers, and say what it is now."""
+    before = model.config._attn_implementation
+    what = f"attention of {type(model).__name__}"
+    # The model itself leaves out parts whose configurations are copies.
+    for module in filter(_is_transformers, model.modules()):
+        if module.config._attn_implementation != ATTENTION:
+            module.set_attn_implementation(ATTENTION)
+    if model.config._attn_implementation != ATTENTION:
+        return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
+    now = AS_IT_WAS if before == ATTENTION else f"{before} -> {ATTENTION}"
+    if model.dtype in PRODUCTS:
+        return Row(what, 1, now)
+    kind = str(model.dtype).removeprefix("torch.")
+    because = f"{kind} is torch's; bfloat16 and float16, and autocast, run on Warploom"
+    return Row(what, 1, now, because)
