@@ -220,7 +220,7 @@ def gradients(
     gradient = Gradient(x.of, x.scales, accumulation, dtype)
     a, b = tensors[A], tensors[B]
     if how.needed[A] and b is not None:
-        results[A] = gradient_products.of_a(gradient, how.lies[A], b)
+        results[A] = gradient_products.of_a(gradient, how.metadata[A], b)
     if how.needed[B] and a is not None:
-        results[B] = gradient_products.of_b(gradient, a, how.lies[B], into)
+        results[B] = gradient_products.of_b(gradient, a, how.metadata[B], into)
     return tuple(results)

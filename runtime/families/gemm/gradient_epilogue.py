@@ -15,7 +15,7 @@ from warploom.generator.step import Reads
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_products import Scales, factor_type, product
-from warploom.runtime.families.gemm.gradient_rule import A, B, Lie, Place, Rule
+from warploom.runtime.families.gemm.gradient_rule import A, B, Metadata, Place, Rule
 from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.steps.operand import Extents, natural
 from warploom.runtime.families.gemm.steps.step import Item
@@ -64,9 +64,9 @@ def passed(
         elif kind is Activation and rule.way != "linear":
             _activate(x, rule, tensors, listed[:index], item[1], kept, accumulation)
         elif kind is Bias and rule.needed[asked[1]]:
-            found[asked[1]] = _of_bias(x, rule.lies[asked[1]], at)
+            found[asked[1]] = _of_bias(x, rule.metadata[asked[1]], at)
         elif kind is Residual and rule.needed[asked[1]]:
-            found[asked[1]] = _of_residual(x, item[2], rule.lies[asked[1]], at)
+            found[asked[1]] = _of_residual(x, item[2], rule.metadata[asked[1]], at)
     return x, found
 
 
@@ -81,11 +81,11 @@ def _activate(
 ) -> None:
     """Take a gradient past the activation."""
     a, b = tensors[A], tensors[B]
-    dtype = factor_type(rule.lies[A].dtype)
+    dtype = factor_type(rule.metadata[A].dtype)
     n = x.of.shape[-1]
     biases = [one[1] for one in rule.items[: len(before)] if one[0] == "bias"]
     # The gradient of a bias of all rows comes from the same pass.
-    sums = any(rule.needed[place] and prod(rule.lies[place].shape) == n for place in biases)
+    sums = any(rule.needed[place] and prod(rule.metadata[place].shape) == n for place in biases)
     if kept is None and a is not None and b is not None:
         steps: list[Item] = [*before, (f"{function}_gradient", x.of)]
         x.sums = x.of.new_empty(n, dtype=torch.float32) if sums else None
@@ -97,7 +97,7 @@ def _activate(
     x.of = cast("torch.Tensor", dz)
 
 
-def _of_bias(x: Passing, like: Lie, at: Extents) -> torch.Tensor:
+def _of_bias(x: Passing, like: Metadata, at: Extents) -> torch.Tensor:
     if prod(like.shape) == at.n:
         return x.scales.of(x.column_sums()).to(like.dtype).reshape(like.shape)
     sums = _summed(x.of.sum(-2, dtype=torch.float32), "column", like, at)
@@ -149,7 +149,7 @@ def _times(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor
     return other if one is None or other is None else one * other
 
 
-def _of_residual(x: Passing, beta: float, like: Lie, at: Extents) -> torch.Tensor:
+def _of_residual(x: Passing, beta: float, like: Metadata, at: Extents) -> torch.Tensor:
     if not beta:
         return x.of.new_zeros(like.shape, dtype=like.dtype)
     plain = beta == 1 and x.scales.number == 1 and not x.scales.ones
@@ -157,7 +157,7 @@ def _of_residual(x: Passing, beta: float, like: Lie, at: Extents) -> torch.Tenso
     return _summed(found, "fragment", like, at).to(like.dtype)
 
 
-def _summed(x: torch.Tensor, reads: Reads, like: Lie, at: Extents) -> torch.Tensor:
+def _summed(x: torch.Tensor, reads: Reads, like: Metadata, at: Extents) -> torch.Tensor:
     """Values [*batches, *own] summed over the batches that a tensor `like` this broadcasts to."""
     if x.numel() != prod(like.shape):
         seen = natural(reads, torch.empty(like.shape, device="meta"), at)

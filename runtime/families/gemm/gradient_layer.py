@@ -50,7 +50,7 @@ def gradients(
 ) -> Tensors:
     """The gradients that the rule of a layer asks for, by place."""
     results: Results = [None] * len(how.needed)
-    lies, bias, dtype = how.lies, how.bias, how.lies[B].dtype
+    metadata, bias, dtype = how.metadata, how.bias, how.metadata[B].dtype
     dz, sums = dd, None
     if how.way != "linear":
         function = how.items[-1][1]
@@ -59,7 +59,8 @@ def gradients(
     elif bias:
         sums = activation_backward(dd, sums=True)[1]
     if bias and sums is not None:
-        results[bias] = sums if lies[bias].dtype == torch.float32 else sums.to(lies[bias].dtype)
+        wanted = metadata[bias].dtype
+        results[bias] = sums if wanted == torch.float32 else sums.to(wanted)
     if dz.dtype != dtype:
         dz = dz.to(dtype)
     if not _by_plans(how, options, dz, tensors, results):
@@ -81,8 +82,8 @@ def _by_plans(
         dz.stride(),
         dz.data_ptr() & 15,
         dz.get_device(),
-        None if a is None else _lie(a),
-        None if b is None else _lie(b),
+        None if a is None else _layout(a),
+        None if b is None else _layout(b),
     )
     try:
         found: Plans | None = how.plans.get(kind)
@@ -92,12 +93,12 @@ def _by_plans(
         if not found.fit:
             return False
         if found.a is not None and b is not None:
-            if how.lies[A].turned:
+            if how.metadata[A].column_major:
                 results[A] = _run(found.a, b, dz).mT
             else:
                 results[A] = _run(found.a, dz, b)
         if found.b is not None and a is not None:
-            if how.lies[B].turned:
+            if how.metadata[B].column_major:
                 results[B] = _run(found.b, dz, a).mT
             else:
                 results[B] = _run(found.b, a, dz)
@@ -106,7 +107,7 @@ def _by_plans(
     return True
 
 
-def _lie(tensor: torch.Tensor) -> tuple[object, ...]:
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
     """How a tensor lies, which hooks on what is saved may have changed."""
     return (
         tensor.shape,
@@ -134,17 +135,17 @@ def _check(plan: GemmPlan, left: torch.Tensor, right: torch.Tensor, d: torch.Ten
 
 def _planned(how: Rule, options: GradientOptions, dz: torch.Tensor, tensors: Tensors) -> Plans:
     """The plans for operands that lie as these do."""
-    dtype, accumulation = how.lies[B].dtype, options.accumulation
+    dtype, accumulation = how.metadata[B].dtype, options.accumulation
     a, b = tensors[A], tensors[B]
     of_a = of_b = None
     fit = options.accumulate_into is None
     if how.needed[A] and b is not None:
-        factors = (b, dz.mT) if how.lies[A].turned else (dz, b.mT)
+        factors = (b, dz.mT) if how.metadata[A].column_major else (dz, b.mT)
         of_a = _plan(*factors, dtype, accumulation)
     if how.needed[B] and a is not None:
         x, dx = matrix(a), matrix(dz)
         fit = fit and (x.data_ptr(), dx.data_ptr()) == (a.data_ptr(), dz.data_ptr())
-        factors = (dx.mT, x) if how.lies[B].turned else (x.mT, dx)
+        factors = (dx.mT, x) if how.metadata[B].column_major else (x.mT, dx)
         of_b = _plan(*factors, dtype, accumulation)
     made = [plan for plan in (of_a, of_b) if plan is not None]
     fit = fit and all(plan.launch is not None and not plan.copies for plan in made)
@@ -162,11 +163,11 @@ def _by_products(
     how: Rule, options: GradientOptions, dz: torch.Tensor, tensors: Tensors, results: Results
 ) -> None:
     """Compute the products as calls."""
-    dtype, lies = how.lies[B].dtype, how.lies
+    dtype, metadata = how.metadata[B].dtype, how.metadata
     a, b = tensors[A], tensors[B]
     accumulation = options.accumulation
     if how.needed[A] and b is not None:
-        if lies[A].turned:
+        if metadata[A].column_major:
             results[A] = product(b, dz.mT, (), dtype, accumulation).mT
         else:
             results[A] = product(dz, b.mT, (), dtype, accumulation)
@@ -175,7 +176,7 @@ def _by_products(
             a, dz = matrix(a), matrix(dz)
         if options.accumulate_into is not None:
             gradient_products.add(a.mT, dz, ((), None), options.accumulate_into, accumulation)
-        elif lies[B].turned:
+        elif metadata[B].column_major:
             results[B] = product(dz.mT, a, (), dtype, accumulation).mT
         else:
             results[B] = product(a.mT, dz, (), dtype, accumulation)

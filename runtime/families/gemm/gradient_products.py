@@ -16,7 +16,7 @@ from warploom.generator.families.gemm import Accumulation
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.gradient_rule import Lie, turned
+from warploom.runtime.families.gemm.gradient_rule import Metadata, is_column_major
 from warploom.runtime.families.gemm.operands import matrix
 from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.tensors import WithoutMemoryError
@@ -115,7 +115,7 @@ def product(
     return operators.call(a, b, steps, out, dtype, accumulation, None)
 
 
-def of_a(dz: Gradient, a: Lie, b: torch.Tensor) -> torch.Tensor:
+def of_a(dz: Gradient, a: Metadata, b: torch.Tensor) -> torch.Tensor:
     """The gradient of A [.., m, k]: dz B^T, summed over batches that were broadcast."""
     x, steps = dz.by_rows(b.dtype)
     factor, rows = _beside(b, x), dz.scales.rows
@@ -128,7 +128,7 @@ def of_a(dz: Gradient, a: Lie, b: torch.Tensor) -> torch.Tensor:
 
 
 def of_b(
-    dz: Gradient, a: torch.Tensor, b: Lie, accumulate_into: torch.Tensor | None
+    dz: Gradient, a: torch.Tensor, b: Metadata, accumulate_into: torch.Tensor | None
 ) -> torch.Tensor | None:
     """The gradient of B [.., k, n]: A^T dz, summed over batches that were broadcast.
 
@@ -136,9 +136,7 @@ def of_b(
     """
     x, steps = dz.by_columns(a.dtype)
     factor, columns = _beside(a, x), dz.scales.columns
-    if (
-        len(b.shape) == 2 or prod(b.shape[:-2]) == 1
-    ):  # all rows of A and of D are added up by one product
+    if prod(b.shape[:-2]) == 1:  # all rows of A and of D are added up by one product
         if columns is not None and columns.dim() > 1:  # by batches of D, which are none here
             x, columns = (x * columns.unsqueeze(-2)).to(x.dtype), None
         factor, x = matrix(factor), matrix(x)
@@ -158,17 +156,19 @@ Steps = tuple[Sequence[Item], Item | None]  # those of a product, and one with a
 
 
 def _multiplied(
-    a: torch.Tensor, b: torch.Tensor, steps: Steps, like: Lie, accumulation: Accumulation
+    a: torch.Tensor, b: torch.Tensor, steps: Steps, like: Metadata, accumulation: Accumulation
 ) -> torch.Tensor:
     """A product in the type and layout of `like`, and summed to its shape."""
     dtype = factor_type(like.dtype)
     if len(like.shape) == 2 == a.dim() == b.dim():
-        return _laid_out(a, b, steps, dtype, accumulation, turned=like.turned)
+        return _laid_out(a, b, steps, dtype, accumulation, transposed=like.column_major)
     lead = broadcast(a, b)
     shape = tuple(like.shape)
     if prod(shape[:-2]) == prod(lead):
-        return _laid_out(a, b, steps, dtype, accumulation, turned=like.turned).reshape(shape)
-    wide = _laid_out(a, b, steps, torch.float32, accumulation, turned=like.turned)
+        return _laid_out(a, b, steps, dtype, accumulation, transposed=like.column_major).reshape(
+            shape
+        )
+    wide = _laid_out(a, b, steps, torch.float32, accumulation, transposed=like.column_major)
     return wide.sum_to_size(shape).to(dtype)
 
 
@@ -179,12 +179,12 @@ def _laid_out(
     dtype: torch.dtype,
     accumulation: Accumulation,
     *,
-    turned: bool,
+    transposed: bool,
 ) -> torch.Tensor:
-    """A product, or where it is to be `turned` its transpose by that of b and a."""
-    if turned:
-        return product(b.mT, a.mT, _steps(steps, turned=True), dtype, accumulation).mT
-    return product(a, b, _steps(steps, turned=False), dtype, accumulation)
+    """A product; `transposed`, its transpose is computed, of b and a, and turned back."""
+    if transposed:
+        return product(b.mT, a.mT, _steps(steps, transposed=True), dtype, accumulation).mT
+    return product(a, b, _steps(steps, transposed=False), dtype, accumulation)
 
 
 def add(
@@ -195,29 +195,29 @@ def add(
     accumulation: Accumulation,
 ) -> None:
     """Add a product to a tensor: as its kernel's residual, where that can write there."""
-    across = turned(into)
+    across = is_column_major(into)
     room = into.mT if across else into
     if room.shape[:-2] != broadcast(a, b):
-        wide = _laid_out(a, b, steps, torch.float32, accumulation, turned=across)
+        wide = _laid_out(a, b, steps, torch.float32, accumulation, transposed=across)
         into.add_(wide.sum_to_size(into.shape))
         return
     if into.dim() > 2 and not room.is_contiguous():
-        into.add_(_laid_out(a, b, steps, torch.float32, accumulation, turned=across))
+        into.add_(_laid_out(a, b, steps, torch.float32, accumulation, transposed=across))
         return
     if across:
         a, b = b.mT, a.mT
-    listed = [*_steps(steps, turned=across), ("residual", room, 1.0)]
+    listed = [*_steps(steps, transposed=across), ("residual", room, 1.0)]
     product(a, b, listed, torch.float32, accumulation, room)
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(into)  # kernels write what torch does not see
 
 
-def _steps(steps: Steps, *, turned: bool) -> Sequence[Item]:
-    """Items of a product, with a vector over rows for one over columns where it is turned."""
+def _steps(steps: Steps, *, transposed: bool) -> Sequence[Item]:
+    """Items of a product, with a vector over rows for one over columns where it is transposed."""
     listed, vector = steps
     if vector is None:
         return listed
     kind, value = vector
-    if turned:
+    if transposed:
         kind = "scale_row" if kind == "scale_column" else "scale_column"
     return [*listed, (kind, value)]

@@ -41,17 +41,17 @@ class GradientOptions(NamedTuple):
     accumulate_into: torch.Tensor | None
 
 
-class Lie(NamedTuple):
-    """A tensor as its gradient is to be, though it may not be kept itself."""
+class Metadata(NamedTuple):
+    """What a tensor's gradient has of it, which may not be kept itself: shape, type and layout."""
 
     shape: Sequence[int]
     dtype: torch.dtype
-    turned: bool  # column by column in memory
+    column_major: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Lie:
-        """How it lies."""
-        return cls(tensor.shape, tensor.dtype, tensor.dim() > 1 and turned(tensor))
+    def of(cls, tensor: torch.Tensor) -> Metadata:
+        """That of a tensor."""
+        return cls(tensor.shape, tensor.dtype, tensor.dim() > 1 and is_column_major(tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Rule:
     way         how the gradient passes the activation; see `Way`
     kept        the places of the tensors that are kept for that
     items       the epilogue without its outputs; Place stands for a tensor, None for a number
-    lies        how the tensors lie, by place
+    metadata    of the tensors, by place
     numbered    whether any item has a number
     bias        of a layer, which is one matrix B of 16 bits, one bias or none and then an
                 activation or none: the place of the bias whose gradient is wanted, else 0
@@ -73,7 +73,7 @@ class Rule:
     way: Way
     kept: tuple[Place, ...]
     items: tuple[Item, ...]
-    lies: tuple[Lie, ...]
+    metadata: tuple[Metadata, ...]
     numbered: bool
     bias: Place | None
     plans: dict[tuple[object, ...], Any] = field(
@@ -109,7 +109,7 @@ def rule(
         way=way,
         kept=tuple(sorted(kept)),
         items=items,
-        lies=tuple(map(Lie.of, tensors)),
+        metadata=tuple(map(Metadata.of, tensors)),
         numbered=any(None in item for item in items),
         bias=_bias_of_layer(tensors, items, needed, way),
     )
@@ -243,6 +243,6 @@ def storing_items(listed: Sequence[Item], z: torch.Tensor) -> list[Item]:
     return [*listed[:at], ("preactivation", z), *listed[at:]]
 
 
-def turned(matrix: torch.Tensor) -> bool:
-    """True for one that lies column by column in memory."""
+def is_column_major(matrix: torch.Tensor) -> bool:
+    """True for matrices whose columns are contiguous and whose rows are not."""
     return matrix.stride(-1) != 1 and matrix.stride(-2) == 1

@@ -184,18 +184,18 @@ def gradients(
 ) -> Sequence[torch.Tensor | None]:
     """What `gradient.gradients` returns, of distributed tensors."""
     into = options.accumulate_into
-    whole = [torch.empty(lie.shape, device="meta") for lie in how.lies]
+    whole = [torch.empty(one.shape, device="meta") for one in how.metadata]
     read = [_asked(item) for item in _read(how.listed(whole, numbers))]
-    axes = _Axes.of(how.lies[A].shape, how.lies[B].shape, read, ())
+    axes = _Axes.of(how.metadata[A].shape, how.metadata[B].shape, read, ())
     rules = list(_of_gradients(how, axes, accumulates=into is not None))
     layout = Layout.of([dd, *kept, *([] if into is None else [into])], lambda size: rules)
     local_dd, *local = layout.moved()
     if into is not None:
         options = options._replace(accumulate_into=local.pop())
-    parts = zip(how.lies, layout.outputs, strict=True)
-    lies = tuple(lie._replace(shape=layout.part(lie.shape, places)) for lie, places in parts)
-    found = gradient.gradients(replace(how, lies=lies), numbers, options, local_dd, *local)
-    wholes = [_laid_out(one, lie) for one, lie in zip(whole, how.lies, strict=True)]
+    parts = zip(how.metadata, layout.outputs, strict=True)
+    metadata = tuple(one._replace(shape=layout.part(one.shape, at)) for one, at in parts)
+    found = gradient.gradients(replace(how, metadata=metadata), numbers, options, local_dd, *local)
+    wholes = [_laid_out(*pair) for pair in zip(whole, how.metadata, strict=True)]
     results: Sequence[torch.Tensor | None] = layout.joined(found, wholes)
     return results
 
@@ -206,7 +206,7 @@ def _of_gradients(how: gradient_rule.Rule, axes: _Axes, *, accumulates: bool) ->
     Each is a sum over the axes that its tensor does not have.
     """
     written, stored = int(accumulates), how.way in ("save", "output")
-    yield Rule.replicated(1 + len(how.kept) + stored + written, len(how.lies), written)
+    yield Rule.replicated(1 + len(how.kept) + stored + written, len(how.metadata), written)
     k = axes.k
     again = how.way in ("recompute", "composite")  # the products are needed themselves
     along_k = not again and None not in axes.read and axes.extents[k] > 1
@@ -219,5 +219,5 @@ def _of_gradients(how: gradient_rule.Rule, axes: _Axes, *, accumulates: bool) ->
         yield Rule(given, found, written)
 
 
-def _laid_out(whole: torch.Tensor, lie: gradient_rule.Lie) -> torch.Tensor:
-    return whole.mT.contiguous().mT if lie.turned else whole
+def _laid_out(whole: torch.Tensor, metadata: gradient_rule.Metadata) -> torch.Tensor:
+    return whole.mT.contiguous().mT if metadata.column_major else whole
