@@ -122,7 +122,8 @@ class Linear(torch.nn.Linear):
         reason = refusal(input, weight, residual, named=gpu is not None)
         if reason:
             return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
-        return explain(input, weight.t(), **keywords)
+        kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
+        return explain(input.to(kind), weight.to(kind).t(), **keywords)
 
     def extra_repr(self) -> str:
         """What torch's layer shows, and the options that are not at their defaults."""

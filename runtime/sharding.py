@@ -190,7 +190,9 @@ def _moved(tensor: DTensor, wanted: Sequence[Placement | None]) -> torch.Tensor:
     asked = [old if new is None else new for old, new in zip(now, wanted, strict=True)]
     terms = [new.is_partial() and old != new for old, new in zip(now, asked, strict=True)]
     reached = [Replicate() if term else new for term, new in zip(terms, asked, strict=True)]
-    local = tensor.redistribute(placements=reached).to_local()
+    # Below autograd: a result that requires grad would be detached in place, which 2.11 cannot do.
+    alone = cast("DTensor", tensor.detach())
+    local = alone.redistribute(placements=reached).to_local()
     mesh = tensor.device_mesh
     first = not any(term and mesh.get_local_rank(i) for i, term in enumerate(terms))
     return local if first else torch.zeros_like(local)

@@ -205,7 +205,7 @@ def call(
         )
     kernel = spec.name if isinstance(spec, KernelSpec) else spec
     given = Call(a, b, flat.words, flat.tensors, flat.numbers, asked, accumulation, kernel)
-    if wanted and (written or gradients[1:] != (None, None)):
+    if wanted and (written or accumulate_into is not None or gradient_dtype is not None):
         return _outputs(given, gradients, written)
     if out is None and not written:
         result: torch.Tensor = torch.ops.warploom.gemm(*given)
