@@ -7,7 +7,7 @@ call is torch's as a phrase that reads on from "because".
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -15,9 +15,15 @@ from torch.autograd import forward_ad
 
 from warploom.generator.architectures import serving
 from warploom.generator.families._attention import DIMS
+from warploom.runtime.launch_plan import remember
 
 _ELEMENTS = (torch.float16, torch.bfloat16)
+_NAMES = ("query", "key", "value")
 _UNIT = 8  # elements in TMA's 16 bytes
+_UNIT_BYTES = 16
+_BOUND = 4096  # kinds of calls remembered
+_verdicts: dict[tuple[object, ...], str | None] = {}  # of all but addresses
+_NEW = "not asked yet"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
@@ -73,12 +79,41 @@ def not_computed(
 def misfit(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> str | None:
-    """Why torch computes an attention of tensors with these types, shapes and strides."""
+    """Why torch computes an attention of tensors with these types, strides and addresses."""
+    # Where calls are traced, tensors have no addresses, and sizes may be symbols.
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return _unlike(query, key, value, enable_gqa)
+    kind = (
+        bool(enable_gqa),
+        query.shape,
+        query.stride(),
+        query.dtype,
+        query.device,
+        key.shape,
+        key.stride(),
+        key.dtype,
+        key.device,
+        value.shape,
+        value.stride(),
+        value.dtype,
+        value.device,
+    )
+    found = _verdicts.get(kind, _NEW)
+    if found is _NEW:
+        found = _unlike(query, key, value, enable_gqa)
+        remember(_verdicts, kind, found, _BOUND)
+    return found or _unaligned(query, key, value)
+
+
+def _unlike(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> str | None:
+    """The same, wherever they are."""
     if not query.dtype == key.dtype == value.dtype or query.dtype not in _ELEMENTS:
         return f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: not fp16 or bf16"
     if not query.device == key.device == value.device:
         return "query, key and value are on several devices"
-    return _shapes(query, key, value, enable_gqa) or unreadable(query, key, value)
+    return _shapes(query, key, value, enable_gqa) or _unreadable(query, key, value)
 
 
 def _shapes(
@@ -102,16 +137,26 @@ def _shapes(
     return None
 
 
-def unreadable(*tensors: torch.Tensor) -> str | None:
-    """Why kernels would read copies of these tensors; torch reads some of them where they lie."""
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    for name, tensor in zip(("query", "key", "value"), tensors, strict=True):
-        shape, steps = tensor.shape, tensor.stride()
-        # Where calls are traced, tensors have no addresses, and sizes may be symbols.
-        fit = _fit(shape, steps) if traced else _known_fit(shape, steps) and _aligned(tensor)
-        if not fit:
-            return f"{name}, of strides {list(steps)}, would have to be copied"
+def _unreadable(*tensors: torch.Tensor) -> str | None:
+    """Why kernels would read copies of tensors that lie so; torch reads some where they are."""
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if not _fit(tensor.shape, tensor.stride()):
+            return _copied(name, tensor)
     return None
+
+
+def _unaligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    """The same of tensors of 16 bits at their addresses."""
+    if not (query.data_ptr() | key.data_ptr() | value.data_ptr()) % _UNIT_BYTES:
+        return None
+    for name, tensor in zip(_NAMES, (query, key, value), strict=True):
+        if tensor.data_ptr() % _UNIT_BYTES:
+            return _copied(name, tensor)
+    return None
+
+
+def _copied(name: str, tensor: torch.Tensor) -> str:
+    return f"{name}, of strides {list(tensor.stride())}, would have to be copied"
 
 
 def _fit(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
@@ -124,13 +169,6 @@ def _fit(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
     return all(
         shape[at] == 1 or steps[at] == steps[at + 1] * shape[at + 1] for at in range(len(shape) - 4)
     )
-
-
-_known_fit = lru_cache(1 << 12)(_fit)  # asked of each tensor of each call
-
-
-def _aligned(tensor: torch.Tensor) -> bool:
-    return tensor.data_ptr() % (_UNIT * tensor.element_size()) == 0
 
 
 def transformed(tensors: tuple[torch.Tensor, ...]) -> str | None:
