@@ -16,7 +16,7 @@ from warploom.integrations.linear_rules import product_type, refusal
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.runtime.api import Explanation, explain
-from warploom.runtime.families.gemm.api import gemm
+from warploom.runtime.families.gemm.api import gemm, gemm_of_weight
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 
 
@@ -87,6 +87,14 @@ class Linear(torch.nn.Linear):
             row = None if residual is None else residual.unsqueeze(0)
             return self.forward(input.unsqueeze(0), row).squeeze(0)
         into = main_grad(weight) if self.accumulate_into_main_grad else None
+        if residual is None and into is None:
+            return gemm_of_weight(
+                input,
+                weight,
+                bias=self.bias,
+                activation=self.activation,
+                preactivation=self.preactivation,
+            )
         return gemm(
             input,
             weight.t(),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import warploom
 from warploom.errors import ProblemError
 from warploom.integrations import linear, linear_rules
+from warploom.runtime.families.gemm.api import gemm_of_weight
 
 Layer = warploom.nn.Linear
 IN, OUT = 24, 16
@@ -35,7 +36,13 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return warploom.gemm(a, b, **keywords)
 
     monkeypatch.setitem(linear_rules._devices, -1, None)
+
+    def of_weight(x: torch.Tensor, weight: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        calls.append({"a": x, "b": weight.t(), **keywords})
+        return gemm_of_weight(x, weight, **keywords)
+
     monkeypatch.setattr(linear, "gemm", gemm)
+    monkeypatch.setattr(linear, "gemm_of_weight", of_weight)
     return calls
 
 

@@ -25,8 +25,9 @@ class GemmCall:
     """The arguments of one call of `warploom.gemm`, which says what they mean.
 
     listed    the items of the epilogue, in order
+    weight    [N, K], which b is the transpose of: what autograd is to see in place of b
 
-    The last three are of its gradients, and decide no plan.
+    The last four are of its gradients, and decide no plan.
     """
 
     a: torch.Tensor
@@ -39,6 +40,7 @@ class GemmCall:
     preactivation: Preactivation = "save"
     accumulate_into: torch.Tensor | None = None
     gradient_dtype: torch.dtype | None = None
+    weight: torch.Tensor | None = None
 
     @property
     def device(self) -> int:

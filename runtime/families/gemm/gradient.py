@@ -58,18 +58,22 @@ def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
     Raises ProblemError for what autograd would have to know of: `out`, and outputs of steps that
     require grad.
     """
-    if not torch.is_grad_enabled() or requiring_grad(call.a, call.b, call.out, call.listed) is None:
+    if not torch.is_grad_enabled():
         return plan.run(call)
-    listed = call.listed
+    listed, weight = call.listed, call.weight
+    if weight is None:
+        weight = call.b
+        if requiring_grad(call.a, weight, call.out, listed) is None:
+            return plan.run(call)
     if call.out is not None:
         call.refuse()
     if not listed:
-        return _apply(call, plan, call.a, call.b)
+        return _apply(call, plan, call.a, weight)
     if plan.reads is None:
         plan.reads = tuple(reads_of(listed))
     if len(plan.reads) < len(listed):  # some items have no tensor, or an output
         call.refuse()
-    return _apply(call, plan, call.a, call.b, *[listed[index][1] for index in plan.reads])
+    return _apply(call, plan, call.a, weight, *[listed[index][1] for index in plan.reads])
 
 
 def refuse_second_derivative(*_: object) -> NoReturn:
@@ -92,10 +96,11 @@ class _Gemm(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad  # in call and plan too, which need none
-        how: Rule | None = plan.rules.get((call.preactivation, needed))
+        kind = (call.preactivation, needed, call.weight is None)
+        how: Rule | None = plan.rules.get(kind)
         if how is None:
             how = _rule(call, plan, tensors, needed[2:])
-            plan.rules[call.preactivation, needed] = how
+            plan.rules[kind] = how
         kept = [tensors[place] for place in how.kept]
         if how.way == "save":
             d, z = _saving(call, plan)
@@ -139,7 +144,8 @@ def _rule(
     written = sum(len(step.token) + 1 for step in plan.details.epilogue.steps)
     if way in ("save", "recompute") and written + _CHARACTERS > MOST_CHARACTERS:
         way = "composite"
-    return rule(tensors, call.listed, needed, way)
+    read = (call.a, call.b, *tensors[2:])
+    return rule(read, call.listed, needed, way, of_weight=call.weight is not None)
 
 
 def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,6 +213,8 @@ def gradients(
         tensors[place] = one
     if how.bias is not None:
         return gradient_layer.gradients(how, options, dd, kept, tensors)
+    if how.of_weight and (weight := tensors[B]) is not None:
+        tensors[B] = weight.t()
     z = kept[-1] if how.way in ("save", "output") else None
     accumulation, dtype, into = options
     if how.way == "composite":
@@ -222,5 +230,6 @@ def gradients(
     if how.needed[A] and b is not None:
         results[A] = gradient_products.of_a(gradient, how.metadata[A], b)
     if how.needed[B] and a is not None:
-        results[B] = gradient_products.of_b(gradient, a, how.metadata[B], into)
+        of_b = gradient_products.of_b(gradient, a, how.metadata[B], into)
+        results[B] = of_b.t() if how.of_weight and of_b is not None else of_b
     return tuple(results)

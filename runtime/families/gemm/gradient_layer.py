@@ -99,9 +99,11 @@ def _by_plans(
                 results[A] = _run(found.a, dz, b)
         if found.b is not None and a is not None:
             if how.metadata[B].column_major:
-                results[B] = _run(found.b, dz, a).mT
+                gradient = _run(found.b, dz, a)
+                results[B] = gradient if how.of_weight else gradient.mT
             else:
-                results[B] = _run(found.b, a, dz)
+                gradient = _run(found.b, a, dz)
+                results[B] = gradient.mT if how.of_weight else gradient
     except WithoutMemoryError:  # torch knows which code is to see these tensors
         return False
     return True
@@ -140,7 +142,8 @@ def _planned(how: Rule, options: GradientOptions, dz: torch.Tensor, tensors: Ten
     of_a = of_b = None
     fit = options.accumulate_into is None
     if how.needed[A] and b is not None:
-        factors = (b, dz.mT) if how.metadata[A].column_major else (dz, b.mT)
+        weight = b if how.of_weight else b.mT
+        factors = (weight.mT, dz.mT) if how.metadata[A].column_major else (dz, weight)
         of_a = _plan(*factors, dtype, accumulation)
     if how.needed[B] and a is not None:
         x, dx = matrix(a), matrix(dz)
@@ -167,10 +170,11 @@ def _by_products(
     a, b = tensors[A], tensors[B]
     accumulation = options.accumulation
     if how.needed[A] and b is not None:
+        weight = b if how.of_weight else b.mT
         if metadata[A].column_major:
-            results[A] = product(b, dz.mT, (), dtype, accumulation).mT
+            results[A] = product(weight.mT, dz.mT, (), dtype, accumulation).mT
         else:
-            results[A] = product(dz, b.mT, (), dtype, accumulation)
+            results[A] = product(dz, weight, (), dtype, accumulation)
     if how.needed[B] and a is not None:
         if a.dim() != 2:
             a, dz = matrix(a), matrix(dz)
@@ -180,3 +184,5 @@ def _by_products(
             results[B] = product(dz.mT, a, (), dtype, accumulation).mT
         else:
             results[B] = product(a.mT, dz, (), dtype, accumulation)
+        if how.of_weight and (gradient := results[B]) is not None:
+            results[B] = gradient.mT

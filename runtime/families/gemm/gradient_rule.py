@@ -66,6 +66,8 @@ class Rule:
     numbered    whether any item has a number
     bias        of a layer, which is one matrix B of 16 bits, one bias or none and then an
                 activation or none: the place of the bias whose gradient is wanted, else 0
+    of_weight   a torch weight [N, K] is in B's place, and so is its gradient; `metadata` is b's,
+                which is the weight's transpose
     plans       of a layer's gradients, by how their operands lie; see gradient_layer.py
     """
 
@@ -76,6 +78,7 @@ class Rule:
     metadata: tuple[Metadata, ...]
     numbered: bool
     bias: Place | None
+    of_weight: bool = False
     plans: dict[tuple[object, ...], Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -91,7 +94,12 @@ class Rule:
 
 
 def rule(
-    tensors: Sequence[torch.Tensor], listed: Sequence[Item], needed: tuple[bool, ...], way: Way
+    tensors: Sequence[torch.Tensor],
+    listed: Sequence[Item],
+    needed: tuple[bool, ...],
+    way: Way,
+    *,
+    of_weight: bool = False,
 ) -> Rule:
     """How a call of these items and `tensors_of` it is differentiated in those `needed`."""
     places = count(B + 1)
@@ -112,6 +120,7 @@ def rule(
         metadata=tuple(map(Metadata.of, tensors)),
         numbered=any(None in item for item in items),
         bias=_bias_of_layer(tensors, items, needed, way),
+        of_weight=of_weight,
     )
 
 

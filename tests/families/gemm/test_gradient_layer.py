@@ -14,6 +14,7 @@ from gemm_gradients import BF16, FP16, LAYOUTS, K, M, N, check, leaf, random
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families.gemm import gradient_layer
+from warploom.runtime.families.gemm.api import gemm_of_weight
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.plan import forget
 
@@ -114,6 +115,38 @@ def test_a_plan_is_only_for_gradients_that_lie_alike(
     assert counted["launches"] == 6
 
 
+@pytest.mark.parametrize("preactivation", ["save", "recompute"])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("bias", [None, (N,), (1, N)])
+@pytest.mark.parametrize("x", [(M, K), (2, M, K), "column-major"])
+@pytest.mark.parametrize("weight_is_contiguous", [True, False])
+def test_a_weight_has_the_gradients_of_its_transpose(
+    x: Any,  # noqa: ANN401
+    bias: tuple[int, ...] | None,
+    activation: str | None,
+    preactivation: Any,  # noqa: ANN401
+    weight_is_contiguous: bool,
+) -> None:
+    """It is transposed once too often on one of the ways, or its gradient lies otherwise."""
+    rows = leaf(random(K, M).t() if x == "column-major" else random(*x))
+    weight = leaf(random(N, K) if weight_is_contiguous else random(K, N).t())
+    added = None if bias is None else leaf(random(*bias))
+    keywords: dict[str, Any] = {"bias": added, "activation": activation}
+    keywords["preactivation"] = preactivation
+    for wanted in ([rows, weight], [weight], [rows, weight, added]):
+        read = [one for one in wanted if one is not None]
+        found, expected = (
+            torch.autograd.grad(d, read, random(*d.shape, seed=9))
+            for d in (
+                gemm_of_weight(rows, weight, **keywords),
+                warploom.gemm(rows, weight.t(), **keywords),
+            )
+        )
+        for one, like in zip(found, expected, strict=True):
+            assert torch.equal(one, like)
+            assert one.stride() == like.stride()
+
+
 def test_hooks_may_bring_back_what_was_saved_otherwise() -> None:
     """A plan reads what a hook returned as what was saved lay."""
     x, weight, dd = leaf(random(M, K)), leaf(random(N, K)), random(M, N, seed=9)
@@ -144,8 +177,9 @@ def test_memory_that_was_freed_is_refused() -> None:
 def test_what_was_saved_and_changed_since_is_refused() -> None:
     """Gradients are computed of values that the forward pass did not see."""
     x, weight = leaf(random(M, K)), leaf(random(N, K))
-    d = warploom.gemm(x, weight.t())
+    results = (warploom.gemm(x, weight.t()), gemm_of_weight(x, weight))
     with torch.no_grad():
         weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(d, x, torch.ones_like(d))
+    for d in results:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(d, x, torch.ones_like(d))
