@@ -1,6 +1,7 @@
 """A training step of a Llama, patched by `warploom.patch` and as transformers has it, in turns.
 
     python examples/llama_step.py                  # on a Hopper GPU: 4 layers of Llama 3 8B
+    python examples/llama_step.py --mode reduce-overhead    # compiled into CUDA graphs
     python examples/llama_step.py --profile        # and which kernels take the time
     python examples/llama_step.py --tiny --no-compile
 
@@ -64,10 +65,24 @@ class Contender:
 @click.option("--tokens", type=click.IntRange(2), help="2048, tiny 32.")
 @click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
 @click.option("--compile/--no-compile", "compiled", default=True, help="Also by torch.compile.")
+@click.option(
+    "--mode",
+    type=click.Choice(["default", "reduce-overhead"]),
+    default="default",
+    show_default=True,
+    help="Of torch.compile; reduce-overhead captures CUDA graphs.",
+)
 @click.option("--profile", is_flag=True, help="Show the kernels that take most of the time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
-    *, tiny: bool, tokens: int | None, rounds: int, compiled: bool, profile: bool, as_json: bool
+    *,
+    tiny: bool,
+    tokens: int | None,
+    rounds: int,
+    compiled: bool,
+    mode: str,
+    profile: bool,
+    as_json: bool,
 ) -> None:
     """Time a training step of a Llama on Warploom's kernels beside torch's."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -76,7 +91,8 @@ def main(
     patched = copy.deepcopy(model)
     patch = warploom.patch(patched)
     text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
-    contenders = contend({"torch": model, "warploom": patched}, text, compiled=compiled)
+    models = {"torch": model, "warploom": patched}
+    contenders = contend(models, text, mode if compiled else None)
     exact = float32(contenders["torch"])
     errors = {name: one.errors(exact) for name, one in contenders.items()}
     wrong = {name: furthest(errors[name], errors[PEERS[name]]) for name in errors if name in PEERS}
@@ -111,13 +127,13 @@ def main(
 
 
 def contend(
-    models: Mapping[str, nn.Module], text: torch.Tensor, *, compiled: bool
+    models: Mapping[str, nn.Module], text: torch.Tensor, mode: str | None
 ) -> dict[str, Contender]:
-    """The contenders by the names that they are shown by: each model, and each compiled."""
+    """The contenders by the names that they are shown by: each model, and compiled in a mode."""
     found = {name: Contender(one, one, text) for name, one in models.items()}
-    if compiled:
+    if mode is not None:
         for name, one in models.items():
-            faster = torch.compile(one, dynamic=False)
+            faster = torch.compile(one, dynamic=False, mode=mode)
             found[f"{name}, compiled"] = Contender(one, faster, text)
     return found
 
