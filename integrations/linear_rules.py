@@ -12,16 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from warploom.generator.architectures import ARCHITECTURES, titles
 from warploom.generator.limits import LARGEST
+from warploom.integrations.devices import unserved
 from warploom.runtime.operator import is_distributed
 
 PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains
 _EXTENT = LARGEST - (1 << 16)  # of a kernel's counters, less what the largest cluster of tiles adds
 # Kernels read addresses: these types have some, or operators see the call in their place.
 _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
-_CAPABILITIES = {row.capability for row in ARCHITECTURES.values()}
-_devices: dict[int, str | None] = {-1: "its tensors are not on a GPU"}
 
 
 def refusal(
@@ -35,7 +33,7 @@ def refusal(
 
     Of a GPU that is `named` kernels exist, and the tensors may be anywhere.
     """
-    found = None if named else _elsewhere(x.get_device())
+    found = None if named else unserved(x.get_device())
     if found is not None:
         return found
     kind, own = x.dtype, weight.dtype
@@ -59,19 +57,6 @@ def product_type(dtype: torch.dtype, device: str) -> torch.dtype:
         if eligible and torch.is_autocast_enabled(device)
         else dtype
     )
-
-
-def _elsewhere(device: int) -> str | None:
-    """Why torch computes on the GPU of this number; -1 is none."""
-    if device in _devices:
-        return _devices[device]
-    properties = torch.cuda.get_device_properties(device)
-    found = None
-    if (properties.major, properties.minor) not in _CAPABILITIES:
-        found = f"cuda:{device} is {properties.name}; kernels exist for {titles()}"
-    if not torch.compiler.is_compiling():
-        _devices[device] = found
-    return found
 
 
 def _extents(x: torch.Tensor, weight: torch.Tensor) -> str | None:

@@ -7,14 +7,13 @@ call is torch's as a phrase that reads on from "because".
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from warploom.generator.architectures import serving
 from warploom.generator.families._attention import DIMS
+from warploom.integrations.devices import unserved
 from warploom.runtime.launch_plan import remember
 
 _ELEMENTS = (torch.float16, torch.bfloat16)
@@ -203,14 +202,4 @@ def elsewhere(tensor: torch.Tensor) -> str | None:
     device = tensor.device
     if device.type != "cuda":
         return f"query is on {device}"
-    return _unserved(device.index or 0)
-
-
-@cache
-def _unserved(index: int) -> str | None:
-    if not torch.cuda.is_available():  # of fake tensors: who traces them says for what
-        return None
-    capability = torch.cuda.get_device_capability(index)
-    if serving(capability):
-        return None
-    return f"there is no kernel for compute capability {'.'.join(map(str, capability))}"
+    return unserved(tensor.get_device())

@@ -19,7 +19,7 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.integrations import linear_rules
+from warploom.integrations import devices
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -370,7 +370,7 @@ def main(rank: int, folder: Path) -> None:
         world_size=PROCESSES,
         timeout=timedelta(seconds=60),  # where one process raised, the other waits for it
     )
-    linear_rules._devices[-1] = None  # layers decide as on a GPU; the reference then computes
+    devices.reasons[-1] = None  # layers decide as on a GPU; the reference then computes
     failed = {}
     for name, run in CASES.items():
         torch.manual_seed(0)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.integrations import linear, linear_rules
+from warploom.integrations import devices, linear, linear_rules
 from warploom.runtime.families.gemm.api import gemm_of_weight
 
 Layer = warploom.nn.Linear
@@ -35,7 +36,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"a": a, "b": b, **keywords})
         return warploom.gemm(a, b, **keywords)
 
-    monkeypatch.setitem(linear_rules._devices, -1, None)
+    monkeypatch.setitem(devices.reasons, -1, None)
 
     def of_weight(x: torch.Tensor, weight: torch.Tensor, **keywords: Any) -> torch.Tensor:
         calls.append({"a": x, "b": weight.t(), **keywords})
@@ -225,6 +226,17 @@ def test_what_transforms_calls_sees_torchs_operators(kernels: list[dict[str, Any
     _, tangent = torch.func.jvp(module, (x,), (torch.ones_like(x),))
     assert tangent.shape == (3, 4, OUT)
     assert kernels == []
+
+
+def test_fake_tensors_of_a_gpu_that_is_not_here_are_traced() -> None:
+    """Guards against a question to a driver that there may not be."""
+    plain = layer(device="meta").requires_grad_(False)
+    with FakeTensorMode():
+        for name, parameter in list(plain.named_parameters()):
+            fake = torch.empty(parameter.shape, dtype=parameter.dtype, device="cuda")
+            setattr(plain, name, torch.nn.Parameter(fake, requires_grad=False))
+        y = plain(torch.empty(3, IN, dtype=torch.bfloat16, device="cuda"))
+    assert (y.shape, y.dtype, y.device.type) == ((3, OUT), torch.bfloat16, "cuda")
 
 
 # ---- A module like torch's -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from linear_bounds import ACTIVATIONS, differentiated, within
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.integrations import linear_rules
+from warploom.integrations import devices
 
 IN, OUT = 40, 24
 
@@ -19,7 +19,7 @@ IN, OUT = 40, 24
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether calls are decided as on a GPU and computed by the reference, or are torch's."""
     if request.param:
-        monkeypatch.setitem(linear_rules._devices, -1, None)
+        monkeypatch.setitem(devices.reasons, -1, None)
     return bool(request.param)
 
 
