@@ -90,7 +90,7 @@ def attend(
     made = known.get(kind)
     if made is None:
         make = partial(_plan_forward, operator, *given)
-        made = first(kind, (query, key, value), scale, make)
+        made = planned(kind, (query, key, value), scale, make)
     if made is REFUSED:
         return None
     plan: forwards.AttentionPlan = made.plan
@@ -123,18 +123,18 @@ def differentiate(
         scale is None or 0 < scale < torch.inf,
         torch.are_deterministic_algorithms_enabled(),
         lse.is_contiguous(),
-        *_looks(grad_out),
-        *_looks(query),
-        *_looks(key),
-        *_looks(value),
-        *_looks(out),
+        *_layout(grad_out),
+        *_layout(query),
+        *_layout(key),
+        *_layout(value),
+        *_layout(out),
     )
     into = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     given = (grad_out, query, key, value, out, lse, is_causal, scale)
     plan = known.get(kind)
     if plan is None:
         call = _backward_call(operator, into, *given)
-        plan = first(kind, (query, key, value), scale, partial(backwards.plan, call))
+        plan = planned(kind, (query, key, value), scale, partial(backwards.plan, call))
     if plan is REFUSED:
         return None
     if plan.launch is None or plan.copies or not lse.is_contiguous():
@@ -150,7 +150,7 @@ def differentiate(
 # ---- What is new ---------------------------------------------------------------------------------
 
 
-def first(
+def planned(
     kind: Kind,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float | None,
@@ -206,7 +206,7 @@ def without_memory(
     return tensor
 
 
-def _looks(tensor: torch.Tensor) -> Kind:
+def _layout(tensor: torch.Tensor) -> Kind:
     return (
         tensor.shape,
         tensor.stride(),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from warploom.integrations.sdpa_calls import Gradients, Operator, attend, differentiate
-from warploom.integrations.sdpa_packed import Sequences
+from warploom.integrations.sdpa_packed import PackedArguments
 from warploom.integrations.sdpa_packed import attend as attend_packed
 from warploom.integrations.sdpa_packed import differentiate as differentiate_packed
 
@@ -178,8 +178,10 @@ class Override:
         plain = dropout_p == 0.0 and not return_debug_mask
         plain = plain and all(value is None for value in more.values())
         if plain and cum_seq_q is not None and cum_seq_k is not None:
-            sequences = Sequences(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, *window, scale)
-            found = attend_packed(query, key, value, sequences)
+            arguments = PackedArguments(
+                cum_seq_q, cum_seq_k, max_q, max_k, is_causal, *window, scale
+            )
+            found = attend_packed(query, key, value, arguments)
             if found is not None:
                 seed = query.new_empty(2, dtype=torch.uint64)
                 offset = query.new_empty((), dtype=torch.uint64)
@@ -223,8 +225,10 @@ class Override:
         lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
         window = (window_size_left, window_size_right)
         if dropout_p == 0.0 and cum_seq_q is not None and cum_seq_k is not None:
-            sequences = Sequences(cum_seq_q, cum_seq_k, max_q, max_k, is_causal, *window, scale)
-            found = differentiate_packed(*given, sequences)
+            arguments = PackedArguments(
+                cum_seq_q, cum_seq_k, max_q, max_k, is_causal, *window, scale
+            )
+            found = differentiate_packed(*given, arguments)
             if found is not None:
                 return found
         by_torch: Gradients = self._run_torch(

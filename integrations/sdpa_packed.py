@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from warploom.integrations.sdpa_calls import REFUSED, Gradients, first
+from warploom.integrations.sdpa_calls import REFUSED, Gradients, planned
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import plan as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
@@ -20,7 +20,7 @@ from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.plan import known
 
 
-class Sequences(NamedTuple):
+class PackedArguments(NamedTuple):
     """Where sequences are, and which columns a row attends to; a bound below 0 or None is none."""
 
     cum_seq_q: torch.Tensor
@@ -58,14 +58,14 @@ class Sequences(NamedTuple):
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequences: Sequences
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: PackedArguments
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """out and its log-sum-exp [heads, total]; None where torch's kernel is to run."""
-    call = sequences.call(query, key, value, torch.empty_like(query))
-    kind = ("packed", _positive(sequences.scale), *call.signature())
+    call = arguments.call(query, key, value, torch.empty_like(query))
+    kind = ("packed", _positive(arguments.scale), *call.signature())
     plan: forwards.AttentionPlan | None = known.get(kind)
     if plan is None:
-        plan = first(kind, _as_one(call), sequences.scale, partial(forwards.plan, call))
+        plan = planned(kind, _as_one(call), arguments.scale, partial(forwards.plan, call))
     return None if plan is REFUSED else plan.run(call)
 
 
@@ -76,16 +76,16 @@ def differentiate(
     value: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    sequences: Sequences,
+    arguments: PackedArguments,
 ) -> Gradients | None:
     """The gradients of query, key and value; None where torch's kernel is to run."""
-    forward = sequences.call(query, key, value)
+    forward = arguments.call(query, key, value)
     into = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     call = BackwardCall(forward, out, lse, grad_out, into=into)
-    kind = ("packed gradients", _positive(sequences.scale), *call.signature())
+    kind = ("packed gradients", _positive(arguments.scale), *call.signature())
     plan: backwards.AttentionBackwardPlan | None = known.get(kind)
     if plan is None:
-        plan = first(kind, _as_one(forward), sequences.scale, partial(backwards.plan, call))
+        plan = planned(kind, _as_one(forward), arguments.scale, partial(backwards.plan, call))
     return None if plan is REFUSED else plan.run(call)
 
 
