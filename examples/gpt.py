@@ -34,16 +34,18 @@ class TorchLinearGelu(nn.Linear):
         return functional.gelu(super().forward(x))
 
 
-def linear(n_in: int, n_out: int, implementation: Implementation) -> nn.Linear:
+def linear(in_features: int, out_features: int, implementation: Implementation) -> nn.Linear:
     """A linear layer with a bias."""
-    return (warploom.nn.Linear if implementation == "warploom" else nn.Linear)(n_in, n_out)
+    return (warploom.nn.Linear if implementation == "warploom" else nn.Linear)(
+        in_features, out_features
+    )
 
 
-def linear_gelu(n_in: int, n_out: int, implementation: Implementation) -> nn.Linear:
+def linear_gelu(in_features: int, out_features: int, implementation: Implementation) -> nn.Linear:
     """A linear layer with a bias and a GELU."""
     if implementation == "warploom":
-        return warploom.nn.Linear(n_in, n_out, activation="gelu")
-    return TorchLinearGelu(n_in, n_out)
+        return warploom.nn.Linear(in_features, out_features, activation="gelu")
+    return TorchLinearGelu(in_features, out_features)
 
 
 class Block(nn.Module):

@@ -93,29 +93,15 @@ def main(
     text = torch.randint(0, model.config.vocab_size, (1, tokens), device=device)
     models = {"torch": model, "warploom": patched}
     contenders = contend(models, text, mode if compiled else None)
-    exact = float32(contenders["torch"])
-    errors = {name: one.errors(exact) for name, one in contenders.items()}
-    wrong = {name: furthest(errors[name], errors[PEERS[name]]) for name in errors if name in PEERS}
     result: dict[str, Any] = {
         "device": device_name(device),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "tokens": tokens,
         "patch": repr(patch),
-        "errors": {
-            name: {"loss": found["loss"], "gradient": max(found.values())}
-            for name, found in errors.items()
-        },
-        "wrong": {name: found for name, found in wrong.items() if found},
+        **check(contenders),
     }
-    del exact  # a third of the memory
     if not result["wrong"]:
-        calls = {name: one.step for name, one in contenders.items()}
-        seconds = timing.interleave(calls, device, rounds=rounds, laps=LAPS)
-        medians = timing.medians(seconds)
-        result["rounds"], result["seconds"] = seconds, medians
-        result["ratios"] = {
-            name: medians[peer] / medians[name] for name, peer in PEERS.items() if name in medians
-        }
+        result |= measure(contenders, device, rounds)
         if profile:
             result["kernels"] = {name: kernels(one, device) for name, one in contenders.items()}
     if as_json:
@@ -138,7 +124,34 @@ def contend(
     return found
 
 
+def measure(
+    contenders: Mapping[str, Contender], device: torch.device, rounds: int
+) -> dict[str, Any]:
+    """Seconds of a step by round, their medians, and torch's over Warploom's."""
+    calls = {name: one.step for name, one in contenders.items()}
+    seconds = timing.interleave(calls, device, rounds=rounds, laps=LAPS)
+    medians = timing.medians(seconds)
+    ratios = {
+        name: medians[peer] / medians[name] for name, peer in PEERS.items() if name in medians
+    }
+    return {"rounds": seconds, "seconds": medians, "ratios": ratios}
+
+
 # ---- Checking ------------------------------------------------------------------------------------
+
+
+def check(contenders: Mapping[str, Contender]) -> dict[str, Any]:
+    """How far each is from float32 in its loss and its gradients, and what is too far."""
+    exact = float32(contenders["torch"])
+    errors = {name: one.errors(exact) for name, one in contenders.items()}
+    wrong = {name: furthest(errors[name], errors[PEERS[name]]) for name in errors if name in PEERS}
+    return {
+        "errors": {
+            name: {"loss": found["loss"], "gradient": max(found.values())}
+            for name, found in errors.items()
+        },
+        "wrong": {name: found for name, found in wrong.items() if found},
+    }
 
 
 def float32(contender: Contender) -> dict[str, torch.Tensor]:

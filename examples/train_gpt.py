@@ -122,7 +122,7 @@ def chosen(
         seed=seed,
         steps=steps or (40 if tiny else 2000),
         batch=batch or (4 if tiny else 32),
-        rate=3e-3 if tiny else 1e-3,
+        learning_rate=3e-3 if tiny else 1e-3,
         texts=texts.digest,
     )
 

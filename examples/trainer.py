@@ -32,7 +32,7 @@ class Settings:
     seed: int
     steps: int
     batch: int
-    rate: float  # the highest learning rate
+    learning_rate: float  # the highest of the run
     texts: str  # the digest of the texts
 
 
@@ -83,7 +83,7 @@ class Trainer:
             parameter.grad = None
         torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
+            group["lr"] = self._learning_rate()
         self._optimizer.step()
         self._copy_masters()
         self._losses.append(loss.detach())
@@ -158,9 +158,9 @@ class Trainer:
         places = torch.from_numpy(starts + np.arange(length)).to(source.device)
         return source[places].long()
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         """The learning rate: linear over the first twentieth, then half a cosine to a tenth."""
-        steps, highest = self.settings.steps, self.settings.rate
+        steps, highest = self.settings.steps, self.settings.learning_rate
         first = max(1, steps // 20)
         if self.step < first:
             return highest * (self.step + 1) / first

@@ -1,4 +1,4 @@
-"""What tests of integrations share: Warploom activated for CPU tensors, and counts of calls."""
+"""What tests of integrations share: Warploom in place of torch on CPU tensors, and what it ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from sdpa_torchs import torchs
 
 import warploom
-from warploom.integrations import sdpa_activation, sdpa_rules
+from warploom.integrations import devices, linear, sdpa_activation, sdpa_rules
+from warploom.runtime.families.gemm.api import gemm_of_weight
 
 
 @pytest.fixture
@@ -28,6 +29,26 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def activated(ran: list[str]) -> Iterator[list[str]]:
     with warploom.sdpa.activate():
         yield ran
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The calls of gemm by linear layers, which are decided as on a GPU; the reference computes."""
+    calls: list[dict[str, Any]] = []
+
+    def gemm(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        calls.append({"a": a, "b": b, **keywords})
+        return warploom.gemm(a, b, **keywords)
+
+    monkeypatch.setitem(devices.reasons, -1, None)
+
+    def of_weight(x: torch.Tensor, weight: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        calls.append({"a": x, "b": weight.t(), **keywords})
+        return gemm_of_weight(x, weight, **keywords)
+
+    monkeypatch.setattr(linear, "gemm", gemm)
+    monkeypatch.setattr(linear, "gemm_of_weight", of_weight)
+    return calls
 
 
 @pytest.fixture

@@ -29,9 +29,7 @@ def differentiated(
     given, weight = (tensor.detach().double() for tensor in (x, module.weight))
     z = F.linear(given, weight, module.bias.detach().double()).requires_grad_()
     (dz,) = torch.autograd.grad(ACTIVATIONS[module.activation](z), z, dy.double())
-    most = (
-        dy.double().abs()
-    )  # activations have slopes up to 1.13, of arguments that are rounded too
+    most = dy.double().abs()  # slopes are up to 1.13, of arguments that are rounded too
     rows, columns = dz.reshape(-1, dz.shape[-1]), given.reshape(-1, given.shape[-1])
     return (
         (dz @ weight, most @ weight.abs()),

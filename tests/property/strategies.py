@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warploom.generator import limits
 from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import MOST, STEPS, legal
+from warploom.generator.epilogue import MOST_STEPS, STEPS, legal
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -48,7 +48,9 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     k_major_only = element(a).bits == 8
     d = draw(literal(GemmOperation, "d"))
     assume(d != "int32" or a == "int8")
-    steps = () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST)))
+    steps = (
+        () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST_STEPS)))
+    )
     assume(legal(steps) is None)
     return GemmOperation(
         a=a,

@@ -23,7 +23,7 @@ from warploom.errors import SpecificationError
 from warploom.generator import names
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import MOST, STEPS, legal
+from warploom.generator.epilogue import MOST_STEPS, STEPS, legal
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -74,7 +74,7 @@ def test_a_name_that_shows_defaults_too_is_that_of_the_same_kernel(spec: KernelS
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.token)
 def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> None:  # noqa: ANN401
     types = ("e4m3", "e4m3", "bf16")
-    most = max(count for count in range(1, MOST + 1) if legal((step,) * count) is None)
+    most = max(count for count in range(1, MOST_STEPS + 1) if legal((step,) * count) is None)
     steps = (step,) * most
     operation = GemmOperation(*types, accumulation="promoted", batched=True, epilogue=steps)
     wordy: dict[str, Any] = {"group": 1024, "store": "direct", "swap": True, "l2_promotion": 128}

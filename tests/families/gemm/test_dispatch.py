@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from warploom.errors import ProblemError
 from warploom.generator.architectures import architecture
-from warploom.generator.epilogue import MOST, STEPS, Bias, legal
+from warploom.generator.epilogue import MOST_STEPS, STEPS, Bias, legal
 from warploom.generator.families import family
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape, tiles
 from warploom.generator.families.gemm.table import waves
@@ -35,7 +35,9 @@ LAYOUTS = [(a, b) for a in ("row", "col") for b in ("row", "col")]
 def operations(draw: st.DrawFn) -> GemmOperation:
     a, d = draw(st.sampled_from(TYPES))
     layout_a, layout_b = draw(st.sampled_from(LAYOUTS)) if a in ("fp16", "bf16") else LAYOUTS[1]
-    steps = () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST)))
+    steps = (
+        () if d == "int32" else tuple(draw(st.lists(st.sampled_from(STEPS), max_size=MOST_STEPS)))
+    )
     assume(legal(steps) is None)
     fp8 = a in ("e4m3", "e5m2")
     return GemmOperation(

@@ -1,0 +1,111 @@
+"""Attention and layers of distributed tensors: cases of sharding_cases.py."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from sharding_checks import LOOSE, PROCESSES, case, check, moved, shared, values
+
+import warploom
+
+# ---- Attention -----------------------------------------------------------------------------------
+
+
+@case
+def attention_is_split_by_batch_and_by_heads() -> None:
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse = warploom.attention(q, k, v, causal=True, return_lse=True)
+        return out + lse.unsqueeze(-1)
+
+    for heads, kv_heads in ((3, 3), (4, 2)):
+        q, k, v = (values(3, count, 10, 16) for count in (heads, kv_heads, kv_heads))
+        for place, expected in ((0, "0"), (1, "1"), (None, "whole")):
+            check(attended, (q, k, v), (place,) * 3, expected)
+
+
+@case
+def heads_that_share_one_of_k_stay_together() -> None:
+    q, k, v = (values(3, count, 10, 16, grad=False) for count in (4, 1, 1))
+    want = warploom.attention(q, k, v)
+    found = warploom.attention(shared(q, 1), shared(k, None), shared(v, None))
+    torch.testing.assert_close(found.full_tensor(), want)
+
+
+@case
+def packed_attention_is_split_by_heads() -> None:
+    q, k, v = (values(20, 4, 16) for _ in range(3))
+    starts = torch.tensor([0, 8, 20], dtype=torch.int32)
+
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        at = starts if type(q) is torch.Tensor else shared(starts, None)
+        lengths = {"cu_seqlens_q": at, "cu_seqlens_k": at, "max_seqlen_q": 12, "max_seqlen_k": 12}
+        return warploom.attention(q, k, v, **lengths)
+
+    check(attended, (q, k, v), (1, 1, 1), "1", (1, 0))  # one message hands out `starts`
+
+
+# ---- Models --------------------------------------------------------------------------------------
+
+
+def perceptron() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        warploom.nn.Linear(16, 34, activation="gelu_tanh", dtype=torch.bfloat16),
+        warploom.nn.Linear(34, 8, dtype=torch.bfloat16),
+    )
+
+
+def hold(module: torch.nn.Module, plain: torch.nn.Module) -> None:
+    for (name, one), other in zip(module.named_parameters(), plain.parameters(), strict=True):
+        found = one.grad.full_tensor()
+        torch.testing.assert_close(found, other.grad, **LOOSE, msg=lambda m, n=name: f"{n}: {m}")
+        assert other.grad.abs().max() > 0
+
+
+@case
+def a_tensor_parallel_perceptron_trains() -> None:
+    """One message forward, one backward, as with torch's layers."""
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plain = perceptron()
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    module = parallelize_module(copy.deepcopy(plain), mesh, plan)
+    x = values(2, 5, 16)
+    other = x.detach().clone().requires_grad_()
+    sent, y = moved(lambda: module(x))
+    want = plain(other)
+    torch.testing.assert_close(y, want, **LOOSE)
+    assert sent == 1
+    gradient = torch.randn_like(want)
+    sent, _ = moved(lambda: y.backward(gradient))
+    assert sent == 1
+    want.backward(gradient)
+    torch.testing.assert_close(x.grad, other.grad, **LOOSE)
+    hold(module, plain)
+
+
+@case
+def a_fully_sharded_perceptron_trains() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    plain = perceptron()
+    module, mesh = copy.deepcopy(plain), init_device_mesh("cpu", (PROCESSES,))
+    for layer in module:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    x = values(5, 16, grad=False)  # of all processes: the mean of their gradients is that of one
+    want = plain(x)
+    y = module(x)
+    torch.testing.assert_close(y, want, **LOOSE)
+    gradient = torch.randn_like(want)
+    y.backward(gradient)
+    want.backward(gradient)
+    hold(module, plain)
