@@ -161,5 +161,5 @@ def test_a_class_with_layouts_is_for_those_alone() -> None:
         assert isinstance(choice.spec.schedule, GemmSchedule)
         return choice.spec.schedule.roles
 
-    assert roles("col", "row") == "cooperative"
-    assert roles("row", "col") == roles("row", "row") == roles("col", "col") == "pingpong"
+    assert roles("col", "row") == roles("row", "row") == "cooperative"
+    assert roles("row", "col") == roles("col", "col") == "pingpong"
