@@ -93,21 +93,23 @@ def test_generation_compiles(name: str) -> None:
     """Steps after the prompt are compiled for a cache of a fixed size: its mask is an input."""
     visible = torch.ones_like(IDS)
     visible[0, :4] = 0
-    how = CompileConfig(backend="eager", mode=None, fullgraph=True)
-    how._compile_all_devices = True  # not only on GPUs
-    tokens = []
-    for attention in ("eager", "warploom"):
-        torch._dynamo.reset()
-        tokens.append(
-            model(name, attention, torch.float32).generate(
-                IDS,
-                attention_mask=visible,
-                max_new_tokens=6,
-                do_sample=False,
-                cache_implementation="static",
-                compile_config=how,
-            )
+    compiled = CompileConfig(backend="eager", mode=None, fullgraph=True)
+    compiled._compile_all_devices = True  # not only on GPUs
+    torch._dynamo.reset()
+    tokens = [
+        model(name, attention, torch.float32).generate(
+            IDS,
+            attention_mask=visible,
+            max_new_tokens=4,
+            do_sample=False,
+            cache_implementation="static",
+            **how,
         )
+        for attention, how in (
+            ("eager", {"disable_compile": True}),
+            ("warploom", {"compile_config": compiled}),
+        )
+    ]
     assert torch.equal(*tokens)
 
 
