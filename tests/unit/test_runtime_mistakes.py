@@ -58,7 +58,6 @@ MISTAKES: dict[str, Mistake] = {
         "q, a nested tensor",
     ),
     "sparse bias": (gemm(bias=torch.ones(8).to_sparse()), "bias, a sparse tensor"),
-    "vmap": (lambda: torch.func.vmap(lambda x: warploom.gemm(x, B))(A[None]), "torch.func's vmap"),
     "func.grad": (
         lambda: torch.func.grad(lambda x: warploom.gemm(x, B).float().sum())(A),
         "torch.func's grad: must be called outside",

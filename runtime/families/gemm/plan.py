@@ -61,7 +61,8 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
         be is seen in less time than the driver's own, and all that follows takes some times it.
         """
         key = None
-        dual, traced = forward_ad._current_level >= 0, torch._C._len_torch_dispatch_stack() > 0
+        dual = forward_ad._current_level >= 0
+        traced = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
         if out is not None and self.device >= 0 and not (keywords or dual or traced):
             stream = driver.current_stream(self.device)
             key = (self._number, a.data_ptr(), b.data_ptr(), out.data_ptr(), stream)
@@ -72,7 +73,7 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
                     next(launch_numbers)
                     return out
         listed = epilogue.items(**keywords) if keywords else ()
-        if torch.compiler.is_dynamo_compiling() or traced:
+        if traced:  # compilers, and modes that decide by operator
             # They import this module.
             from warploom.runtime.families.gemm import operators
 
