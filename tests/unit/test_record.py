@@ -16,15 +16,15 @@ from warploom.generator import families
 
 ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
-
-
+# Places whose tests no GPU has passed on code like this yet; no other may lose its record.
+AWAITED = {"families/gemm/gpu", "integrations/gpu"}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
 
 def recorded(place: str) -> dict[str, Any]:
-    """The record of a place; one whose tests no GPU has passed yet has none, and is skipped."""
+    """The record of a place; one that is awaited has none, and is skipped."""
     path = ROOT / "tests" / place / "record.json"
-    if not path.is_file():
+    if place in AWAITED and not path.is_file():
         pytest.skip(f"{place} has no record yet: run `{command(place)}` on a GPU")
     content: dict[str, Any] = json.loads(path.read_text())
     return content
