@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from benchmarks import peers
+from benchmarks.problems import COUNT
 from benchmarks.protocol import Contender, Floor, Sampling
 from warploom.generator.configurations import cells
 from warploom.generator.specification import KernelSpec
@@ -25,7 +26,7 @@ class Asked:
     """What a run is to measure; what is empty leaves nothing out.
 
     `specs` are kernels that compete where they compute what a cell does, `baseline` a source to be
-    compiled beside ours.
+    compiled beside ours; `seed` and `count` are of problems that are drawn.
     """
 
     cells: tuple[str, ...] = ()
@@ -35,12 +36,17 @@ class Asked:
     match: str = ""
     specs: tuple[KernelSpec, ...] = ()
     baseline: Path | None = None
+    seed: int = 0
+    count: int = COUNT
     device: str = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A cell that can be measured: `contenders` makes their operands, ours first."""
+    """A cell that can be measured: `contenders` makes their operands, ours first.
+
+    `again`: it is measured once more where its times are unsteady. `recorded`: records may decide.
+    """
 
     name: str
     problem: Problem
@@ -51,6 +57,8 @@ class Case:
     discarded: int = 2
     gpu: bool = True
     gradients: bool = False
+    again: bool = True
+    recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

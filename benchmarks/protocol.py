@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from math import exp, log
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, TypeVar
 
 import torch
 
 from warploom.errors import WarploomError
 from warploom.generator.gpus import DEFAULT, GpuKind, kind
+from warploom.generator.records_file import replace_file
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 from warploom.runtime.trial import buffer_sets, uncollected
 
@@ -172,15 +173,24 @@ def _rank(entry: Entry) -> tuple[bool, float]:
 
 
 def summary(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Verdicts counted, and the geometric mean of the ratios, of cells as JSON."""
+    """Verdicts counted, the ratios' geometric mean and 5th percentile, of cells as JSON."""
     cells = list(cells)
     counts = Counter(cell["verdict"] for cell in cells)
-    logs = [log(cell["ratio"]) for cell in cells if cell["ratio"]]
+    ratios = [cell["ratio"] for cell in cells if cell["ratio"]]
     return {
         "cells": len(cells),
         **{verdict: counts[verdict] for verdict in ("won", "tied", "lost", "absent", "wrong")},
-        "geometric_mean": exp(sum(logs) / len(logs)) if logs else None,
+        "geometric_mean": geometric_mean(ratios) if ratios else None,
+        "percentile_5": percentile(ratios, 5) if ratios else None,
     }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """What `share` % of values are below, between two of them in proportion."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    low = int(place)
+    return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
 class Record:
@@ -208,7 +218,7 @@ class Record:
         self._write()
 
     def _write(self) -> None:
-        self.path.write_text(json.dumps(self.document, indent=1) + "\n")
+        replace_file(self.path, json.dumps(self.document, indent=1) + "\n")  # a run may be ended
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from itertools import cycle, islice
 from typing import Any
 
@@ -13,6 +14,8 @@ from warploom.runtime.measure import Call, Sampler, elapsed, laps_for
 
 _SECONDS = 0.2  # of one sample of steps
 _CALLS = 400  # of one sample of host time
+_PAUSE = 2e-4  # seconds before a single launch, at least; else twice what the last one took
+_FLUSHED = 4  # L2 caches that are read before it, which takes the host's time for a call
 
 
 def enqueued(calls: Sequence[Call]) -> Sampler:
@@ -37,6 +40,35 @@ def enqueued(calls: Sequence[Call]) -> Sampler:
         return elapsed(all_laps) / (laps * len(calls))
 
     return sample
+
+
+def alone(calls: Sequence[Call]) -> Sampler:
+    """Return what times a single call behind a pause and a flush of L2: as it runs in a model.
+
+    Between other kernels the GPU is at its full clock and operands come from memory; in a loop of
+    large products it is at its limit of power, where other kernels win. Reading flushes L2 and
+    leaves nothing in it that had to be written to memory first.
+    """
+    for call in calls:
+        call()  # compiles, loads and plans
+    turns, taken = cycle(calls), 0.0
+
+    def sample() -> float:
+        nonlocal taken
+        time.sleep(max(_PAUSE, 2 * taken))
+        flushing, total = _flushing()
+        torch.sum(flushing, dim=0, out=total)
+        taken = elapsed(next(turns))
+        return taken
+
+    return sample
+
+
+@cache
+def _flushing() -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor that is larger than L2, and one for its sum."""
+    size = _FLUSHED * torch.cuda.get_device_properties(0).L2_cache_size // 4
+    return torch.zeros(size, device="cuda"), torch.empty((), device="cuda")
 
 
 def stepped(calls: Sequence[Call]) -> Sampler:

@@ -13,6 +13,7 @@ import torch
 import warploom
 from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
 from benchmarks.peers._compiled import compiling
+from benchmarks.peers._drawn import drawn
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, sets
 from benchmarks.protocol import Contender
@@ -169,6 +170,7 @@ FAMILY = Products(
         "squares": Group("{kind}, large products", partial(plain, squares), "{kind}"),
         "tuned": Group("{kind}, layers of language models, at tuned M", partial(plain, tuned)),
         "untuned": Group("{kind}, large products, not tuned"),
+        "drawn": Group("{kind}, problems that nobody tuned", drawn),
         "training": Group(
             "{kind}, every layout, and the three products of training a layer", training
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def test_the_cells_are_those_of_the_list() -> None:
         (("attention",), {"cells": ("packed_deterministic",)}, 1),
         (("attention_backward",), {"cells": ("autograd",)}, 18 + 3),
         (("gemm",), {"cells": ("operations",)}, 5 + 12 + 5 + 1),
+        (("gemm",), {"cells": ("drawn",), "count": 7, "types": ("bf16", "int8")}, 14),
     ],
 )
 def test_cells_are_those_that_were_asked_for(
@@ -173,9 +175,10 @@ def run(*arguments: str) -> Result:
     [
         (("gemm", "--peers", "cudnn"), "there are cublas, triton, quack"),
         (("attention", "--peers", "cublas"), "there are cudnn, fa2, fa3, fa4, triton"),
-        (("gemm", "--cells", "grouped"), "there are llm, squares, tuned, training"),
+        (("gemm", "--cells", "grouped"), "there are llm, squares, tuned, drawn, training"),
         (("gemm", "--types", "fp4"), "bf16, e4m3"),
         (("gemm", "--m", "x"), "numbers, separated by commas"),
+        (("gemm", "--problems", "1:0"), "must be SEED or SEED:COUNT"),
         (("gemm", "--match", "no such cell"), "leave none"),
         (("convolution",), "there are gemm, attention_forward, attention_backward"),
     ],
@@ -249,6 +252,36 @@ def test_a_kernel_of_a_configuration_competes_where_it_computes_the_cell(
     (cell,) = read(result)["cells"]
     names = [entry["contender"] for entry in cell["entries"]]
     assert names == ["warploom", "torch.mm", expand_file(file).specs[0].name]
+
+
+def test_drawn_problems_are_chosen_for_without_records_and_swept(
+    on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Fitted to these very shapes, a choice would be judged by what it was told."""
+    from benchmarks.peers import _drawn
+
+    monkeypatch.delenv("WARPLOOM_RECORDS", raising=False)
+    monkeypatch.setattr(_drawn, "products", lambda *_: [(128, 128, 128)])
+    seen: list[str | None] = []
+    monkeypatch.setattr(
+        _drawn, "ours", lambda *_: seen.append(environ.get("WARPLOOM_RECORDS")) or OURS
+    )
+    file, result = tmp_path / "swept.yaml", tmp_path / "result.json"
+    file.write_text(
+        "version: 1\narch: sm_90a\nkernels:\n"
+        "  - operations: [{family: gemm, a: bf16, b: bf16, d: bf16}]\n"
+        "    schedules: [{tile: [128, 64, 64]}, {tile: [128, 128, 64]}]\n"
+    )
+    monkeypatch.setattr(warploom, "warmup", lambda _path: 1)
+    options = ("--specs", str(file), "--types", "bf16", "--allow-missing", "--json", str(result))
+    done = run("gemm", "--problems", "3:1", *options)
+    assert done.exit_code == 0, done.output
+    assert "percentile_5" in done.stdout
+    assert seen == ["ignore"] and "WARPLOOM_RECORDS" not in environ
+    (cell,) = read(result)["cells"]
+    assert cell["problem"]["seed"] == 3
+    swept = [one for one in cell["entries"] if one["kernel"] and one["contender"] == one["kernel"]]
+    assert len(swept) == 2 and all(one["error_share"] <= 1 for one in swept)
 
 
 def test_compile_times_need_no_gpu_and_stand_beside_a_baseline(

@@ -124,6 +124,7 @@ def test_a_summary_takes_the_geometric_mean_of_the_cells_that_have_a_ratio() -> 
     cells = [cell(1.0, 4.0), cell(1.0, 1.0), cell(2.0, 1.0), cell(1.0, None)]
     told = summary(one.as_json() for one in cells)
     assert told.pop("geometric_mean") == pytest.approx(2 ** (1 / 3))
+    assert told.pop("percentile_5") == pytest.approx(0.55)
     assert told == {"cells": 4, "won": 1, "tied": 1, "lost": 1, "absent": 1, "wrong": 0}
 
 

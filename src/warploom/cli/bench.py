@@ -28,6 +28,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--m", "rows", default="", help="Cells of these M, or lengths, only.")
 @click.option("--match", default="", help="Only cells whose name has this text.")
 @click.option("--specs", type=_FILE, help="A configuration, whose kernels compete as well.")
+@click.option(
+    "--problems", metavar="SEED[:COUNT]", help="Problems drawn by a seed; without records."
+)
 @click.option("--baseline", type=_FILE, help="A .cu file to be compiled beside the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")
 @click.option("--json", "path", type=_FILE, help="Where the result goes.")
@@ -42,6 +45,7 @@ def command(
     rows: str,
     match: str,
     specs: Path | None,
+    problems: str | None,
     baseline: Path | None,
     allow_missing: bool,
     path: Path | None,
@@ -53,6 +57,7 @@ def command(
     means, and writes a document and pictures on demand. `--cells all` is what pages compare; a set
     that there is not is answered with those that there are.
     """
+    cells = cells or ("drawn" if problems else "")
     room = benchmarks()
     runner = room("runner")
     found = runner.named(names)
@@ -65,6 +70,7 @@ def command(
         match=match,
         specs=runner.competing(specs) if specs else (),
         baseline=baseline,
+        **_seeded(problems),
     )
     cases = list(runner.cases(found, asked))
     if not cases:
@@ -151,6 +157,16 @@ def _of(written: str, known: Sequence[str], what: str) -> tuple[str, ...]:
             f"--{what} {unknown[0]}", rule=f"there are {', '.join(known)}", fix="name some of them"
         )
     return words
+
+
+def _seeded(problems: str | None) -> dict[str, int]:
+    """The seed of drawn problems, and how many of each type, as far as they are told."""
+    words = problems.split(":") if problems else []
+    if len(words) > 2 or not all(word.isdecimal() for word in words) or "0" in words[1:]:
+        raise ConfigurationError(
+            f"--problems {problems}", rule="must be SEED or SEED:COUNT", fix="such as 1:60"
+        )
+    return dict(zip(("seed", "count"), map(int, words), strict=False))
 
 
 def _number(word: str) -> int:

@@ -1,0 +1,90 @@
+"""Products that nobody tuned, as models run them, beside every way that torch has to compute them.
+
+Kernels of a configuration that compete (`--specs`) make a sweep: what a choice is judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+
+import torch
+
+import warploom
+from benchmarks.families import Asked, Case
+from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, torchs
+from benchmarks.problems import products
+from benchmarks.protocol import Contender
+from benchmarks.samplers import alone
+from warploom.generator.elements import element
+from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families.gemm.reference import gemm_bound
+from warploom.runtime.families.gemm.samples import GemmData, Operands
+from warploom.runtime.measure import Call, largest_share
+from warploom.runtime.trial import wrong
+
+ROUNDS, SWEPT = 15, 5  # that count: of a few contenders, and of the many of a sweep
+
+
+def drawn(asked: Asked) -> Iterator[Case]:
+    """The products of a seed, of every type its own."""
+    for name, operation in TYPES.items():
+        for shape in products(f"gemm {name}", element(operation.a).bits, asked.seed, asked.count):
+            problem = {**dict(zip("mnk", shape, strict=True)), "type": name, "seed": asked.seed}
+            yield Case(
+                f"{name} {'x'.join(map(str, shape))}",
+                problem,
+                floor(operation, shape),
+                partial(contenders, operation, shape),
+                alone,
+                rounds=1 + (SWEPT if asked.specs else ROUNDS),
+                discarded=1,
+                again=not asked.specs,
+                recorded=False,
+            )
+
+
+def contenders(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Contender]:
+    """Warploom as dispatched, its peers, and each kernel that competes and computes the same."""
+    one = GemmData(operation, GemmShape(*shape), asked.device, 0).operands()
+    found = [ours(operation, [one])]
+    for name in asked.peers or ("cublas",):
+        found.append(PEERS[name](operation, [one]))
+        if name == "cublas" and operation.a == "bf16":
+            found.append(cublaslt(operation, [one]))
+    bound = cache(lambda: gemm_bound(one.a, one.b, one.listed, one.out.dtype))
+    return [
+        *found,
+        *(swept(spec, one, bound) for spec in asked.specs if spec.operation == operation),
+    ]
+
+
+def cublaslt(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
+    """torch.mm where it is told to prefer cuBLASLt."""
+    plain = torchs(operation, given)
+
+    def call(prepared: Call) -> None:
+        known = torch.backends.cuda.preferred_blas_library()
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            prepared()
+        finally:
+            torch.backends.cuda.preferred_blas_library(known)
+
+    calls = [partial(call, prepared) for prepared in plain.calls]
+    return Contender("torch.mm, cuBLASLt", calls, plain.error_share, peer=True)
+
+
+def swept(
+    spec: KernelSpec, one: Operands, bound: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+) -> Contender:
+    """One kernel. All of a sweep write to one output, so that each runs once more to be checked."""
+    call = partial(warploom.gemm, one.a, one.b, out=one.out, epilogue=one.listed, spec=spec)
+
+    def share() -> float:
+        one.out.copy_(wrong(one.out))
+        call()
+        return largest_share(one.out, *bound())
+
+    return Contender(spec.name, [call], share, lambda: (spec.name, ""))
