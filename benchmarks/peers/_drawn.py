@@ -24,12 +24,13 @@ from warploom.runtime.families.gemm.samples import GemmData, Operands
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import wrong
 
+DRAWN = {**TYPES, "fp16": GemmOperation("fp16", "fp16", "fp16")}
 ROUNDS, SWEPT = 15, 5  # that count: of a few contenders, and of the many of a sweep
 
 
 def drawn(asked: Asked) -> Iterator[Case]:
     """The products of a seed, of every type its own."""
-    for name, operation in TYPES.items():
+    for name, operation in DRAWN.items():
         for shape in products(f"gemm {name}", element(operation.a).bits, asked.seed, asked.count):
             problem = {**dict(zip("mnk", shape, strict=True)), "type": name, "seed": asked.seed}
             yield Case(
@@ -51,7 +52,7 @@ def contenders(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Con
     found = [ours(operation, [one])]
     for name in asked.peers or ("cublas",):
         found.append(PEERS[name](operation, [one]))
-        if name == "cublas" and operation.a == "bf16":
+        if name == "cublas" and element(operation.a).bits == 16:
             found.append(cublaslt(operation, [one]))
     bound = cache(lambda: gemm_bound(one.a, one.b, one.listed, one.out.dtype))
     return [

@@ -190,6 +190,7 @@ FAMILY = Products(
     grid=("llm", "squares"),
     kinds={
         "bf16": "GEMM, bf16",
+        "fp16": "GEMM, fp16",
         "e4m3": "GEMM, e4m3, one scale per tensor",
         "e4m3_row_column": "GEMM, e4m3, a scale per row and column",
         "int8": "GEMM, int8",

@@ -176,7 +176,7 @@ def run(*arguments: str) -> Result:
         (("gemm", "--peers", "cudnn"), "there are cublas, triton, quack"),
         (("attention", "--peers", "cublas"), "there are cudnn, fa2, fa3, fa4, triton"),
         (("gemm", "--cells", "grouped"), "there are llm, squares, tuned, drawn, training"),
-        (("gemm", "--types", "fp4"), "bf16, e4m3"),
+        (("gemm", "--types", "fp4"), "bf16, fp16"),
         (("gemm", "--m", "x"), "numbers, separated by commas"),
         (("gemm", "--problems", "1:0"), "must be SEED or SEED:COUNT"),
         (("gemm", "--match", "no such cell"), "leave none"),
