@@ -16,8 +16,9 @@ from warploom.integrations.linear_rules import product_type, refusal
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.runtime.api import Explanation, explain
-from warploom.runtime.families.gemm.api import gemm, gemm_of_weight
+from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
+from warploom.runtime.families.gemm.layer import Layer
 
 
 class Linear(torch.nn.Linear):
@@ -63,6 +64,7 @@ class Linear(torch.nn.Linear):
         check(options)
         super().__init__(in_features, out_features, bias, device, dtype)
         vars(self).update(options)
+        self._calls = Layer()
 
     activation: str | None
     preactivation: Preactivation
@@ -77,6 +79,12 @@ class Linear(torch.nn.Linear):
         the sum in torch. Raises ProblemError for a residual of another shape.
         """
         weight = self.weight
+        plain = residual is None and self.recipe is None and not self.accumulate_into_main_grad
+        asked = (self.bias, self.activation, self.preactivation)
+        if plain and not torch.compiler.is_dynamo_compiling():
+            found = self._calls.again(input, weight, *asked)
+            if found is not None:
+                return found
         if residual is not None:
             self._check_residual(input, residual)
         if self.recipe is not None and input.numel() and weight.numel():
@@ -86,15 +94,9 @@ class Linear(torch.nn.Linear):
         if input.dim() == 1:
             row = None if residual is None else residual.unsqueeze(0)
             return self.forward(input.unsqueeze(0), row).squeeze(0)
+        if plain:
+            return self._calls.call(input, weight, *asked)
         into = main_grad(weight) if self.accumulate_into_main_grad else None
-        if residual is None and into is None:
-            return gemm_of_weight(
-                input,
-                weight,
-                bias=self.bias,
-                activation=self.activation,
-                preactivation=self.preactivation,
-            )
         return gemm(
             input,
             weight.t(),

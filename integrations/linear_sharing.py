@@ -42,7 +42,9 @@ def sharing(made: LayerT, module: torch.nn.Linear) -> LayerT:
     The maps of parameters are the layer's own; those of hooks are the module's, since a hook's
     handle removes it there.
     """
-    taken = {name: value for name, value in vars(module).items() if name not in DEFAULTS}
+    taken = {
+        name: value for name, value in vars(module).items() if name not in (*DEFAULTS, "_calls")
+    }
     own = ("_parameters", "_buffers", "_modules")
     vars(made).update(taken | {name: taken[name].copy() for name in own})
     return made

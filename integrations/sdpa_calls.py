@@ -22,6 +22,7 @@ from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import plan as forwards
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.launch_plan import remember
+from warploom.runtime.operands import without_memory
 from warploom.runtime.plan import known
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -192,18 +193,6 @@ def _plan_forward(operator: Operator, *given: Any) -> Forward:
         without_memory((), operator.integer, device),
         torch.empty(0, dtype=query.dtype, device=device),
     )
-
-
-def without_memory(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """A tensor for empty_like, which is the quickest way to make one, and asks for no contents.
-
-    Kept memory would be a leak to what pools the memory of a graph.
-    """
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    tensor.untyped_storage().resize_(0)
-    return tensor
 
 
 def _layout(tensor: torch.Tensor) -> Kind:

@@ -29,6 +29,18 @@ def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
 
 
 def _compared(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
+    fits = guard(*tensors)
+    if fits is not None:
+        return fits
+    known = properties(*tensors)
+    return lambda *others: properties(*others) == known
+
+
+def guard(*tensors: torch.Tensor) -> Callable[..., bool] | None:
+    """Torch's comparison with these, which also sees classes and what is set for a thread.
+
+    None where torch has none.
+    """
     try:
         guards: Any = torch._C._dynamo.guards.TensorGuards
         check: Callable[..., bool] = guards(
@@ -36,9 +48,6 @@ def _compared(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
             dynamic_dims_sizes=[list(t.shape) for t in tensors],
             dynamic_dims_strides=[list(t.stride()) for t in tensors],
         ).check
-        if check(*tensors) is True:
-            return check
+        return check if check(*tensors) is True else None
     except (AttributeError, TypeError):
-        pass
-    known = properties(*tensors)
-    return lambda *others: properties(*others) == known
+        return None

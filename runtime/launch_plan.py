@@ -74,7 +74,7 @@ class LaunchPlan:
         self,
         addresses: tuple[int, ...],
         scalars: tuple[float, ...],
-        check: Callable[..., None],
+        check: Callable[..., object],
         *given: object,
     ) -> Launches:
         """Launch on the current stream of the plan's device; nothing is waited for.

@@ -76,3 +76,15 @@ def refuse_overlap(
                 rule=rule,
                 fix=f"use another {name}",
             )
+
+
+def without_memory(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor for empty_like, which is the quickest way to make one, and asks for no contents.
+
+    Kept memory would be a leak to what pools the memory of a graph.
+    """
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    tensor.untyped_storage().resize_(0)
+    return tensor

@@ -7,15 +7,16 @@ and loads it. It knows no family, and nothing here waits for the GPU.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from warploom.runtime import targets
+from warploom.runtime import kinds, targets
 from warploom.runtime.call import Call, DetailsT, Key, ResultsT
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches, remember
-from warploom.runtime.tensors import WithoutMemoryError, explained, require_memory
+from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, require_memory
 
 _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
@@ -57,6 +58,40 @@ class Plan(Generic[DetailsT, ResultsT]):
         addresses, scalars = read.arguments(details, results)
         launch.run(addresses, scalars, call.check, details, results)
         return results
+
+    def run_at(
+        self,
+        addresses: tuple[int, ...],
+        results: ResultsT,
+        call_of: Callable[..., Call[DetailsT, ResultsT]],
+        *given: object,
+    ) -> None:
+        """Launch on tensors at these addresses, with no call made where they came up before.
+
+        It is for a plan without copies and numbers. `call_of`, given what follows it, returns the
+        call. Raises UnlikeError where that is not one of this plan's.
+        """
+        launch = self.launch
+        if launch is not None:
+            launch.run(addresses, (), self._checked, results, call_of, given)
+        else:
+            self._checked(results, call_of, given).compute(self.details, results)
+
+    def _checked(
+        self,
+        results: ResultsT,
+        call_of: Callable[..., Call[DetailsT, ResultsT]],
+        given: tuple[object, ...],
+    ) -> Call[DetailsT, ResultsT]:
+        call = call_of(*given)
+        if call.signature() != self.key:
+            raise UnlikeError(
+                f"{type(call).__name__} on other tensors than those of {self}",
+                rule="must lie as the planned ones do",
+                fix="plan it anew",
+            )
+        call.check(self.details, results)
+        return call
 
     def gradients(self) -> Choice | None:
         """The kernel that autograd runs for results of this plan; None where there is none."""
@@ -108,3 +143,4 @@ def run(call: Call[Any, ResultsT]) -> ResultsT:
 def forget() -> None:
     """Plan every call anew: what chose its kernel may have changed."""
     known.clear()
+    kinds.forget()

@@ -20,8 +20,15 @@ _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
 
 
+_IN_MEMORY = {torch.Tensor, torch.nn.Parameter}
+
+
 class WithoutMemoryError(ProblemError):
     """Meta and fake tensors and wrapper subclasses: operators know what they do, no kernel does."""
+
+
+class UnlikeError(ProblemError):
+    """Tensors that lie otherwise than those that a plan was made for: another way may take them."""
 
 
 class _Short(reprlib.Repr):
@@ -101,6 +108,19 @@ def inside_vmap() -> bool:
     """True where the innermost transform of torch.func is vmap."""
     transform = torch._C._functorch.peek_interpreter_stack()
     return transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap
+
+
+def launchable(*tensors: torch.Tensor) -> bool:
+    """True where plans may be launched on these tensors, and nothing is to see operators instead.
+
+    They may still lie where no plan reads them.
+    """
+    return all(type(one) in _IN_MEMORY for one in tensors) and not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 def require_memory(given: Named) -> None:

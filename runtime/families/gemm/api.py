@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Unpack
 
 import torch
 from torch.autograd import forward_ad
 
-from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import named
@@ -22,8 +20,6 @@ from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.families.gemm.operands import check_gradient_options
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
-
-_IN_MEMORY = {torch.Tensor, torch.nn.Parameter}
 
 
 def gemm(
@@ -117,38 +113,6 @@ def gemm(
         if inside_vmap():  # whose tensors have no memory, and which the operators fold
             return operators.call(a, b, listed, out, out_dtype, accumulation, found, *gradients)
         raise explained(error, call.require) from error.__cause__
-
-
-def gemm_of_weight(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    preactivation: Preactivation = "save",
-) -> torch.Tensor:
-    """Return gemm(x, weight.t(), ...) of a torch weight [N, K], with less to do on the host.
-
-    Autograd sees the weight itself, so that there is no view of it to differentiate.
-    """
-    if (
-        torch.is_grad_enabled()
-        and weight.requires_grad
-        and type(x) in _IN_MEMORY
-        and type(weight) in _IN_MEMORY
-        and forward_ad._current_level < 0
-        and not torch._C._is_any_autocast_enabled()
-        and not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-    ):
-        listed: Sequence[Item] = ()
-        if bias is not None or activation is not None:
-            listed = epilogue_items(bias=bias, activation=activation)
-        b = weight.detach().t()
-        call = GemmCall(x, b, listed, preactivation=preactivation, weight=weight)
-        with contextlib.suppress(ProblemError):  # gemm has another way, or raises it too
-            return gradient.gemm(call)
-    return gemm(x, weight.t(), bias=bias, activation=activation, preactivation=preactivation)
 
 
 def plan(

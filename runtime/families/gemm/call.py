@@ -25,9 +25,8 @@ class GemmCall:
     """The arguments of one call of `warploom.gemm`, which says what they mean.
 
     listed    the items of the epilogue, in order
-    weight    [N, K], which b is the transpose of: what autograd is to see in place of b
 
-    The last four are of its gradients, and decide no plan.
+    The last three are of its gradients, and decide no plan.
     """
 
     a: torch.Tensor
@@ -40,7 +39,6 @@ class GemmCall:
     preactivation: Preactivation = "save"
     accumulate_into: torch.Tensor | None = None
     gradient_dtype: torch.dtype | None = None
-    weight: torch.Tensor | None = None
 
     @property
     def device(self) -> int:

@@ -7,7 +7,8 @@ see gradient_rule.py. A second derivative is refused when it is asked for, not b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -16,7 +17,6 @@ from warploom.errors import ProblemError
 from warploom.generator.epilogue import MOST_CHARACTERS
 from warploom.runtime.families.gemm import (
     gradient_epilogue,
-    gradient_layer,
     gradient_products,
 )
 from warploom.runtime.families.gemm import plan as plans
@@ -44,6 +44,7 @@ from warploom.runtime.tensors import refuse_dual
 _CHARACTERS = 48  # of what is put into an epilogue for gradients, in the name of its kernel
 
 Tensors = Sequence[torch.Tensor | None]
+TensorsT = TypeVar("TensorsT", bound=Tensors)
 
 
 def gemm(call: GemmCall) -> torch.Tensor:
@@ -60,20 +61,18 @@ def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:
     """
     if not torch.is_grad_enabled():
         return plan.run(call)
-    listed, weight = call.listed, call.weight
-    if weight is None:
-        weight = call.b
-        if requiring_grad(call.a, weight, call.out, listed) is None:
-            return plan.run(call)
+    a, b, listed = call.a, call.b, call.listed
+    if requiring_grad(a, b, call.out, listed) is None:
+        return plan.run(call)
     if call.out is not None:
         call.refuse()
     if not listed:
-        return _apply(call, plan, call.a, weight)
+        return _apply(call, plan, a, b)
     if plan.reads is None:
         plan.reads = tuple(reads_of(listed))
     if len(plan.reads) < len(listed):  # some items have no tensor, or an output
         call.refuse()
-    return _apply(call, plan, call.a, weight, *[listed[index][1] for index in plan.reads])
+    return _apply(call, plan, a, b, *[listed[index][1] for index in plan.reads])
 
 
 def refuse_second_derivative(*_: object) -> NoReturn:
@@ -96,7 +95,7 @@ class _Gemm(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad  # in call and plan too, which need none
-        kind = (call.preactivation, needed, call.weight is None)
+        kind = (call.preactivation, needed)
         how: Rule | None = plan.rules.get(kind)
         if how is None:
             how = _rule(call, plan, tensors, needed[2:])
@@ -144,8 +143,7 @@ def _rule(
     written = sum(len(step.token) + 1 for step in plan.details.epilogue.steps)
     if way in ("save", "recompute") and written + _CHARACTERS > MOST_CHARACTERS:
         way = "composite"
-    read = (call.a, call.b, *tensors[2:])
-    return rule(read, call.listed, needed, way, of_weight=call.weight is not None)
+    return rule(tensors, call.listed, needed, way)
 
 
 def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,23 +168,21 @@ def differentiate(
     """The gradients that a rule asks for, which cannot be differentiated themselves."""
     if not torch.is_grad_enabled():
         return gradients(how, numbers, options, dd, *kept)
-    found: Tensors = _Gradients.apply(how, numbers, options, dd, *kept)  # type: ignore[no-untyped-call]
-    return found  # with create_graph=True
+    return once(partial(gradients, how, numbers, options), dd, *kept)  # with create_graph=True
 
 
-class _Gradients(torch.autograd.Function):
-    """The backward pass where it might be differentiated: which it cannot be."""
+def once(compute: Callable[..., TensorsT], *given: torch.Tensor) -> TensorsT:
+    """What `compute` returns of tensors, which autograd sees and cannot differentiate."""
+    found: TensorsT = _Once.apply(compute, *given)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Once(torch.autograd.Function):
+    """A backward pass where it might be differentiated: which it cannot be."""
 
     @staticmethod
-    def forward(
-        ctx: object,
-        how: Rule,
-        numbers: tuple[float, ...],
-        options: GradientOptions,
-        dd: torch.Tensor,
-        *kept: torch.Tensor,
-    ) -> Tensors:
-        return gradients(how, numbers, options, dd, *kept)
+    def forward(ctx: object, compute: Callable[..., Tensors], *given: torch.Tensor) -> Tensors:
+        return compute(*given)
 
     @staticmethod
     def backward(ctx: object, *_: object) -> NoReturn:
@@ -211,10 +207,6 @@ def gradients(
     tensors: list[torch.Tensor | None] = [None] * len(how.needed)
     for place, one in zip(how.kept, kept, strict=False):
         tensors[place] = one
-    if how.bias is not None:
-        return gradient_layer.gradients(how, options, dd, kept, tensors)
-    if how.of_weight and (weight := tensors[B]) is not None:
-        tensors[B] = weight.t()
     z = kept[-1] if how.way in ("save", "output") else None
     accumulation, dtype, into = options
     if how.way == "composite":
@@ -230,6 +222,5 @@ def gradients(
     if how.needed[A] and b is not None:
         results[A] = gradient_products.of_a(gradient, how.metadata[A], b)
     if how.needed[B] and a is not None:
-        of_b = gradient_products.of_b(gradient, a, how.metadata[B], into)
-        results[B] = of_b.t() if how.of_weight and of_b is not None else of_b
+        results[B] = gradient_products.of_b(gradient, a, how.metadata[B], into)
     return tuple(results)

@@ -8,9 +8,9 @@ differentiated by torch, step by step, on products that are computed anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -64,11 +64,6 @@ class Rule:
     items       the epilogue without its outputs; Place stands for a tensor, None for a number
     metadata    of the tensors, by place
     numbered    whether any item has a number
-    bias        of a layer, which is one matrix B of 16 bits, one bias or none and then an
-                activation or none: the place of the bias whose gradient is wanted, else 0
-    of_weight   a torch weight [N, K] is in B's place, and so is its gradient; `metadata` is b's,
-                which is the weight's transpose
-    plans       of a layer's gradients, by how their operands lie; see gradient_layer.py
     """
 
     needed: tuple[bool, ...]
@@ -77,11 +72,6 @@ class Rule:
     items: tuple[Item, ...]
     metadata: tuple[Metadata, ...]
     numbered: bool
-    bias: Place | None
-    of_weight: bool = False
-    plans: dict[tuple[object, ...], Any] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     def listed(
         self, tensors: Sequence[torch.Tensor | None], numbers: Sequence[object]
@@ -98,8 +88,6 @@ def rule(
     listed: Sequence[Item],
     needed: tuple[bool, ...],
     way: Way,
-    *,
-    of_weight: bool = False,
 ) -> Rule:
     """How a call of these items and `tensors_of` it is differentiated in those `needed`."""
     places = count(B + 1)
@@ -119,24 +107,7 @@ def rule(
         items=items,
         metadata=tuple(map(Metadata.of, tensors)),
         numbered=any(None in item for item in items),
-        bias=_bias_of_layer(tensors, items, needed, way),
-        of_weight=of_weight,
     )
-
-
-def _bias_of_layer(
-    tensors: Sequence[torch.Tensor], items: Sequence[Item], needed: Sequence[bool], way: Way
-) -> Place | None:
-    kinds = [item[0] for item in items]
-    layer = kinds in ([], ["bias"], ["activation"], ["bias", "activation"])
-    b = tensors[B]
-    if not layer or way not in ("linear", "save", "output"):
-        return None
-    if b.dim() != 2 or b.dtype != tensors[A].dtype or b.dtype.itemsize != 2:
-        return None
-    if "bias" not in kinds or not needed[B + 1]:
-        return 0
-    return B + 1 if tensors[B + 1].shape == b.shape[-1:] else None
 
 
 def way_of(

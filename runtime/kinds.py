@@ -1,0 +1,86 @@
+"""Kinds of calls that were seen before; one like the last is recognised in a few tenths of a us.
+
+To spell out what decides a call (shapes, strides, types of each tensor) costs several us of the
+host's time. Torch's guards, those of torch.compile, compare all of that in C++, and with it the
+classes of tensors, whether they require grad, and what is set for a thread: autocast, inference
+mode, the transforms of torch.func, tracing. They are not public, so where they are missing nothing
+is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Generic, Self, TypeVar
+from weakref import WeakSet
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.runtime.alike import guard, properties
+from warploom.runtime.launch_plan import remember
+
+KindT = TypeVar("KindT")
+Entry = tuple[object, Callable[..., bool], KindT]
+
+_BOUND = 64  # kinds kept in one place
+_places: WeakSet[Kinds[object]] = WeakSet()
+
+
+class Kinds(Generic[KindT]):
+    """What is kept of the kinds of calls that come from one place, such as a layer.
+
+    A copy is empty: plans are neither copied nor pickled.
+    """
+
+    __slots__ = ("__weakref__", "_known", "_last")
+
+    def __init__(self) -> None:
+        self._last: Entry[KindT] | None = None
+        self._known: dict[tuple[object, ...], Entry[KindT]] = {}
+        _places.add(self)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+    def find(self, options: object, *tensors: torch.Tensor) -> KindT | None:
+        """What is kept of calls like this one; None for a new kind, and where operators are seen.
+
+        `options` are what decides a call beside its tensors, of which there are as many for equal
+        options.
+        """
+        if torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0:
+            return None
+        asked = torch.is_grad_enabled(), options
+        last = self._last
+        if last is not None and last[0] == asked and last[1](*tensors):
+            return last[2]
+        if not self._known:
+            return None
+        found = self._known.get((asked, *properties(*tensors)))
+        if found is None or not found[1](*tensors):
+            return None
+        self._last = found
+        return found[2]
+
+    def keep(self, kind: KindT, options: object, *tensors: torch.Tensor) -> None:
+        """Keep `kind` for calls like this one."""
+        fits = guard(*tensors)
+        if fits is not None:
+            asked = torch.is_grad_enabled(), options
+            self._last = (asked, fits, kind)
+            remember(self._known, (asked, *properties(*tensors)), self._last, _BOUND)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._last = None
+        self._known.clear()
+
+
+def forget() -> None:
+    """Forget what is kept, everywhere in the process."""
+    for place in list(_places):
+        place.clear()
+
+
+os.register_at_fork(after_in_child=forget)
