@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,6 +117,24 @@ def test_micro_batches_add_up_in_main_grad(kernel: bool) -> None:
     module.weight.requires_grad_(False)
     module(batches[0].requires_grad_()).sum().backward()
     assert batches[0].grad is None or module.weight.grad is None
+
+
+@pytest.mark.parametrize("recipe", [None, "tensorwise"])
+def test_no_graph_of_a_compiler_copies_main_grad(kernel: bool, recipe: str | None) -> None:
+    """Gradients would be added to the copy. torch takes what a module has to be where it is."""
+    fixed: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        inputs = graph.graph.find_nodes(op="placeholder")
+        marked = [one for one in inputs if "_dynamo_static_input_type" in one.meta["tensor_dict"]]
+        fixed.extend(one.name for one in marked)
+        return graph.forward
+
+    module = layer(accumulate_into_main_grad=True, recipe=recipe)
+    module.weight.main_grad = torch.zeros(OUT, IN)
+    torch._dynamo.reset()
+    torch.compile(module, fullgraph=True, backend=backend)(torch.randn(9, IN).bfloat16())
+    assert len([name for name in fixed if "main_grad" in name]) == 1
 
 
 @pytest.mark.parametrize("wrong", [None, torch.zeros(OUT, IN).bfloat16(), torch.zeros(IN, OUT)])

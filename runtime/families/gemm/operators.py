@@ -27,6 +27,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
     tensors_of,
     way_of,
 )
+from warploom.runtime.families.gemm.graph_trees import refuse_copied
 from warploom.runtime.families.gemm.operands import (
     refuse_grad,
     requiring_grad,
@@ -81,6 +82,9 @@ def _gemm(*given: Any) -> torch.Tensor:
 
 def _gemm_outputs(*given: Any) -> list[torch.Tensor]:
     call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
+    asked = Gradients(*given[WIDTH + 2 :])
+    if asked.accumulate_into is not None:
+        refuse_copied(asked.accumulate_into)
     written = [
         torch.empty_like(one) if KINDS[kind].overwrites else one.clone()
         for kind, one in zip(outputs.written_kinds, outputs.written, strict=True)

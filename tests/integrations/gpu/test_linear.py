@@ -195,6 +195,24 @@ def test_micro_batches_add_up_in_main_grad(recipe: str | None) -> None:
     assert within(module.weight.main_grad, total, total.abs().max().expand(OUT, IN))
 
 
+@pytest.mark.parametrize("recipe", [None, "tensorwise"])
+def test_graph_trees_add_up_in_main_grad(recipe: str | None) -> None:
+    """A graph that copied it would lose the gradient of each step."""
+    module = layer(accumulate_into_main_grad=True, recipe=recipe)
+    x, once = rows(ROWS, IN), torch.zeros(OUT, IN, device="cuda")
+    module.weight.main_grad = once
+    module(x).float().square().mean().backward()
+    module.weight.main_grad = torch.zeros_like(once)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, mode="reduce-overhead")
+    for step in range(1, 5):
+        torch.compiler.cudagraph_mark_step_begin()
+        module.bias.grad = None
+        compiled(x).float().square().mean().backward()
+        bound = once.abs().max().expand(OUT, IN).double()
+        assert within(module.weight.main_grad / step, once.double(), bound, 2**-6)
+
+
 @pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float8_e5m2])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_compute_on_the_gpu_what_the_reference_does(
