@@ -27,7 +27,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
     tensors_of,
     way_of,
 )
-from warploom.runtime.families.gemm.graph_trees import refuse_copied
+from warploom.runtime.families.gemm.graph_trees import keep_in_place, refuse_copied
 from warploom.runtime.families.gemm.operands import (
     refuse_grad,
     requiring_grad,
@@ -191,6 +191,8 @@ def call(
         if not torch.compiler.is_dynamo_compiling():
             raise unseen(name)
         return _refuse(a, b, out, asked, name)
+    if accumulate_into is not None and torch.compiler.is_dynamo_compiling():
+        keep_in_place(accumulate_into)
     gradients = Gradients("recompute", accumulate_into, gradient_dtype)
     z: torch.Tensor | None = None
     if wanted and _saves(a, b, listed, asked, spec, preactivation):
