@@ -77,6 +77,7 @@ class Record:
     default     None where the untuned choice itself failed
     noisy       clocks were unsteady, and so were the times
     templates   digest of the best kernel's source: tells which templates, decides nothing
+    autotuned   measured between calls, of few candidates: `warploom tune` looks further
     """
 
     operation: Operation
@@ -88,6 +89,7 @@ class Record:
     measured: str = ""
     noisy: bool = False
     templates: str = ""
+    autotuned: bool = False
 
     @cached_property
     def key(self) -> tuple[str, ...]:
@@ -201,6 +203,7 @@ def to_plain(record: Record) -> dict[str, Any]:
         "measured": record.measured,
         "noisy": record.noisy,
         "templates": record.templates,
+        **({"autotuned": True} if record.autotuned else {}),
     }
 
 
@@ -228,6 +231,7 @@ def from_plain(fields: Mapping[str, Any], gpu: str) -> Record:
             restore(str, fields["measured"], "measured"),
             restore(bool, fields["noisy"], "noisy"),
             restore(str, fields["templates"], "templates"),
+            restore(bool, fields.get("autotuned", False), "autotuned"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise SpecificationError(

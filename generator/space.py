@@ -73,6 +73,23 @@ def expand(configuration: Configuration) -> Expansion:
     return Expansion(list(specs), list(rejected))
 
 
+def points(path: str | Path, operation: Operation) -> list[KernelSpec]:
+    """Return the legal points that the schedules of a configuration have for another operation.
+
+    Schedules of other families are left out, and so is the configuration's own list of operations.
+    """
+    loaded = load(Path(path))
+    found: dict[KernelSpec, None] = {}
+    for space in loaded.spaces.value:
+        if space.family.name != operation.family:
+            continue
+        arch = architecture(loaded.arch)
+        for schedule in _schedules(loaded.arch, space, operation):
+            if not space.family.reasons(arch, operation, schedule):
+                found[KernelSpec(loaded.arch, operation, schedule)] = None
+    return list(found)
+
+
 def operations(path: str | Path) -> list[Operation]:
     """Return the operations of the configuration at `path`, each once; ConfigurationError as above.
 

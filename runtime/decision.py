@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warploom.generator.model import Constants, predict, rank
 from warploom.generator.records import Environment, Record
 from warploom.generator.shapes import Shape
-from warploom.generator.specification import KernelSpec, Schedule
+from warploom.generator.specification import KernelSpec, Operation, Schedule
 
 Specs = Mapping[Schedule, KernelSpec]  # of a record's schedules, where a call can have them
 
@@ -30,16 +30,32 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What a kernel was chosen for.
+
+    requires   what the tensors of the call ask of a schedule, as the family has it
+    recorded   there is a record of this very problem
+    """
+
+    operation: Operation
+    shape: Shape
+    requires: object
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The kernel of a problem, why it is this one, and what came next.
 
     seconds   recorded or predicted, as the reason says; None where neither decided
+    asked     what it was chosen for; None where the call named the kernel
     """
 
     spec: KernelSpec
     reason: str
     seconds: float | None = None
     runners_up: tuple[Alternative, ...] = ()
+    asked: Asked | None = field(default=None, compare=False, repr=False)
 
 
 def recorded(record: Record | None, specs: Specs) -> Choice | None:
@@ -53,7 +69,8 @@ def recorded(record: Record | None, specs: Specs) -> Choice | None:
     ]
     if not found:
         return None
-    told = f"recorded {record.measured[:10]} at this shape"
+    how = "autotuned" if record.autotuned else "recorded"
+    told = f"{how} {record.measured[:10]} at this shape"
     if record.speedup is not None:
         told += f", {record.speedup:.3f} times as fast as the default"
     if record.noisy:

@@ -9,6 +9,7 @@ decision.py weighs records and model; no shape is decided by a branch here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from warploom.errors import ProblemError, SpecificationError
@@ -18,7 +19,7 @@ from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.records import Record
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
-from warploom.runtime.decision import Choice, carried, modelled, recorded
+from warploom.runtime.decision import Asked, Choice, carried, modelled, recorded
 from warploom.runtime.records import environment, known
 from warploom.runtime.tensors import shown
 
@@ -44,23 +45,25 @@ def choose(
     if spec is not None:
         return Choice(_checked(spec, operation, requires), "the spec that was given")
     found, default = known(device.gpu), untuned(operation, shape, device, requires)
+    asked = Asked(operation, shape, requires, recorded=False)
     if not found.records and found.constants is None and not found.unread:
-        return default
+        return replace(default, asked=asked)
     here, constants = environment(device, operation.family), found.constants
     exact = found.records.exact(operation, shape, here)
     choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
-    if choice is None:
+    if choice is not None:
+        asked = replace(asked, recorded=True)
+    else:
         near = found.records.nearest(operation, shape, here)
         specs = _of_record(near, operation, shape, device, requires)
         choice = carried(near, specs, default.spec, shape, here, constants)
     if choice is None and constants is not None and constants.decides(operation.family):
         listed = portfolio(operation, shape, device, requires)
         choice = modelled(constants, listed, shape, here)
-    choice = choice or default
+    choice = replace(choice or default, asked=asked)
     if not found.unread:
         return choice
-    reason = f"{choice.reason}; not read: {'; '.join(found.unread)}"
-    return Choice(choice.spec, reason, choice.seconds, choice.runners_up)
+    return replace(choice, reason=f"{choice.reason}; not read: {'; '.join(found.unread)}")
 
 
 def named(spec: KernelSpec | str | None) -> KernelSpec | None:

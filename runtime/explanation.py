@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from warploom import hooks
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
@@ -25,7 +26,7 @@ class Explanation:
     kernels that came next. `gradients` is the same of the backward pass, if there is one. `gpu` is
     the GPU that was named; of it, `stored` says whether the kernel lies in this machine's store.
     `reference` is True of a call on CPU tensors, which runs no kernel; `torch` of one that torch's
-    own kernels run, and then `kernel` is empty.
+    own kernels run, and then `kernel` is empty. `tuning` says how `warploom.autotune` stands.
     """
 
     kernel: str
@@ -40,6 +41,7 @@ class Explanation:
     gpu: str = ""
     reference: bool = False
     torch: bool = False
+    tuning: str = ""
 
     @classmethod
     def of(cls, plan: Plan[Any, Any]) -> Explanation:
@@ -55,6 +57,7 @@ class Explanation:
             runners_up=plan.choice.runners_up,
             gradients=plan.gradients(),
             reference=plan.device == -1,
+            tuning=hooks.observer.told(plan.choice) if hooks.observer else "",
         )
 
     @classmethod
@@ -103,6 +106,8 @@ class Explanation:
         if not self.reference:
             lines += [f"store    {stored}", f"grid     {self.grid} blocks"]
         lines += [f"copies   {copies}", *_times(self.seconds, self.runners_up)]
+        if self.tuning:
+            lines += [f"autotune {self.tuning}"]
         if self.gradients:
             lines += [f"backward {self.backward}", *_because(self.gradients.reason)]
             lines += _times(self.gradients.seconds, self.gradients.runners_up)

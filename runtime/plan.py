@@ -7,10 +7,12 @@ and loads it. It knows no family, and nothing here waits for the GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from warploom import hooks
+from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
 from warploom.runtime.call import Call, DetailsT, Key, ResultsT
 from warploom.runtime.counters import counters
@@ -97,6 +99,10 @@ class Plan(Generic[DetailsT, ResultsT]):
         """The kernel that autograd runs for results of this plan; None where there is none."""
         return None
 
+    def relaunch(self, choice: Choice, launch: LaunchPlan) -> None:
+        """Run these launches of the same problem from now on; calls that run take the old ones."""
+        self.choice, self.launch = choice, launch
+
     def described(self, result: str) -> str:
         """The line that a plan is shown as: its result, its kernel, and where it runs."""
         where = f"cuda:{self.device}" if self.launch else "the reference"
@@ -126,6 +132,8 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
     key = call.signature()
     planned = kind(key, drafted.choice, launch, drafted.copies, drafted.details, device)
     counters.add("plans")
+    if hooks.observer is not None:
+        hooks.observer.planned(planned, drafted)
     remember(known, key, planned, _BOUND)
     return planned
 
@@ -144,3 +152,10 @@ def forget() -> None:
     """Plan every call anew: what chose its kernel may have changed."""
     known.clear()
     kinds.forget()
+
+
+def forget_named(specs: Collection[KernelSpec]) -> None:
+    """Forget the plans of calls that named one of these kernels themselves."""
+    for key, plan in list(known.items()):
+        if isinstance(plan, Plan) and plan.choice.asked is None and plan.choice.spec in specs:
+            known.pop(key, None)

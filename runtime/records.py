@@ -7,8 +7,10 @@ out.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +19,10 @@ from warploom.generator import records_file
 from warploom.generator.families import family
 from warploom.generator.gpus import file_name
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.locks import ForkLock
 from warploom.generator.model import Constants
 from warploom.generator.model.constants import load
-from warploom.generator.records import Environment, Records
+from warploom.generator.records import Environment, Record, Records
 from warploom.generator.toolchain import find
 from warploom.variables import choice
 
@@ -35,9 +38,29 @@ class Known:
     unread: tuple[str, ...] = ()
 
 
-@cache
+_known: dict[str, Known] = {}
+_learning = ForkLock()
+
+
 def known(gpu: str) -> Known:
     """Return what is known of a GPU kind; of one without a name, and where told so, nothing."""
+    found = _known.get(gpu)
+    return _known.setdefault(gpu, _read(gpu)) if found is None else found
+
+
+def learn(gpu: str, more: Iterable[Record]) -> None:
+    """Decide by these records too, from the next choice on; plans keep their kernels."""
+    with _learning:
+        found = known(gpu)
+        _known[gpu] = replace(found, records=found.records.merged(more))
+
+
+def digest(gpu: str) -> str:
+    """SHA-256, in hex, of the records of a GPU kind that this process decides by."""
+    return hashlib.sha256(records_file.text(known(gpu).records).encode()).hexdigest()
+
+
+def _read(gpu: str) -> Known:
     if choice("WARPLOOM_RECORDS") == "ignore" or not gpu:
         return Known(Records(gpu), None)
     records, unread = Records(gpu), []
@@ -64,7 +87,7 @@ def user_file(gpu: str) -> Path:
 
 def forget() -> None:
     """Read the files again when they are next asked for; plans that exist keep their kernels."""
-    known.cache_clear()
+    _known.clear()
 
 
 def environment(device: DeviceLimits, family_name: str) -> Environment:

@@ -80,6 +80,11 @@ class CallTrial:
         """The largest error of what the first set holds, as a share of its bound."""
         return measure.largest_share(self.sets[0].out, *self._expected)
 
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """The result of the first set."""
+        return [self.sets[0].out]
+
     @cached_property
     def _expected(self) -> Bound:
         return self._bound(self.sets[0])

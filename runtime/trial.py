@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -11,9 +12,16 @@ from typing import Protocol
 import torch
 
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.measure import Call
 
 FEWEST = 4  # sets of buffers
+# Two right results differ by two roundings, and by this share of what results are like: it is more
+# than sums in another order make, and less than one lost step of k does at any length.
+ORDER = 2.0**-4
+_CHUNK = 1 << 24  # elements that are compared at a time
+
+_limited = threading.local()
 
 
 class Trial(Protocol):
@@ -34,12 +42,41 @@ class Trial(Protocol):
         """The largest error of what the first set's output holds, as a share of what is allowed."""
         ...
 
+    @property
+    def results(self) -> Sequence[torch.Tensor]:
+        """The tensors that calls on the first set write, which `held_share` is about."""
+        ...
+
 
 def wrong(out: torch.Tensor) -> torch.Tensor:
     """A tensor like `out`, full of what no right result is full of."""
     if out.dtype.is_floating_point:
         return torch.full(out.shape, math.nan, device=out.device).to(out.dtype)
     return torch.full_like(out, torch.iinfo(out.dtype).min)
+
+
+def difference_share(found: torch.Tensor, kept: torch.Tensor) -> float:
+    """The largest difference of two results of one call, as a share of what right ones may have.
+
+    Integers of 32 bits are equal, those of 8 may be rounded apart. What is not finite is infinitely
+    far from everything.
+    """
+    one, other = found.reshape(-1), kept.reshape(-1)
+    if not one.numel():
+        return 0.0
+    places = [slice(at, at + _CHUNK) for at in range(0, one.numel(), _CHUNK)]
+    if not kept.dtype.is_floating_point:
+        apart = max(float((one[at].long() - other[at].long()).abs().max()) for at in places)
+        return apart if kept.dtype.itemsize == 1 else (math.inf if apart else 0.0)
+    squares = sum(float(other[at].float().square().sum()) for at in places)
+    usual = max(ORDER * math.sqrt(squares / one.numel()), 1e-30)  # and where all are zeros
+    rounding = 2 * unit_roundoff(kept.dtype)
+    worst = 0.0
+    for at in places:
+        right = other[at].float()
+        share = (one[at].float() - right).abs_().div_(right.abs_().mul_(rounding).add_(usual))
+        worst = max(worst, float(share.nan_to_num_(nan=math.inf).max()))
+    return worst
 
 
 @contextmanager
@@ -66,8 +103,20 @@ def sets_for(set_bytes: int, device: str) -> int:
     """
     if device != "cuda":
         return 1
+    if most := getattr(_limited, "most", 0):
+        return int(most)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     return max(FEWEST, buffer_sets(set_bytes, l2_bytes))
+
+
+@contextmanager
+def exactly(sets: int) -> Iterator[None]:
+    """Trials that this thread makes inside take so many sets, whatever the L2 cache holds."""
+    before, _limited.most = getattr(_limited, "most", 0), sets
+    try:
+        yield
+    finally:
+        _limited.most = before
 
 
 def buffer_sets(set_bytes: int, l2_bytes: int) -> int:

@@ -105,7 +105,7 @@ class Tuner:
         for problem in problems:
             here = environments[problem.operation.family]
             record = None if again else records.exact(problem.operation, problem.shape, here)
-            if record:
+            if record and not record.autotuned:
                 self.ended.append(Ended(problem, "recorded before", record, {}))
             else:
                 known = [] if again else journal.known(problem.operation, problem.shape, here)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.gemm.api import gemm, plan
+    from warploom.tuning.autotune.api import autotune
+    from warploom.tuning.autotune.ranks import assert_same_records, records_digest
 
 __version__ = "0.1.0"
 
@@ -55,7 +57,9 @@ __all__ = [
     "UnknownNameError",
     "WarploomError",
     "__version__",
+    "assert_same_records",
     "attention",
+    "autotune",
     "counters",
     "explain",
     "gemm",
@@ -64,6 +68,7 @@ __all__ = [
     "patch",
     "plan",
     "plan_attention",
+    "records_digest",
     "register_transformers",
     "sdpa",
     "warmup",
@@ -74,7 +79,9 @@ __all__ = [
 _LAZY = {
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
+    "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
+    "autotune": "warploom.tuning.autotune.api",
     "counters": "warploom.runtime.api",
     "explain": "warploom.runtime.api",
     "gemm": "warploom.runtime.families.gemm.api",
@@ -83,6 +90,7 @@ _LAZY = {
     "patch": "warploom.integrations.patch",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
+    "records_digest": "warploom.tuning.autotune.ranks",
     "register_transformers": "warploom.integrations.patch_attention",
     "sdpa": "warploom.integrations.sdpa",
     "warmup": "warploom.runtime.api",

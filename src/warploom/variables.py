@@ -7,6 +7,7 @@ guide say of variables comes from this list.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ VARIABLES: Mapping[str, Variable] = {
     "WARPLOOM_RECORDS": Variable(
         "`ignore`: the defaults decide everywhere", "use", ("use", "ignore")
     ),
+    "WARPLOOM_AUTOTUNE": Variable(
+        "`1`: tune the problems that calls meet; or the milliseconds of GPU time for each", "0"
+    ),
     "WARPLOOM_LOG": Variable(
         "what is logged on standard error; `info`: a line for each kernel compiled or loaded",
         "warning",
@@ -65,6 +69,25 @@ def choice(name: str, given: str | None = None) -> str:
     return given or choices[0]
 
 
+def autotune_milliseconds() -> float:
+    """What WARPLOOM_AUTOTUNE is set to: 0 where nothing is to be tuned, 1 for the usual time.
+
+    ConfigurationError for what is no number of 0 or more.
+    """
+    given = os.environ.get("WARPLOOM_AUTOTUNE") or "0"
+    try:
+        found = float(given)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise ConfigurationError(
+            f"WARPLOOM_AUTOTUNE={given}",
+            rule="must be 1, or the milliseconds of GPU time for a new problem",
+            fix="set it to 1, or to nothing",
+        )
+    return found
+
+
 def mistakes() -> dict[str, str]:
     """Return what is wrong with the variables that are set: those unknown, and values not taken."""
     found = {}
@@ -72,11 +95,14 @@ def mistakes() -> dict[str, str]:
         if name not in VARIABLES:
             near = suggestion(name, VARIABLES)
             found[name] = f"is not read: {near}" if near else "is not read"
-        elif VARIABLES[name].choices:
-            try:
+            continue
+        try:
+            if VARIABLES[name].choices:
                 choice(name)
-            except ConfigurationError as error:
-                found[name] = error.rule
+            elif name == "WARPLOOM_AUTOTUNE":
+                autotune_milliseconds()
+        except ConfigurationError as error:
+            found[name] = error.rule
     return found
 
 

@@ -26,7 +26,8 @@ ROOMS = {
     "templates": set(),
 }
 FOUNDATION = {
-    f"warploom.{name}" for name in ("errors", "log", "printable", "suggestions", "variables")
+    f"warploom.{name}"
+    for name in ("errors", "hooks", "log", "printable", "suggestions", "variables")
 }
 CIRCLES: set[frozenset[str]] = set()  # of modules that import each other: to be none, ever
 OPERATORS = "warploom.runtime.families.{}.operators"

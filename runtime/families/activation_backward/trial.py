@@ -79,6 +79,11 @@ class ActivationBackwardTrial:
         results = self.sets[0].out, self.sets[0].sums_out
         return share(results, self._expected)
 
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """What the first set has of dz and its sums."""
+        return [one for one in (self.sets[0].out, self.sets[0].sums_out) if one is not None]
+
     @cached_property
     def _expected(self) -> tuple[Bound, Bound]:
         return bounds(self.sets[0])

@@ -93,6 +93,11 @@ class AttentionBackwardTrial(AttentionData):
         return worst
 
     @property
+    def results(self) -> list[torch.Tensor]:
+        """The gradients of the first set."""
+        return list(self._gradients.values())
+
+    @property
     def _gradients(self) -> dict[str, torch.Tensor]:
         return dict(zip(("dq", "dk", "dv"), self.sets[0].into or (), strict=True))
 

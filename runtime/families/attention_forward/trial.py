@@ -75,6 +75,11 @@ class AttentionTrial(AttentionData):
             worst = max(worst, float(share.nan_to_num(nan=math.inf).max()))
         return worst
 
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """The output of the first set."""
+        return [self.sets[0].out]
+
     @cached_property
     def _expected(self) -> list[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Of the longest sequence: rows, what is right there, and how far off it may be."""

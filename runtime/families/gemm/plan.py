@@ -15,6 +15,7 @@ from warploom.errors import ProblemError
 from warploom.runtime import driver
 from warploom.runtime.alike import alike
 from warploom.runtime.counters import launch_numbers
+from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families.gemm import epilogue
 from warploom.runtime.families.gemm.call import GemmCall
@@ -22,7 +23,7 @@ from warploom.runtime.families.gemm.epilogue import Keywords
 from warploom.runtime.families.gemm.gradient_rule import Rule
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.problem import CheckedCall
-from warploom.runtime.launch_plan import remember
+from warploom.runtime.launch_plan import LaunchPlan, remember
 from warploom.runtime.plan import Plan, known, make
 from warploom.runtime.tensors import explained
 
@@ -103,6 +104,11 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
         if not first.roams:
             remember(_ready, key, (alike(a, b, results), first.launch), _READY)
         return results
+
+    def relaunch(self, choice: Choice, launch: LaunchPlan) -> None:
+        """Run these launches from now on; what was ready to be fired again is not."""
+        super().relaunch(choice, launch)
+        self._number = next(_numbers)
 
     def __repr__(self) -> str:
         shape, dtype = self.details.out_shape, self.details.out_dtype

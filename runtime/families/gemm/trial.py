@@ -50,6 +50,11 @@ class GemmTrial(GemmData):
         exact, bound = self._expected
         return largest_share(self.sets[0].out.reshape(exact.shape), exact, bound)
 
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """D of the first set."""
+        return [self.sets[0].out]
+
     @cached_property
     def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
         one = self.sets[0]

@@ -1,0 +1,38 @@
+"""What is told of calls that are planned: nothing, unless `warploom.autotune` is active.
+
+The runtime looks here and nowhere else, so that no call loads what tunes. It stands beside all
+rooms, since a variable of the environment sets it before any of them is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Something that is told of plans; the types are the runtime's, which this does not import."""
+
+    def planned(self, plan: Any, draft: Any) -> None:  # noqa: ANN401
+        """Hear that a plan was made of a draft (runtime/call.py). It must not raise."""
+        ...
+
+    def told(self, choice: Any) -> str:  # noqa: ANN401
+        """Say for `explain` how the tuning of a choice's problem stands; "" where there is none."""
+        ...
+
+
+class _ByEnvironment:
+    """Begins what WARPLOOM_AUTOTUNE asks for with the first call that is planned."""
+
+    def planned(self, plan: Any, draft: Any) -> None:  # noqa: ANN401
+        import_module("warploom.tuning.autotune.api").by_environment()
+        if observer is not None:
+            observer.planned(plan, draft)
+
+    def told(self, choice: Any) -> str:  # noqa: ANN401
+        return ""
+
+
+observer: Observer | None = _ByEnvironment() if os.environ.get("WARPLOOM_AUTOTUNE") else None
