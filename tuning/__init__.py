@@ -8,5 +8,6 @@ journal.py    every outcome on disk as it happens: what a second start resumes f
 gpu.py        the interface of what measures, and a process of its own that does so
 worker.py     that process; replay.py: a recorded sweep in its place
 tuner.py      the run: compiles ahead, measures, records, keeps to the budget
+autotune/     tuning between calls that asks nothing
 ahead.py      which kernels the same calls run on a GPU that is not here
 """

@@ -1,0 +1,12 @@
+"""Tuning that asks nothing: problems that calls meet are measured between them, and recorded.
+
+api.py         `warploom.autotune`, and what it tells
+engine.py      what becomes of each problem that was planned without a record: a thread decides
+problem.py     such a problem, its plans, and the gate through which a later call measures
+helper.py      the process that compiles candidates; preparing.py is what it runs
+candidates.py  which kernels are worth measuring, without torch
+contest.py     which of them is the fastest within a budget; stage.py: how a GPU times them
+outcome.py     what measuring came to; keeping.py: the records, read and written
+locks.py       one process tunes a problem, the others read its record
+ranks.py       whether all processes of a group decide by the same records
+"""

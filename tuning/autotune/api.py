@@ -1,0 +1,73 @@
+"""`warploom.autotune`: what users switch on, and what it tells them."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ContextDecorator
+from typing import Self
+
+from warploom import hooks
+from warploom.errors import ConfigurationError
+from warploom.runtime.tensors import shown
+from warploom.tuning.autotune.engine import ENGINE
+from warploom.tuning.autotune.problem import Tuned
+from warploom.variables import autotune_milliseconds, choice
+
+MILLISECONDS = 50.0
+
+
+def autotune(milliseconds: float = MILLISECONDS) -> Autotune:
+    """Tune the problems that calls meet while this is active: a context, or a decorator.
+
+    The first calls of a problem that has no record run the kernel that they would run anyway, while
+    other processes compile candidates. A later call measures them, on scratch operands and in about
+    `milliseconds` of GPU time, and the fastest goes to the user's records of this GPU; calls run it
+    from then on, in this process and in others. A call under a capture measures nothing.
+
+    Raises ConfigurationError for a number that is not positive, and, when it becomes active, where
+    WARPLOOM_RECORDS=ignore leaves records out.
+    """
+    number = isinstance(milliseconds, int | float) and not isinstance(milliseconds, bool)
+    if not number or not 0 < milliseconds < math.inf:
+        raise ConfigurationError(
+            f"milliseconds {shown(milliseconds)}",
+            rule="must be a number, more than 0: the GPU time for a new problem",
+            fix=f"leave it out: {MILLISECONDS:g} is the default",
+        )
+    return Autotune(milliseconds * 1e-3)
+
+
+class Autotune(ContextDecorator):
+    """Tunes from `with` to its end, or while a decorated function runs; it may be nested."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+
+    def __enter__(self) -> Self:
+        """Begin; ConfigurationError where records are left out."""
+        if choice("WARPLOOM_RECORDS") == "ignore":
+            raise ConfigurationError(
+                "WARPLOOM_RECORDS=ignore",
+                rule="warploom.autotune keeps what it finds in records",
+                fix="leave the variable out, or tune nothing",
+            )
+        ENGINE.enter(self._budget)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End; what was measured is recorded all the same."""
+        ENGINE.leave(self._budget)
+
+    @property
+    def problems(self) -> list[Tuned]:
+        """How the problems stand that were met in this process, in order."""
+        return ENGINE.problems()
+
+
+def by_environment() -> None:
+    """Begin as WARPLOOM_AUTOTUNE says, for as long as the process runs."""
+    milliseconds = autotune_milliseconds()
+    if milliseconds:
+        autotune(MILLISECONDS if milliseconds == 1 else milliseconds).__enter__()
+    else:
+        hooks.observer = None

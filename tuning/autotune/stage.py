@@ -1,0 +1,176 @@
+"""Problems on a GPU: scratch operands, launches timed as models run them, and results compared.
+
+All of it runs on the caller's current stream, between its calls, and touches no tensor of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from cuda.bindings import driver
+
+from warploom.generator.shapes import Shape
+from warploom.generator.specification import KernelSpec, Operation
+from warploom.runtime.driver import check, enter
+from warploom.runtime.families import family
+from warploom.runtime.plan import forget_named
+from warploom.runtime.trial import FEWEST, Trial, difference_share, exactly, wrong
+from warploom.tuning.autotune.contest import Contest, Measured, NotMeasured, Turn
+
+LEAD = 3e-4  # seconds that the GPU waits first, so that the host is ahead of it
+CLOCK = 2e9  # cycles a second, at most: the pauses of a slower clock are longer
+ROOM = 0.5  # of the memory that is free: what scratch may take
+T = TypeVar("T")
+
+
+def may_measure(device: int) -> bool:
+    """Whether this thread's call on a GPU is one between which others can run.
+
+    It is none under a capture, where a compiler or a mode looks on, and inside a transform.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    with torch.cuda.device(device):
+        return not torch.cuda.is_current_stream_capturing()
+
+
+def measure(
+    operation: Operation,
+    shape: Shape,
+    device: int,
+    present: KernelSpec,
+    kept: Sequence[KernelSpec],
+    candidates: Sequence[KernelSpec],
+    budget: float,
+) -> Measured:
+    """Find the fastest of a problem's kernels on a GPU, in `budget` seconds of its time.
+
+    NotMeasured where neither memory nor the budget suffice.
+    """
+    with _apart(device):
+        before = torch.cuda.memory_reserved()
+        try:
+            stage = GpuStage(device)
+            trial, spent = stage.timed(lambda: _trial(operation, shape))
+            contest = Contest(
+                present, kept, trial.calls, _Difference(trial, present, stage), stage, budget, spent
+            )
+            return contest.run(candidates)
+        except torch.OutOfMemoryError as error:
+            raise NotMeasured("its scratch operands do not fit into free memory") from error
+        finally:
+            trial = contest = stage = None  # type: ignore[assignment]
+            forget_named({present, *kept, *candidates})
+            if torch.cuda.memory_reserved() > before:
+                torch.cuda.empty_cache()
+
+
+@contextmanager
+def _apart(device: int) -> Iterator[None]:
+    """Autograd and autocast see nothing of what is inside, nor does another thread's capture."""
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with torch.cuda.device(device), torch.no_grad(), torch.autocast("cuda", enabled=False):
+        enter(device)
+        mode = check(driver.cuThreadExchangeStreamCaptureMode(relaxed))
+        try:
+            yield
+        finally:
+            check(driver.cuThreadExchangeStreamCaptureMode(mode))
+
+
+def _trial(operation: Operation, shape: Shape) -> Trial:
+    """Random operands: four sets of them, or as many as there is room for."""
+    draw, seed = family(operation.family).trial, int.from_bytes(os.urandom(7))
+    before = torch.cuda.memory_allocated()
+    with exactly(1):
+        trial: Trial = draw(operation, shape, "cuda", seed)
+    one = max(1, torch.cuda.memory_allocated() - before)
+    free, _ = torch.cuda.mem_get_info()
+    free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    sets = min(FEWEST, int(ROOM * free) // one)
+    if sets < 2:
+        return trial
+    del trial
+    with exactly(sets):
+        return draw(operation, shape, "cuda", seed)
+
+
+class GpuStage:
+    """Times launches on the current stream of a GPU."""
+
+    def __init__(self, device: int) -> None:
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flushed = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
+        self._host = 0.0  # seconds that the host took for one turn
+
+    def timed(self, act: Callable[[], T]) -> tuple[T, float]:
+        """What `act` returns, and the seconds that the GPU took for it."""
+        begin, end = _event(), _event()
+        begin.record()
+        found = act()
+        end.record()
+        end.synchronize()
+        return found, float(begin.elapsed_time(end)) * 1e-3
+
+    def lap(self, turns: Sequence[Turn]) -> tuple[list[float], float]:
+        """The seconds of one launch in each turn, and of all of it.
+
+        The host is ahead of the GPU throughout: pauses are at least as long as it needs for a turn.
+        """
+        first, last = _event(), _event()
+        events = [(_event(), _event()) for _ in turns]
+        first.record()
+        _wait(LEAD)
+        for turn, (begin, end) in zip(turns, events, strict=True):
+            entered = time.perf_counter()
+            self._flushed.fill_(1)
+            _wait(max(turn.pause, 1.5 * self._host))
+            begin.record()
+            for call in turn.calls:
+                call()
+            end.record()
+            self._host = max(0.5 * self._host, min(time.perf_counter() - entered, LEAD))
+        last.record()
+        last.synchronize()
+        seconds = [
+            begin.elapsed_time(end) * 1e-3 / len(turn.calls)
+            for turn, (begin, end) in zip(turns, events, strict=True)
+        ]
+        return seconds, float(first.elapsed_time(last)) * 1e-3
+
+
+class _Difference:
+    """How far a kernel's results are off those of the present one, on the first set of operands."""
+
+    def __init__(self, trial: Trial, present: KernelSpec, stage: GpuStage) -> None:
+        self._trial, self._present, self._stage = trial, present, stage
+        self._kept: list[torch.Tensor] = []
+
+    def __call__(self, spec: KernelSpec) -> float:
+        if not self._kept:
+            self._kept = [one.clone() for one in self._run(self._present)]
+        found = zip(self._run(spec), self._kept, strict=True)
+        return max(difference_share(one, kept) for one, kept in found)
+
+    def _run(self, spec: KernelSpec) -> Sequence[torch.Tensor]:
+        """The results of a kernel, which were full of what no right result is full of before."""
+        for one in self._trial.results:
+            one.copy_(wrong(one))
+        self._trial.calls(spec)[0]()
+        return self._trial.results
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _wait(seconds: float) -> None:
+    """Let the current stream wait."""
+    torch.cuda._sleep(int(seconds * CLOCK))  # type: ignore[no-untyped-call]
