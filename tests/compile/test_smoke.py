@@ -50,6 +50,7 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     operation: Any = SPECS[name].operation
     lines = render(SPECS[name]).splitlines()
     plain = operation.family == "gemm" and not operation.epilogue
+    plain = plain and not SPECS[name].schedule.stream_k  # type: ignore[union-attr]
     three_kernels = operation.family == "attention_backward"
     assert len(lines) < (460 if plain else 1040 if three_kernels else 760)
     # Nobody reads the operands of an asm, or offsets, and a name is as long as it is.

@@ -69,9 +69,9 @@ def gemm_specs(draw: st.DrawFn) -> KernelSpec:
     """Any legal GEMM: every field varies over all that its type and the rules allow."""
     arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
     drawn = ("raster", "store", "roles", "consumers", "swap", "producer_registers", "l2_promotion")
-    fields = {field: draw(literal(GemmSchedule, field)) for field in drawn}
+    fields = {field: draw(literal(GemmSchedule, field)) for field in (*drawn, "stream_k")}
     fields["split"] = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8)))
-    if fields["split"] > 1:
+    if fields["split"] > 1 or fields["stream_k"]:
         fields["roles"] = "cooperative"
     if fields["roles"] == "pingpong":
         fields["consumers"] = 2

@@ -80,7 +80,11 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiproce
     rows, columns = (schedule.tile[i] * schedule.cluster[i] for i in range(2))
     tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
     assert launch.cluster == size
-    assert launch.grid == min(tiles, DeviceLimits(multiprocessors).clusters(size)) * size
+    most = DeviceLimits(multiprocessors).clusters(size) * size
+    if schedule.stream_k:  # clusters share tiles where that makes them end sooner
+        assert min(tiles * size, most, 144 // size * size) <= launch.grid <= most
+    else:
+        assert launch.grid == min(tiles * size, most)
     assert launch.grid <= max(size, multiprocessors)
     assert launch.block == 128 * (1 + schedule.consumers)
     assert launch.shared_bytes <= 232_448

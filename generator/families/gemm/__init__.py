@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom.generator.families.family import Family
-from warploom.generator.families.gemm import launch, model, partials, rules, template
+from warploom.generator.families.gemm import launch, model, rules, template
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.parameters import parameters
 from warploom.generator.families.gemm.problem import Batches, GemmProblem, tiles
@@ -55,7 +55,7 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     parameters = staticmethod(parameters)
     context = staticmethod(template.context)
     launches = staticmethod(launch.launches)
-    workspaces = staticmethod(partials.workspaces)
+    workspaces = staticmethod(launch.workspaces)
     parse_shape = staticmethod(parse_shape)
     cells = staticmethod(cells)
     extents_of_cell = staticmethod(extents_of_cell)

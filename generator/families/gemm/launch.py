@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from warploom.generator import limits
 from warploom.generator.families.gemm import partials
+from warploom.generator.families.gemm.cut import MOST_BLOCKS, MOST_PARTS
+from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.parameters import AtLaunch, parameters
 from warploom.generator.families.gemm.problem import GemmProblem, tiles
 from warploom.generator.families.gemm.schedule import GemmSchedule, GemmSpec
-from warploom.generator.launches import DeviceLimits, Launch
+from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.wgmma import WARPGROUP
 
 
 def _counted(schedule: GemmSchedule, problem: GemmProblem, clusters: int) -> dict[str, int]:
@@ -28,6 +31,24 @@ def _counted(schedule: GemmSchedule, problem: GemmProblem, clusters: int) -> dic
     }
 
 
+def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
+    """Partial sums of columns, and of tiles that are cut: a place for each block, and a flag for
+    each of its warps that is 0 between launches.
+    """
+    found, schedule = partials.workspaces(spec, problem), spec.schedule
+    if schedule.stream_k:
+        clusters = MOST_BLOCKS // schedule.cluster_size
+        if tiles(schedule, problem) < clusters:
+            clusters = min(clusters, MOST_PARTS * tiles(schedule, problem))
+        sums = gemm_layout(spec.operation, schedule).sums_bytes * schedule.multicast
+        flags = 4 * schedule.cluster_size * schedule.consumers * WARPGROUP // 32
+        found += [
+            Workspace("parts", clusters * sums),
+            Workspace("raised", clusters * flags, kept=True),
+        ]
+    return found
+
+
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
     """One persistent launch, and one for each step whose partial sums are added up.
 
@@ -36,9 +57,9 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     `residual_1_beta`). Raises ProblemError for extents beyond 32 bits.
     """
     schedule = spec.schedule
-    clusters = min(tiles(schedule, problem), device.clusters(schedule.cluster_size))
-    limits.refuse_beyond(_counted(schedule, problem, clusters))
     at = AtLaunch(spec, problem, device)
+    clusters = at.cut.clusters
+    limits.refuse_beyond(_counted(schedule, problem, clusters))
     n = f"n {problem.n}, batches {problem.batches}"
     limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partials.grids(at).values()})
     values = parameters(spec).values(at)

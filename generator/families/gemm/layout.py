@@ -47,6 +47,11 @@ class GemmLayout:
         return self.a.k_major
 
     @property
+    def parts_in_flight(self) -> int:
+        """Fragments, of 4 registers, that a thread reads at a time of parts of a tile's sums."""
+        return 16 if self.registers + 16 * 4 <= self.register_budget else 8
+
+    @property
     def stage_bytes(self) -> int:
         """Operand bytes of one stage: what its full barrier expects."""
         return self.a.bytes + self.b.bytes

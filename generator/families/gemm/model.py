@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
+from warploom.generator.families.gemm.cut import cut
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.launches import DeviceLimits
@@ -37,6 +38,9 @@ START = {
     "epilogue": 5e-7,  # seconds of an epilogue beside its bytes
     "exchange": 1e-6,  # seconds in which blocks that share k find each other's sums
     "exchange_bandwidth": 2e11,  # bytes a second of a tile's sums, laid down and read by others
+    "parts": 3e-6,  # seconds in which clusters that share tiles find each other's parts
+    "parts_bandwidth": 5e10,  # bytes a second of a part, through L2: written, or read and added
+    "apart": 0.1,  # more of a step where clusters are at different k: L2 serves each by itself
     "store_bandwidth": 6e10,  # bytes a second at which one multiprocessor finishes D
     "step": 1e-7,  # seconds that a k tile takes at least: barriers, products one after the other
     "cluster": 1e-8,  # seconds more of it where a cluster's blocks wait for each other
@@ -55,7 +59,10 @@ class Tiling:
 
     rows: int
     columns: int
-    waves: int  # tiles of the busiest multiprocessor
+    waves: float  # tiles of the busiest multiprocessor
+    finishes: int  # that it finishes of them
+    parts: int  # of a tile that is cut, at most
+    apart: float  # waves in which clusters are at different k
     blocks: int  # that run at a time
     last_blocks: int  # of the last wave
     busy: float  # share of the multiprocessors that have a tile, on the average of all waves
@@ -66,15 +73,18 @@ class Tiling:
         """Cut `shape` up as the kernels do: clusters take tiles in turn."""
         rows = -(-shape.m // (schedule.tile[0] * schedule.cluster[0]))
         columns = -(-shape.n // (schedule.tile[1] * schedule.cluster[1]))
-        clusters = DeviceLimits(multiprocessors).clusters(schedule.cluster_size)
+        found = cut(schedule, shape, DeviceLimits(multiprocessors))
+        clusters, count = found.clusters, found.all_tiles
         along = rows if schedule.raster == "along_m" else columns
-        count = rows * columns * shape.batches
-        waves = -(-count // clusters)
+        last = clusters if found.tiles else (count - 1) % clusters + 1
         return cls(
-            *(rows, columns, waves),
-            blocks=min(count, clusters) * schedule.cluster_size,
-            last_blocks=(count - (waves - 1) * clusters) * schedule.cluster_size,
-            busy=count * schedule.cluster_size / (waves * multiprocessors),
+            *(rows, columns, found.waves),
+            finishes=-(-count // clusters),
+            parts=found.parts,
+            apart=0 if found.aligned else found.range_k_tiles / found.k_tiles,
+            blocks=clusters * schedule.cluster_size,
+            last_blocks=last * schedule.cluster_size,
+            busy=count * schedule.cluster_size / (found.waves * multiprocessors),
             bands=-(-along // schedule.group),
         )
 
@@ -107,7 +117,9 @@ def seconds(
     tile = -(-shape.k // (schedule.tile[2] * schedule.split)) * step
     finish = _epilogue(constants, operation, schedule, shape)
     hidden = schedule.roles == "pingpong"
-    work = tiling.waves * tile + finish * (1 if hidden else tiling.waves)
+    work = tiling.waves * tile + finish * (1 if hidden else tiling.finishes)
+    if schedule.stream_k:
+        work += tiling.apart * constants["apart"] * tile + _parts(constants, schedule, tiling)
     memory = _memory(constants, operation, schedule, shape, tiling)
     last = tiling.last_blocks / ((tiling.waves - 1) * tiling.blocks + tiling.last_blocks)
     memory *= (1 - last) * _pace(constants, tiling.blocks, multiprocessors) + last * _pace(
@@ -186,6 +198,15 @@ def _epilogue(
         sums = 4 * schedule.tile[0] * schedule.tile[1]
         found += constants["exchange"] + sums / constants["exchange_bandwidth"]
     return found
+
+
+def _parts(constants: Value, schedule: GemmSchedule, tiling: Tiling) -> float:
+    """Seconds in which a block leaves a part of its own, and adds those of others to another.
+
+    Where nothing is cut a kernel that could takes up to 2 % longer than its twin: never choose it.
+    """
+    sums = 4 * schedule.tile[0] * schedule.tile[1] / schedule.split
+    return constants["parts"] + tiling.parts * sums / constants["parts_bandwidth"]
 
 
 def _memory(

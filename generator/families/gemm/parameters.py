@@ -7,6 +7,7 @@ from functools import cached_property
 
 from warploom.generator import launches
 from warploom.generator.elements import Element, element
+from warploom.generator.families.gemm.cut import Cut, cut
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.problem import Batches, GemmProblem, row_groups
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
@@ -41,6 +42,11 @@ class AtLaunch(launches.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         rows = (self.problem.m - 1) % tile.extent + 1
         eights = 8 * tile.slices
         return replace(tile, extent=-(-rows // eights) * eights)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How tiles go to clusters."""
+        return cut(self.schedule, self.problem, self.device)
 
     def a_map(self) -> TensorMap:
         """Of the tiles of A, but for the last where that one is trimmed.
@@ -156,6 +162,8 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         int32("n", "columns of D", lambda at: at.problem.n),
         int32("k", "products summed", lambda at: at.problem.k),
     ]
+    if schedule.stream_k:
+        fields += _cut(operation)
     return block([*fields, *(_batches(operation) if operation.batched else ())])
 
 
@@ -188,6 +196,14 @@ def _stored(operation: GemmOperation, schedule: GemmSchedule) -> list[Field[AtLa
         meaning = "elements between batches of D"
         fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
     return fields
+
+
+def _cut(operation: GemmOperation) -> list[Field[AtLaunch]]:
+    return [
+        pointer("parts", operation.accumulator.cpp, "sums of parts of tiles, by blocks"),
+        pointer("raised", "int", "a flag for each warp of each block that leaves a part"),
+        int32("cut", "tiles that are cut: the first", lambda at: at.cut.tiles),
+    ]
 
 
 def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:

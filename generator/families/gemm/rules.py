@@ -79,6 +79,10 @@ def schedule_reasons(
             None
             if schedule.split == 1
             else rules.multiple_of(f"tile {columns}", schedule.columns, 8 * schedule.split),
+            None
+            if not schedule.stream_k or schedule.roles == "cooperative"
+            else f"stream_k with roles {schedule.roles}: must be cooperative, as a part of a tile "
+            "is of all consumers",
         ]
     )
     if first:  # what follows would divide by them

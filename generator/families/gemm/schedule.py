@@ -142,6 +142,12 @@ class GemmSchedule:
         doc="blocks that share a tile's k, in a cluster of their own: each adds up its "
         "part, then finishes an equal share of the tile's columns of wgmma",
     )
+    stream_k: bool = knob(
+        default=False,
+        later=True,
+        doc="clusters share the k of tiles that do not fill a wave, so that all end together: "
+        "sums go through memory, and are added in one order",
+    )
 
     @property
     def threads(self) -> int:

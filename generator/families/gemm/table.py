@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.gemm.problem import tiles
+from warploom.generator.families.gemm.cut import cut
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, Store
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.families.table import Demand, Feature, Row, Table
@@ -76,6 +76,7 @@ class GemmTable(Table[GemmOperation, GemmSchedule, GemmShape]):
         )
 
 
-def waves(schedule: GemmSchedule, shape: GemmShape, device: DeviceLimits) -> int:
-    """How many tiles the busiest multiprocessor gets."""
-    return -(-tiles(schedule, shape) // device.clusters(schedule.cluster_size))
+def waves(schedule: GemmSchedule, shape: GemmShape, device: DeviceLimits) -> float:
+    """How many tiles the busiest multiprocessor gets; of tiles that are cut, not whole ones."""
+    found = cut(schedule, shape, device)
+    return found.waves + found.lost / max(1, found.k_tiles)

@@ -357,7 +357,42 @@ ASKED = [
     )
 ]
 
-WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *BATCHED)
+# Clusters that share tiles beside blocks that do, every way to hold and to finish what they have;
+# only who finishes a tile has its epilogue.
+STREAMED = [
+    spec(tile, stream_k=True, **others)
+    for tile, others in (
+        ((128, 256), {"cluster": (2, 1)}),
+        ((256, 128), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((128, 128), {}),
+        ((128, 176), {"store": "direct", "stages": 2}),
+        ((64, 8), {"consumers": 1, "stages": 2}),
+        ((64, 96), {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
+        ((192, 128), {"swap": True}),
+        ((16, 64), {"swap": True, "consumers": 1, "store": "direct"}),
+        ((64, 256), {"split": 8, "consumers": 1}),
+        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
+        ((128, 96), {"split": 3, "a": "fp16"}),
+        ((128, 128), {"split": 2, "group": 1}),
+        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
+        ((128, 256), {"a": "int8", "cluster": (1, 2)}),
+        ((128, 128), {"a": "int8", "split": 4, "store": "direct"}),
+        ((128, 256), {"a": "e4m3", "cluster": (2, 1)}),
+        ((128, 128), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
+        ((128, 64), {"a": "e4m3", "accumulation": "promoted", "split": 4}),
+        ((128, 256), {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
+        ((128, 96), {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
+        ((128, 128), {"epilogue": FORWARD, "cluster": (2, 1)}),
+        ((128, 96), {"epilogue": BACKWARD, "split": 3}),
+        ((64, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((128, 96), {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
+        ((128, 128), {"batched": True}),
+        ((128, 96), {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
+        ((64, 64), {"epilogue": BACKWARD, "batched": True, "split": 4, "consumers": 1}),
+    )
+]
+
+WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *BATCHED)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )

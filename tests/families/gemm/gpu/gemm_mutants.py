@@ -66,6 +66,16 @@ MUTANTS = {
         r"SplitSums::meet\(\);  // all[^\n]*|\bmeet\(\);(?=\s+CUTE_UNROLL)",
         (64, 512, 4093),
     ),
+    "a cluster adds up parts that others have not left": Mutant(
+        cases.spec((128, 128), stream_k=True),
+        r'do asm volatile\("ld\.acquire.*\n\s*while \(up == 0\);',
+        (125, 128, 60_000),
+    ),
+    "a flag stays raised": Mutant(
+        cases.spec((128, 128), stream_k=True),
+        r"\*flag\(other\) = 0;[^\n]*",
+        (125, 128, 60_000),
+    ),
 }
 
 
