@@ -75,18 +75,20 @@ class Plan(Generic[DetailsT, ResultsT]):
         """
         launch = self.launch
         if launch is not None:
-            launch.run(addresses, (), self._checked, results, call_of, given)
+            launch.run(addresses, (), self._checked, addresses, results, call_of, given)
         else:
-            self._checked(results, call_of, given).compute(self.details, results)
+            self._checked(addresses, results, call_of, given).compute(self.details, results)
 
     def _checked(
         self,
+        addresses: tuple[int, ...],
         results: ResultsT,
         call_of: Callable[..., Call[DetailsT, ResultsT]],
         given: tuple[object, ...],
     ) -> Call[DetailsT, ResultsT]:
         call = call_of(*given)
-        if call.signature() != self.key:
+        own = call.signature() == self.key
+        if not (own and call.arguments(self.details, results) == (addresses, ())):
             raise UnlikeError(
                 f"{type(call).__name__} on other tensors than those of {self}",
                 rule="must lie as the planned ones do",

@@ -22,6 +22,7 @@ from warploom.runtime.families.gemm import (
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_epilogue import Passing
+from warploom.runtime.families.gemm.gradient_plans import Ways, simple
 from warploom.runtime.families.gemm.gradient_products import Gradient
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
@@ -44,6 +45,7 @@ from warploom.runtime.tensors import refuse_dual
 _CHARACTERS = 48  # of what is put into an epilogue for gradients, in the name of its kernel
 
 Tensors = Sequence[torch.Tensor | None]
+Found = tuple[Rule, Ways | None]
 TensorsT = TypeVar("TensorsT", bound=Tensors)
 
 
@@ -95,11 +97,9 @@ class _Gemm(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad  # in call and plan too, which need none
-        kind = (call.preactivation, needed)
-        how: Rule | None = plan.rules.get(kind)
-        if how is None:
-            how = _rule(call, plan, tensors, needed[2:])
-            plan.rules[kind] = how
+        options = call.gradient_options
+        kind = (call.preactivation, needed, options.accumulate_into is None)
+        how, ways = plan.rules.get(kind) or _rule(call, plan, tensors, kind)
         kept = [tensors[place] for place in how.kept]
         if how.way == "save":
             d, z = _saving(call, plan)
@@ -111,9 +111,11 @@ class _Gemm(torch.autograd.Function):
         ctx.save_for_backward(*kept)
         ctx.set_materialize_grads(False)
         # Nothing of this is a tensor with a graph, which would escape hooks and be kept alive.
-        ctx.rule = how
-        ctx.numbers = numbers_of(call.listed) if how.numbered else ()
-        ctx.options = call.gradient_options
+        if ways is not None:
+            ctx.run = ways.run
+        else:
+            numbers = numbers_of(call.listed) if how.numbered else ()
+            ctx.run = partial(gradients, how, numbers, options)
         return d
 
     @staticmethod
@@ -122,10 +124,9 @@ class _Gemm(torch.autograd.Function):
         dd: torch.Tensor | None,
     ) -> Tensors:
         """Return the gradients that are wanted."""
-        how = ctx.rule
-        if dd is None:
-            return (None,) * (2 + len(how.needed))
-        found = differentiate(how, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
+        found: Tensors = (None,) * len(ctx.needs_input_grad[2:])
+        if dd is not None:
+            found = once(ctx.run, dd, *ctx.saved_tensors)
         return None, None, *found
 
 
@@ -134,16 +135,23 @@ _apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Gemm).appl
 
 
 def _rule(
-    call: GemmCall, plan: GemmPlan, tensors: Sequence[torch.Tensor], needed: tuple[bool, ...]
-) -> Rule:
-    """How the calls of a plan are differentiated. A kernel that was named stores nothing more."""
+    call: GemmCall, plan: GemmPlan, tensors: Sequence[torch.Tensor], kind: tuple[Any, ...]
+) -> Found:
+    """How the calls of a kind are differentiated. A kernel that was named stores nothing more."""
+    needed = kind[1][2:]
     asked = call.preactivation if call.spec is None else "recompute"
     stored = plan.details.out_dtype in FLOATS
     way = way_of(call.listed, needed, preactivation=asked, stored=stored)
     written = sum(len(step.token) + 1 for step in plan.details.epilogue.steps)
     if way in ("save", "recompute") and written + _CHARACTERS > MOST_CHARACTERS:
         way = "composite"
-    return rule(tensors, call.listed, needed, way)
+    how, options = rule(tensors, call.listed, needed, way), call.gradient_options
+    ways = None
+    plain = options.accumulation == "fast" and options.accumulate_into is None
+    if plain and plan.details.out_dtype == call.b.dtype and simple(tensors, call.listed, how):
+        ways = Ways(how, partial(gradients, how, (), options), of_weight=False)
+    plan.rules[kind] = how, ways
+    return how, ways
 
 
 def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,23 +166,12 @@ def _saving(call: GemmCall, plan: GemmPlan) -> tuple[torch.Tensor, torch.Tensor]
     return plan.saving.run(storing), z
 
 
-def differentiate(
-    how: Rule,
-    numbers: tuple[float, ...],
-    options: GradientOptions,
-    dd: torch.Tensor,
-    *kept: torch.Tensor,
-) -> Tensors:
-    """The gradients that a rule asks for, which cannot be differentiated themselves."""
-    if not torch.is_grad_enabled():
-        return gradients(how, numbers, options, dd, *kept)
-    return once(partial(gradients, how, numbers, options), dd, *kept)  # with create_graph=True
-
-
 def once(compute: Callable[..., TensorsT], *given: torch.Tensor) -> TensorsT:
-    """What `compute` returns of tensors, which autograd sees and cannot differentiate."""
+    """What `compute` returns of tensors; autograd cannot differentiate it."""
+    if not torch.is_grad_enabled():
+        return compute(*given)
     found: TensorsT = _Once.apply(compute, *given)  # type: ignore[no-untyped-call]
-    return found
+    return found  # with create_graph=True
 
 
 class _Once(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """activation(x W^T + bias), as a torch layer calls it: with the least that is done on the host.
 
 A layer keeps, for each kind of its calls, the plan, how it is differentiated, and the plans of its
-gradients (gradient_layer.py): a call like an earlier one makes no view, no key and no rule, and
+gradients (gradient_plans.py): a call like an earlier one makes no view, no key and no rule, and
 autograd sees the weight itself. What does not lie row by row, or would be copied for a kernel, goes
 the way of `gemm`, as does what compilers and modes are to see.
 """
@@ -9,25 +9,35 @@ the way of `gemm`, as does what compilers and modes are to see.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 
-from warploom.runtime.families.gemm import gradient_layer
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import items as epilogue_items
-from warploom.runtime.families.gemm.gradient_layer import LayerRule, rule_of
-from warploom.runtime.families.gemm.gradient_rule import Preactivation, storing_items
+from warploom.runtime.families.gemm.gradient import gradients, once
+from warploom.runtime.families.gemm.gradient_plans import Ways, simple
+from warploom.runtime.families.gemm.gradient_rule import (
+    B,
+    GradientOptions,
+    Preactivation,
+    Rule,
+    rule,
+    storing_items,
+    way_of,
+)
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import without_memory
 from warploom.runtime.plan import known
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, launchable
+
+_OPTIONS = GradientOptions("fast", torch.bfloat16, None)
 
 
 class Layer:
@@ -97,13 +107,14 @@ class _Kind:
     """What is known of a kind of call.
 
     like    a tensor without memory, of the result's shape and type
-    rule    how it is differentiated; None: it is not
+    rule    how it is differentiated, and `ways`, by what; None: it is not
     """
 
     plan: GemmPlan
     activation: str | None
     like: torch.Tensor
-    rule: LayerRule | None
+    rule: Rule | None
+    ways: Ways | None
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.rule is None:
@@ -138,13 +149,17 @@ def _kind(
     """What is to be known of calls like this one; None where they are for `gemm`."""
     if x.stride(-1) != 1 or weight.stride(-1) != 1:  # gradients lie as operands do
         return None
-    read, how = (x, weight) if bias is None else (x, weight, bias), None
-    call = _call(x, weight, bias, activation, None)
+    read = (x, weight) if bias is None else (x, weight, bias)
+    call, how, ways = _call(x, weight, bias, activation, None), None, None
     if torch.is_grad_enabled() and any(one.requires_grad for one in read):
-        how = rule_of(call, read, preactivation)
-        if how is None:
+        needed = tuple(one.requires_grad for one in read)
+        tensors = (x, call.b, *read[2:])
+        way = way_of(call.listed, needed, preactivation=preactivation, stored=True)
+        how = rule(tensors, call.listed, needed, way)
+        if not simple(tensors, call.listed, how):
             return None
-        if how.rule.way == "save":
+        ways = Ways(how, partial(_by_rule, how), of_weight=True)
+        if way == "save":
             z = x.new_empty((*x.shape[:-1], len(weight)))
             call = _call(x, weight, bias, activation, z)
     plan: GemmPlan = known.get(call.signature()) or plans.plan(call)
@@ -152,7 +167,7 @@ def _kind(
         return None
     details = plan.details
     like = without_memory(details.out_shape, details.out_dtype, x.device)
-    return _Kind(plan, activation, like, how)
+    return _Kind(plan, activation, like, how, ways)
 
 
 def _call(
@@ -177,12 +192,16 @@ class _Layer(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        how = cast("LayerRule", kind.rule)
-        z = torch.empty_like(kind.like) if how.rule.way == "save" else None
+        how = cast("Rule", kind.rule)
+        z = torch.empty_like(kind.like) if how.way == "save" else None
         d = kind.launch(x, weight, bias, z)
-        ctx.save_for_backward(*how.saved(x, weight, d if z is None else z))
+        tensors = (x, weight)
+        kept = [tensors[place] for place in how.kept]
+        if how.way != "linear":
+            kept.append(d if z is None else z)
+        ctx.save_for_backward(*kept)
         ctx.set_materialize_grads(False)
-        ctx.how = how  # which has no tensor with a graph: it would escape hooks
+        ctx.ways = kind.ways  # which has no tensor with a graph: it would escape hooks
         return d
 
     @staticmethod
@@ -193,8 +212,17 @@ class _Layer(torch.autograd.Function):
         """Return the gradients that are wanted."""
         if dd is None:
             return None, None, None, None
-        return None, *gradient_layer.differentiate(ctx.how, dd, *ctx.saved_tensors)
+        return None, *once(ctx.ways.run, dd, *ctx.saved_tensors)
 
 
 # Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
 _apply: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Layer).apply
+
+
+def _by_rule(how: Rule, dd: torch.Tensor, *kept: torch.Tensor) -> Sequence[torch.Tensor | None]:
+    """The gradients as those of any product, for which the weight is turned, and turned back."""
+    given = [one.t() if place == B else one for place, one in zip(how.kept, kept, strict=False)]
+    found = list(gradients(how, (), _OPTIONS, dd, *given, *kept[len(given) :]))
+    of_b = found[B]
+    found[B] = None if of_b is None else of_b.t()
+    return found if found[2:] else [*found, None]

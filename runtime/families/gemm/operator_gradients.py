@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
 
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.families.gemm.gradient import differentiate
+from warploom.runtime.families.gemm.gradient import gradients, once
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
     GradientOptions,
@@ -104,7 +105,7 @@ def backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
 
         found = sharding.gradients(*given)
     else:
-        found = differentiate(*given)
+        found = once(partial(gradients, *given[:3]), *given[3:])
     results = list(ctx.none)
     results[:2], results[Call._fields.index("operands")] = found[:2], list(found[2:])
     return tuple(results)

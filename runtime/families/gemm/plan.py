@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch.autograd import forward_ad
@@ -20,7 +20,6 @@ from warploom.runtime.elements import name_of
 from warploom.runtime.families.gemm import epilogue
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Keywords
-from warploom.runtime.families.gemm.gradient_rule import Rule
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.problem import CheckedCall
 from warploom.runtime.launch_plan import LaunchPlan, remember
@@ -44,7 +43,7 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
     `warploom.gemm` itself runs after looking the plan up.
     """
 
-    rules: dict[tuple[object, ...], Rule] = field(default_factory=dict)  # of gradients
+    rules: dict[tuple[object, ...], Any] = field(default_factory=dict)  # of gradients
     reads: tuple[int, ...] | None = None  # the items whose tensors are read
     saving: GemmPlan | None = None  # stores what the activation is given, too
     _number: int = field(default_factory=_numbers.__next__)  # of no other plan of the process

@@ -1,4 +1,4 @@
-"""A layer's calls: what is kept of a kind, and gradients launched on what lies alike."""
+"""What a layer keeps of its calls, and gradients by plans that are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gemm_gradients import FP16, K, M, N, exact, held, leaf, random
+from gemm_gradients import FP16, K, M, N, check, exact, held, leaf, random
+from gemm_gradients import LAYOUTS as PRODUCTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
@@ -106,12 +107,29 @@ def test_every_gradient_is_that_of_a_product_with_the_transpose(layout: str, epi
         expected = warploom.gemm(x, weight.t(), **keywords)
         dd = random(*expected.shape, seed=9).to(x.dtype)
         gradients = torch.autograd.grad(expected, read, dd)
-        for _ in range(2):
-            d = called(x, weight, **keywords)
+        for call in (
+            called,
+            called,
+            lambda x, weight, **given: warploom.gemm(x, weight.t(), **given),
+        ):
+            d = call(x, weight, **keywords)
             assert torch.equal(d, expected)
             for one, like in zip(torch.autograd.grad(d, read, dd), gradients, strict=True):
                 assert torch.equal(one, like)
                 assert one.stride() == like.stride()
+
+
+@pytest.mark.parametrize("epilogue", ["plain", "bias", "bias, gelu"])
+@pytest.mark.parametrize("layout", [at for at, of in PRODUCTS.items() if of()[1].dim() == 2])
+def test_gradients_of_products_are_launched_where_operands_lie(layout: str, epilogue: str) -> None:
+    """An address goes with the extents and the layout of another operand."""
+    a, b = map(leaf, PRODUCTS[layout]())
+    keywords = dict(EPILOGUES[epilogue])
+    bias, function = keywords.get("bias"), keywords.get("activation")
+    items: list[tuple[Any, ...]] = [("bias", leaf(random(*bias)))] if bias else []
+    items += [("activation", function)] if function else []
+    for given in ((a, b), (a, b), (a, b.detach()), (a.detach(), b)):
+        check(*given, items)
 
 
 def _narrow(d: torch.Tensor) -> torch.Tensor:
