@@ -40,16 +40,12 @@ class GemmLayout:
     sums_bytes: int  # accumulators of a tile
     registers: int  # that a consumer's thread is expected to need
     register_budget: int  # that it may have
+    parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
 
     @property
     def trims_a(self) -> bool:
         """Whether tiles load no row of A past the last: their boxes have a row for each of A's."""
         return self.a.k_major
-
-    @property
-    def parts_in_flight(self) -> int:
-        """Fragments, of 4 registers, that a thread reads at a time of parts of a tile's sums."""
-        return 16 if self.registers + 16 * 4 <= self.register_budget else 8
 
     @property
     def stage_bytes(self) -> int:
@@ -81,6 +77,9 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     chunk_columns, registers = _chunk(operation, schedule)
     box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
     store_box = box if schedule.store == "tma" else (0, 0)
+    budget = _budget(schedule)
+    # Sums of int32 at the limit spill, which those of fp32 do not.
+    left = budget - registers - element(operation.a).is_integer
     return GemmLayout(
         a=operand_tile(
             element(operation.a),
@@ -103,7 +102,8 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         consumers=schedule.consumers,
         sums_bytes=4 * m * n,
         registers=registers,
-        register_budget=_budget(schedule),
+        register_budget=budget,
+        parts_in_flight=16 if left >= 16 * 4 else 8,
     )
 
 
