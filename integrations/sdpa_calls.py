@@ -1,7 +1,7 @@
 """Attentions and their gradients as torch's fused operators call them: at little host time.
 
 An operator is called from torch's dispatcher, below autograd, with tensors that are memory. What
-is known of a kind of call, its plan or that torch's kernel runs it, is one look-up away. Results
+is known of a kind of call, its plan or that torch's kernel runs it, torch's guards find. Results
 lie as the operators' registrations for fake tensors say: like the operands that they belong to.
 """
 
@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations import sdpa_rules as rules
+from warploom.runtime import plan as plans
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import plan as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import plan as forwards
 from warploom.runtime.families.attention_forward.call import AttentionCall
-from warploom.runtime.launch_plan import remember
+from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import without_memory
-from warploom.runtime.plan import known
+from warploom.runtime.tensors import UnlikeError
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Kind = tuple[object, ...]
 
-_BOUND = 4096  # kinds of calls remembered, with all plans
 REFUSED: Any = object()
+_BOUND = 4096  # kinds of calls remembered
+_ALIGNED = 15  # bits that are 0 in a multiple of 16 bytes, which TMA reads
+_forwards: Kinds[Any] = Kinds(_BOUND)
+_backwards: Kinds[Any] = Kinds(_BOUND)
 
 
 class Operator(NamedTuple):
@@ -66,32 +68,19 @@ def attend(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, Forward] | None:
     """out, its log-sum-exp and what is known of the call; None where torch's kernel is to run."""
-    at_q, at_k, at_v = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    kind = (
-        operator.name,
-        is_causal,
-        scale is None or 0 < scale < torch.inf,
-        query.shape,
-        query.stride(),
-        query.dtype,
-        query.get_device(),
-        at_q & 15,
-        key.shape,
-        key.stride(),
-        key.dtype,
-        key.get_device(),
-        at_k & 15,
-        value.shape,
-        value.stride(),
-        value.dtype,
-        value.get_device(),
-        at_v & 15,
-    )
+    at = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    if (at[0] | at[1] | at[2]) & _ALIGNED:
+        return None
+    options = (operator.name, is_causal, scale is None or 0 < scale < torch.inf)
     given = (query, key, value, is_causal, scale)
-    made = known.get(kind)
+    made = _forwards.find(options, query, key, value)
     if made is None:
-        make = partial(_plan_forward, operator, *given)
-        made = planned(kind, (query, key, value), scale, make)
+        made = planned(
+            lambda found: _forwards.keep(found, options, query, key, value),
+            (query, key, value),
+            scale,
+            lambda: _plan_forward(operator, *given),
+        )
     if made is REFUSED:
         return None
     plan: forwards.AttentionPlan = made.plan
@@ -99,9 +88,9 @@ def attend(
     if plan.launch is None:  # the reference makes an lse of its own
         _, computed = plan.run(_forward_call(operator, out, *given))
         return out, lse.copy_(computed.view(lse.shape)), made
-    addresses = (at_q, at_k, at_v, out.data_ptr(), lse.data_ptr())
-    scalars = (plan.details.scale if scale is None else scale,)
-    plan.launch.run(addresses, scalars, _check_forward, plan, lse, operator, out, *given)
+    addresses = (*at, out.data_ptr(), lse.data_ptr())
+    arguments = addresses, (plan.details.scale if scale is None else scale,)
+    plan.run_at(arguments, (out, lse), _forward_call, operator, out, *given)
     return out, lse, made
 
 
@@ -117,47 +106,47 @@ def differentiate(
     scale: float | None,
 ) -> Gradients | None:
     """The gradients of query, key and value; None where torch's kernel is to run."""
-    kind = (
+    read = (query, key, value, out, grad_out, lse)
+    at = tuple([one.data_ptr() for one in read])
+    if (at[0] | at[1] | at[2]) & _ALIGNED:
+        return None
+    options = (
         operator.name,
-        "gradients",
         is_causal,
         scale is None or 0 < scale < torch.inf,
         torch.are_deterministic_algorithms_enabled(),
-        lse.is_contiguous(),
-        *_layout(grad_out),
-        *_layout(query),
-        *_layout(key),
-        *_layout(value),
-        *_layout(out),
     )
     into = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    given = (grad_out, query, key, value, out, lse, is_causal, scale)
-    plan = known.get(kind)
+    given = (operator, into, grad_out, query, key, value, out, lse, is_causal, scale)
+    plan = _backwards.find(options, *read)
     if plan is None:
-        call = _backward_call(operator, into, *given)
-        plan = planned(kind, (query, key, value), scale, partial(backwards.plan, call))
+        plan = planned(
+            lambda found: _backwards.keep(found, options, *read),
+            (query, key, value),
+            scale,
+            lambda: plans.planned(_backward_call(*given), backwards.AttentionBackwardPlan),
+        )
     if plan is REFUSED:
         return None
-    if plan.launch is None or plan.copies or not lse.is_contiguous():
-        found: Gradients = plan.run(_backward_call(operator, into, *given))
-        return found
-    read = (query, key, value, out, grad_out, lse)
-    addresses = (*(tensor.data_ptr() for tensor in read), 0, *(to.data_ptr() for to in into))
-    scalars = (plan.details.scale if scale is None else scale,)
-    plan.launch.run(addresses, scalars, _check_backward, plan, operator, into, *given)
-    return into
+    if plan.launch is not None and not plan.copies and lse.is_contiguous():
+        addresses = (*at, 0, into[0].data_ptr(), into[1].data_ptr(), into[2].data_ptr())
+        arguments = addresses, (plan.details.scale if scale is None else scale,)
+        with contextlib.suppress(UnlikeError):  # an address that is new is no multiple of 16 bytes
+            plan.run_at(arguments, into, _backward_call, *given)
+            return into
+    return backwards.attention_backward(_backward_call(*given))
 
 
 # ---- What is new ---------------------------------------------------------------------------------
 
 
 def planned(
-    kind: Kind,
+    keep: Callable[[Any], None],
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float | None,
     make: Callable[[], object],
 ) -> Any:  # noqa: ANN401 (what `make` returns)
-    """What is kept of a kind of call that is new: what is made for it, or REFUSED.
+    """What `keep` is given of a kind of call that is new: what is made for it, or REFUSED.
 
     The rules are those of `warploom.sdpa`, of tensors [batch, heads, length, dim]. While a graph is
     captured nothing can be planned: torch's kernel runs, and a later call is new again.
@@ -168,7 +157,7 @@ def planned(
             return REFUSED
         with contextlib.suppress(ProblemError), torch.inference_mode(mode=False):
             made = make()  # or it is refused: for instance what is too large for a kernel
-    remember(known, kind, made, _BOUND)
+    keep(made)
     return made
 
 
@@ -184,7 +173,8 @@ def _refusal(
 
 def _plan_forward(operator: Operator, *given: Any) -> Forward:
     query = given[0]
-    plan = forwards.plan(_forward_call(operator, torch.empty_like(query), *given))
+    call = _forward_call(operator, torch.empty_like(query), *given)
+    plan = plans.planned(call, forwards.AttentionPlan)
     device, shape = query.device, (*plan.details.lse_shape, *operator.lse)
     return Forward(
         plan,
@@ -192,16 +182,6 @@ def _plan_forward(operator: Operator, *given: Any) -> Forward:
         without_memory(operator.seed, operator.integer, device),
         without_memory((), operator.integer, device),
         torch.empty(0, dtype=query.dtype, device=device),
-    )
-
-
-def _layout(tensor: torch.Tensor) -> Kind:
-    return (
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.get_device(),
-        tensor.data_ptr() & 15,
     )
 
 
@@ -236,13 +216,3 @@ def _backward_call(
     causal = operator.aligned if is_causal else False
     forward = Arguments(query, key, value, causal=causal, scale=scale)
     return BackwardCall(forward, out, lse.view(out.shape[:-1]), grad_out, into=into)
-
-
-def _check_forward(plan: forwards.AttentionPlan, lse: torch.Tensor, *given: Any) -> None:
-    call = _forward_call(*given)
-    call.check(plan.details, (given[1], lse))
-
-
-def _check_backward(plan: backwards.AttentionBackwardPlan, *given: Any) -> None:
-    call = _backward_call(*given)
-    call.check(plan.details, given[1])

@@ -17,7 +17,10 @@ from warploom.runtime.families.attention_backward import plan as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import plan as forwards
 from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.launch_plan import remember
 from warploom.runtime.plan import known
+
+_BOUND = 4096  # kinds of calls remembered, with all plans
 
 
 class PackedArguments(NamedTuple):
@@ -65,7 +68,9 @@ def attend(
     kind = ("packed", _positive(arguments.scale), *call.signature())
     plan: forwards.AttentionPlan | None = known.get(kind)
     if plan is None:
-        plan = planned(kind, _as_one(call), arguments.scale, partial(forwards.plan, call))
+        plan = planned(
+            partial(_keep, kind), _as_one(call), arguments.scale, partial(forwards.plan, call)
+        )
     return None if plan is REFUSED else plan.run(call)
 
 
@@ -85,8 +90,14 @@ def differentiate(
     kind = ("packed gradients", _positive(arguments.scale), *call.signature())
     plan: backwards.AttentionBackwardPlan | None = known.get(kind)
     if plan is None:
-        plan = planned(kind, _as_one(forward), arguments.scale, partial(backwards.plan, call))
+        plan = planned(
+            partial(_keep, kind), _as_one(forward), arguments.scale, partial(backwards.plan, call)
+        )
     return None if plan is REFUSED else plan.run(call)
+
+
+def _keep(kind: tuple[object, ...], plan: object) -> None:
+    remember(known, kind, plan, _BOUND)
 
 
 def _positive(scale: float | None) -> bool:

@@ -23,25 +23,26 @@ from warploom.runtime.launch_plan import remember
 KindT = TypeVar("KindT")
 Entry = tuple[object, Callable[..., bool], KindT]
 
-_BOUND = 64  # kinds kept in one place
 _places: WeakSet[Kinds[object]] = WeakSet()
 
 
 class Kinds(Generic[KindT]):
     """What is kept of the kinds of calls that come from one place, such as a layer.
 
+    bound   the kinds that are kept
     A copy is empty: plans are neither copied nor pickled.
     """
 
-    __slots__ = ("__weakref__", "_known", "_last")
+    __slots__ = ("__weakref__", "_bound", "_known", "_last")
 
-    def __init__(self) -> None:
+    def __init__(self, bound: int = 64) -> None:
+        self._bound = bound
         self._last: Entry[KindT] | None = None
         self._known: dict[tuple[object, ...], Entry[KindT]] = {}
         _places.add(self)  # type: ignore[arg-type]
 
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        return type(self), (self._bound,)
 
     def find(self, options: object, *tensors: torch.Tensor) -> KindT | None:
         """What is kept of calls like this one; None for a new kind, and where operators are seen.
@@ -69,7 +70,7 @@ class Kinds(Generic[KindT]):
         if fits is not None:
             asked = torch.is_grad_enabled(), options
             self._last = (asked, fits, kind)
-            remember(self._known, (asked, *properties(*tensors)), self._last, _BOUND)
+            remember(self._known, (asked, *properties(*tensors)), self._last, self._bound)
 
     def clear(self) -> None:
         """Forget all."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from warploom import hooks
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
-from warploom.runtime.call import Call, DetailsT, Key, ResultsT
+from warploom.runtime.call import Arguments, Call, DetailsT, Key, ResultsT
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches, remember
@@ -63,32 +63,32 @@ class Plan(Generic[DetailsT, ResultsT]):
 
     def run_at(
         self,
-        addresses: tuple[int, ...],
+        arguments: Arguments,
         results: ResultsT,
         call_of: Callable[..., Call[DetailsT, ResultsT]],
         *given: object,
     ) -> None:
         """Launch on tensors at these addresses, with no call made where they came up before.
 
-        It is for a plan without copies and numbers. `call_of`, given what follows it, returns the
-        call. Raises UnlikeError where that is not one of this plan's.
+        It is for a plan without copies. `call_of`, given what follows it, returns the call. Raises
+        UnlikeError where that is not one of this plan's, of these `arguments`.
         """
         launch = self.launch
         if launch is not None:
-            launch.run(addresses, (), self._checked, addresses, results, call_of, given)
+            launch.run(*arguments, self._checked, arguments, results, call_of, given)
         else:
-            self._checked(addresses, results, call_of, given).compute(self.details, results)
+            self._checked(arguments, results, call_of, given).compute(self.details, results)
 
     def _checked(
         self,
-        addresses: tuple[int, ...],
+        arguments: Arguments,
         results: ResultsT,
         call_of: Callable[..., Call[DetailsT, ResultsT]],
         given: tuple[object, ...],
     ) -> Call[DetailsT, ResultsT]:
         call = call_of(*given)
         own = call.signature() == self.key
-        if not (own and call.arguments(self.details, results) == (addresses, ())):
+        if not (own and call.arguments(self.details, results) == arguments):
             raise UnlikeError(
                 f"{type(call).__name__} on other tensors than those of {self}",
                 rule="must lie as the planned ones do",
@@ -138,6 +138,12 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
         hooks.observer.planned(planned, drafted)
     remember(known, key, planned, _BOUND)
     return planned
+
+
+def planned(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
+    """The plan of a call, which is made where there is none."""
+    found: PlanT | None = known.get(call.signature())
+    return found or make(call, kind)
 
 
 def run(call: Call[Any, ResultsT]) -> ResultsT:

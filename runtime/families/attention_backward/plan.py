@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from warploom.runtime.families.attention_backward.call import BackwardCall, Details
 from warploom.runtime.families.attention_backward.reference import Gradients
-from warploom.runtime.plan import Plan, known, make
+from warploom.runtime.plan import Plan, make, planned
 
 
 class AttentionBackwardPlan(Plan[Details, Gradients]):
@@ -17,8 +17,7 @@ def attention_backward(call: BackwardCall) -> Gradients:
     Gradients have the order of strides of q, k and v, or lie where the call says. Those of packed
     rows past the last sequence are 0. Raises ProblemError before anything is launched.
     """
-    planned: AttentionBackwardPlan = known.get(call.signature()) or plan(call)
-    return planned.run(call)
+    return planned(call, AttentionBackwardPlan).run(call)
 
 
 def plan(call: BackwardCall) -> AttentionBackwardPlan:

@@ -19,7 +19,7 @@ from warploom.runtime.families.attention_forward.call import (
     Pair,
     gradients_choice,
 )
-from warploom.runtime.plan import Plan, known, make
+from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.tensors import explained, refuse_dual
 
 
@@ -72,7 +72,7 @@ class AttentionPlan(Plan[Details, Pair]):
 
 def attention(call: AttentionCall) -> Pair:
     """Run the planned call, planning it first when it is new; return out and lse."""
-    return gradient.run(known.get(call.signature()) or plan(call), call)
+    return gradient.run(planned(call, AttentionPlan), call)
 
 
 def plan(call: AttentionCall) -> AttentionPlan:

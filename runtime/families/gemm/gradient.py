@@ -39,7 +39,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
 )
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.plan import known
+from warploom.runtime.plan import planned
 from warploom.runtime.tensors import refuse_dual
 
 _CHARACTERS = 48  # of what is put into an epilogue for gradients, in the name of its kernel
@@ -51,8 +51,7 @@ TensorsT = TypeVar("TensorsT", bound=Tensors)
 
 def gemm(call: GemmCall) -> torch.Tensor:
     """Run the planned call, planning it first when it is new, for autograd to differentiate."""
-    planned: GemmPlan = known.get(call.signature()) or plans.plan(call)
-    return run(planned, call)
+    return run(planned(call, GemmPlan), call)
 
 
 def run(plan: GemmPlan, call: GemmCall) -> torch.Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import A, B, Rule
 from warploom.runtime.families.gemm.operands import matrix
@@ -22,7 +21,7 @@ from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import without_memory
-from warploom.runtime.plan import Plan, known, make
+from warploom.runtime.plan import Plan, planned
 from warploom.runtime.tensors import UnlikeError, launchable
 
 Gradients = Sequence[torch.Tensor | None]
@@ -106,7 +105,7 @@ class _Product:
         d = torch.empty_like(self.like)
         read = (operand, dz) if self.left else (dz, operand)
         addresses = (read[0].data_ptr(), read[1].data_ptr(), d.data_ptr())
-        self.plan.run_at(addresses, d, self.call_of, *read)
+        self.plan.run_at((addresses, ()), d, self.call_of, *read)
         return d.t() if self.turned else d
 
 
@@ -134,7 +133,7 @@ class _Slope:
         if self.sums is not None:
             sums = torch.empty_like(self.sums)
             addresses = (*addresses, sums.data_ptr())
-        self.plan.run_at(addresses, (dz, sums), ActivationBackwardCall, dd, z, *self.asked)
+        self.plan.run_at((addresses, ()), (dz, sums), ActivationBackwardCall, dd, z, *self.asked)
         if sums is not None and self.bias_dtype != torch.float32:
             sums = sums.to(self.bias_dtype)
         return dd if dz is None else dz, sums
@@ -190,7 +189,7 @@ def _slope(
     past = (None, None) if z is None else (how.items[-1][1], dtype)
     asked = (past[0], bias_dtype is not None, None, past[1])
     call = ActivationBackwardCall(dd, z, *asked)
-    plan: Plan[Any, Any] = known.get(call.signature()) or make(call, Plan)
+    plan: Plan[Any, Any] = planned(call, Plan)
     dz, sums = (
         None if one is None else without_memory(one.shape, one.dtype, one.device)
         for one in call.results(plan.details)
@@ -207,7 +206,7 @@ def _product(
     turned: bool = False,
 ) -> _Product:
     call = call_of(operand, dz) if left else call_of(dz, operand)
-    plan: GemmPlan = known.get(call.signature()) or plans.plan(call)
+    plan = planned(call, GemmPlan)
     details = plan.details
     like = without_memory(details.out_shape, details.out_dtype, dz.device)
     return _Product(plan, call_of, left, like, turned)

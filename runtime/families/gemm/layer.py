@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import torch
 
-from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import items as epilogue_items
@@ -34,7 +33,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import without_memory
-from warploom.runtime.plan import known
+from warploom.runtime.plan import planned
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, launchable
 
 _OPTIONS = GradientOptions("fast", torch.bfloat16, None)
@@ -135,7 +134,7 @@ class _Kind:
             addresses = (*addresses, bias.data_ptr())
         if z is not None:
             addresses = (*addresses, z.data_ptr())
-        self.plan.run_at(addresses, d, _call, x, weight, bias, self.activation, z)
+        self.plan.run_at((addresses, ()), d, _call, x, weight, bias, self.activation, z)
         return d
 
 
@@ -162,7 +161,7 @@ def _kind(
         if way == "save":
             z = x.new_empty((*x.shape[:-1], len(weight)))
             call = _call(x, weight, bias, activation, z)
-    plan: GemmPlan = known.get(call.signature()) or plans.plan(call)
+    plan = planned(call, GemmPlan)
     if plan.copies:
         return None
     details = plan.details

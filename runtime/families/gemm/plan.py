@@ -23,7 +23,7 @@ from warploom.runtime.families.gemm.epilogue import Keywords
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.problem import CheckedCall
 from warploom.runtime.launch_plan import LaunchPlan, remember
-from warploom.runtime.plan import Plan, known, make
+from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.tensors import explained
 
 Launch = Callable[[], tuple[object, ...]]  # returns the driver's status first, 0 being success
@@ -123,8 +123,7 @@ class GemmPlan(Plan[CheckedCall, torch.Tensor]):
 
 def gemm(call: GemmCall) -> torch.Tensor:
     """Run the planned call, planning it first when it is new; autograd does not see it."""
-    planned: GemmPlan = known.get(call.signature()) or plan(call)
-    return planned.run(call)
+    return planned(call, GemmPlan).run(call)
 
 
 def plan(call: GemmCall) -> GemmPlan:

@@ -29,15 +29,15 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
 
     def seen(
         self: Plan[Any, Any],
-        addresses: tuple[int, ...],
+        arguments: Any,  # noqa: ANN401
         results: Any,  # noqa: ANN401
         call_of: Callable[..., Any],
         *given: Any,
     ) -> None:
-        run_at(self, addresses, results, call_of, *given)
+        run_at(self, arguments, results, call_of, *given)
         call = call_of(*given)
         assert call.signature() == self.key
-        assert call.arguments(self.details, results) == (addresses, ())
+        assert call.arguments(self.details, results) == arguments
         noted.append(self)
 
     monkeypatch.setattr(Plan, "run_at", seen)
