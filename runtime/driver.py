@@ -19,8 +19,9 @@ from warploom.generator.launches import DeviceLimits
 
 # Handles that stand for a stream of whichever device is current: the legacy default stream, by two
 # names, and that of the calling thread (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD).
+LEGACY_STREAMS = (0, 1)
 PER_THREAD_STREAM = 2
-DEFAULT_STREAMS = (0, 1, PER_THREAD_STREAM)
+DEFAULT_STREAMS = (*LEGACY_STREAMS, PER_THREAD_STREAM)
 
 _used = False  # whether CUDA was initialised when this process was last forked
 _forked = False  # whether this process came of such a fork

@@ -3,7 +3,8 @@
 They take no memset, which costs 2.3 us of the GPU's time before each launch (H200), a tenth of a
 short attention. Launches of one stream run one after the other, so all plans share what a stream
 has. A stream is told by its driver's id, not by its handle, which a later stream may get anew; the
-per-thread default stream by its thread. A captured launch has its own, since a graph is replayed
+per-thread default stream by its thread. The legacy default stream is one and is never captured, so
+that nothing is asked of the driver. A captured launch has its own, since a graph is replayed
 anywhere, but never beside itself.
 
 None is given back: a launch or a graph may still use it. The memory is the driver's, not torch's
@@ -19,7 +20,7 @@ import threading
 from cuda.bindings import driver
 
 from warploom.generator.locks import ForkLock
-from warploom.runtime.driver import PER_THREAD_STREAM, check, enter
+from warploom.runtime.driver import LEGACY_STREAMS, PER_THREAD_STREAM, check, enter
 
 LEAST = 128  # bytes: a cache line, so that counters of different streams do not meet in one
 _SLAB = 64 << 10  # bytes that are asked of the driver at once
@@ -40,7 +41,7 @@ def zeros(device: int, stream: int, size: int) -> int:
     That launch must leave zeros there. May be called under a capture.
     """
     room = max(LEAST, 1 << (size - 1).bit_length())
-    if _capturing(device, stream):
+    if stream not in LEGACY_STREAMS and _capturing(device, stream):
         with _lock:
             return _carve(device, room)
     key = (device, *_identity(stream))
@@ -64,6 +65,8 @@ def _capturing(device: int, stream: int) -> bool:
 
 def _identity(stream: int) -> tuple[int, ...]:
     """What tells a stream from all others of the process, past and to come."""
+    if stream in LEGACY_STREAMS:
+        return -2, 0
     if stream != PER_THREAD_STREAM:
         return (check(driver.cuStreamGetId(driver.CUstream(stream))),)  # not while it captures
     if not hasattr(_own, "number"):

@@ -25,6 +25,7 @@ from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime import driver, kept
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
+from warploom.runtime.operands import without_memory
 from warploom.runtime.tensor_map import encode
 
 Launches = tuple[Prepared, ...]
@@ -67,6 +68,7 @@ class LaunchPlan:
         self._number = next(_numbers)  # of no other plan of the process
         self._place = torch.device("cuda", self.device)
         self._own = threading.local()
+        self._like: torch.Tensor | None = None  # of a call's workspaces
         self._room_bytes, self._offsets = _laid_out([w for w in self.workspaces if not w.kept])
         self._kept_bytes, self._kept_offsets = _laid_out([w for w in self.workspaces if w.kept])
 
@@ -108,11 +110,15 @@ class LaunchPlan:
         On the per-thread default stream, which torch takes for one stream, it would hand on to
         another thread what a kernel of this one still uses; so a thread keeps its own there.
         """
+        like = self._like
+        if like is None:
+            like = without_memory((self._room_bytes,), torch.uint8, self._place)
+            self._like = like
         if stream != driver.PER_THREAD_STREAM or torch.cuda.is_current_stream_capturing():
-            return torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
+            return torch.empty_like(like)
         own: dict[str, torch.Tensor] = self._own.__dict__
         if "room" not in own:
-            own["room"] = torch.empty(self._room_bytes, dtype=torch.uint8, device=self._place)
+            own["room"] = torch.empty_like(like)
         return own["room"]
 
     def _bind(self, address: dict[str, int], scalars: tuple[float, ...], stream: int) -> Launches:

@@ -19,7 +19,7 @@ ERROR = 201  # CUDA_ERROR_INVALID_CONTEXT
 class Driver:
     """Stands in for the driver: streams have ids, some are captured, a thread may be new to it."""
 
-    ids: dict[int, int] = field(default_factory=lambda: {0: 10, 7: 17, 9: 19})
+    ids: dict[int, int] = field(default_factory=lambda: {7: 17, 9: 19})
     capturing: set[int] = field(default_factory=set)  # handles
     entered: bool = True
 

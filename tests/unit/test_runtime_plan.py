@@ -93,15 +93,15 @@ def test_a_tensor_map_of_several_launches_is_encoded_once(encoded: list[int]) ->
 def test_workspaces_are_apart_and_aligned_and_those_that_are_kept_are_the_streams(
     encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rooms, sizes, empty = [], [], torch.empty
+    rooms, sizes = [], []
 
-    def used_before(size: int, **keywords: Any) -> torch.Tensor:
-        room = empty(size + 512, **keywords)
+    def used_before(like: torch.Tensor) -> torch.Tensor:
+        room = like.new_empty(like.numel() + 512)
         rooms.append(room[-room.data_ptr() % 256 :])  # as aligned as torch's CUDA allocator is
-        sizes.append(size)
+        sizes.append(like.numel())
         return rooms[-1]
 
-    monkeypatch.setattr(torch, "empty", used_before)
+    monkeypatch.setattr(torch, "empty_like", used_before)
     monkeypatch.setattr(kept, "zeros", lambda device, stream, size: sizes.append(size) or ZEROS)
     kernel = Kernel()
     made = make(WORKSPACES, kernel)

@@ -86,7 +86,7 @@ def simple(tensors: Sequence[torch.Tensor], listed: Sequence[Item], rule: Rule) 
 # ---- By plans ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Product:
     """One product of dz with an operand that lies as the planned one did.
 
@@ -109,7 +109,7 @@ class _Product:
         return d.t() if self.turned else d
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Slope:
     """The way past an activation, and the sums of columns for a bias: by the arguments `asked`.
 
@@ -139,7 +139,7 @@ class _Slope:
         return dd if dz is None else dz, sums
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Plans:
     """What computes the gradients of a kind of backward pass, of those that are wanted."""
 

@@ -101,7 +101,7 @@ def _by_gemm(
     return gemm(x, weight.t(), bias=bias, activation=activation, preactivation=preactivation)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Kind:
     """What is known of a kind of call.
 
