@@ -116,6 +116,10 @@ class ParameterBlock(Generic[AtT]):
         return end + -end % _ALIGNMENT
 
     @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+    @cached_property
     def _packer(self) -> struct.Struct:
         text, end = "<", 0
         for field in self.fields:
@@ -129,7 +133,7 @@ class ParameterBlock(Generic[AtT]):
 
     def pack(self, values: Mapping[str, bytes | int | float]) -> bytes:
         """Return the block's bytes, padding zeroed; `values` has exactly the fields' names."""
-        return self._packer.pack(*(values[field.name] for field in self.fields))
+        return self._packer.pack(*[values[name] for name in self._names])
 
 
 def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:

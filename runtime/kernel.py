@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -38,26 +37,30 @@ def store() -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One launch, ready to go: immutable, so that any thread may fire it at any time."""
+    """One launch on one stream, ready to go: immutable, so that any thread may fire it any time.
 
-    launch: Callable[[], tuple[driver.CUresult]]
-    keep: tuple[object, ...]  # what its addresses point into
+    launch    is given the address of a pointer to the parameter block, and 0
+    device    the stream's
+    roams     launches on a default stream: that of whichever device is current
+    """
+
+    launch: Callable[[int, int], tuple[driver.CUresult]]
     device: int
-    roams: bool  # launches on a default stream: that of whichever device is current
+    roams: bool
 
-    def fire(self) -> None:
-        """Launch on the stream that it was prepared for."""
+    def fire(self, arguments: int) -> None:
+        """Launch with the parameter block whose address lies at the address `arguments`."""
         if self.roams:
             refuse_fork()  # in our words: torch would be the first to notice
             if torch._C._cuda_getDevice() != self.device:
                 with torch.cuda.device(self.device):
-                    self.fire()
+                    self.fire(arguments)
                 return
-        (status,) = self.launch()
+        (status,) = self.launch(arguments, 0)
         if status:  # the driver's success is 0
             if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread new to CUDA
                 enter(self.device)
-                (status,) = self.launch()
+                (status,) = self.launch(arguments, 0)
             check((status,))
 
 
@@ -101,28 +104,18 @@ class Kernel:
             self._ready.add((entry, device))
             return handle
 
-    def prepare(self, launch: Launch, block: bytes, device: int, stream: int) -> Prepared:
-        """Bind a launch to its packed parameter block and a stream of `device`."""
+    def prepare(self, launch: Launch, device: int, stream: int) -> Prepared:
+        """Configure a launch on a stream of `device`, whatever its parameters will be."""
         handle = self.load(launch.entry, device)
-        room = ctypes.create_string_buffer(len(block) + 64)
-        address = -(-ctypes.addressof(room) // 64) * 64  # the block holds tensor maps
-        ctypes.memmove(address, block, len(block))
-        arguments = (ctypes.c_void_p * 1)(address)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
         config.sharedMemBytes, config.hStream = launch.shared_bytes, driver.CUstream(stream)
         config.attrs = _attributes(launch)
         config.numAttrs = len(config.attrs)
-        fire = partial(
-            driver.cuLaunchKernelEx,
-            config,
-            driver.CUfunction(int(handle)),
-            ctypes.addressof(arguments),
-            0,
-        )
+        fire = partial(driver.cuLaunchKernelEx, config, driver.CUfunction(int(handle)))
         roams = stream in DEFAULT_STREAMS and torch.cuda.device_count() > 1
-        return Prepared(fire, (room, arguments), device, roams)
+        return Prepared(fire, device, roams)
 
 
 def _attributes(launch: Launch) -> list[driver.CUlaunchAttribute]:

@@ -1,7 +1,7 @@
 """Launches of one spec for one problem, bound to addresses once and then only fired.
 
-It knows no family. What it keeps is layout, launch configuration and encoded tensor maps, by
-address, stream and scalars, in a bounded map; never anything derived from contents. Workspaces are
+It knows no family. What it keeps is launch configurations, by stream, and parameter blocks, by
+address, stream and scalars, in bounded maps; never anything derived from contents. Workspaces are
 allocated per call on the current stream, but for those that are kept (see warploom.runtime.kept).
 """
 
@@ -10,32 +10,34 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeVar
 
 import torch
 
 from warploom.generator.families import family
-from warploom.generator.launches import Address, Argument, Launch, Workspace
+from warploom.generator.launches import Launch, Workspace
 from warploom.generator.locks import ForkLock
 from warploom.generator.specification import KernelSpec
-from warploom.generator.tensor_maps import TensorMap
 from warploom.runtime import driver, kept
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.operands import without_memory
-from warploom.runtime.tensor_map import encode
+from warploom.runtime.template import POINTER, Bound, Template
 
 Launches = tuple[Prepared, ...]
-Key = TypeVar("Key", bound=tuple[object, ...])
+Launched = tuple[Launches, Bound]
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 _ALIGN = 128  # bytes, of a workspace
 _BOUND = 1 << 14  # calls kept over all plans, by addresses, stream and scalars: 1.3 KB each
+_STREAMS = 64  # of a plan, that launches are kept configured for
 _lock = ForkLock()
-_bound: dict[tuple[object, ...], Launches] = {}
+# Ordered: the oldest of a dict is found behind all places of those that went before it.
+_bound: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
 _numbers = itertools.count()
 
 os.register_at_fork(after_in_child=_bound.clear)
@@ -71,6 +73,8 @@ class LaunchPlan:
         self._like: torch.Tensor | None = None  # of a call's workspaces
         self._room_bytes, self._offsets = _laid_out([w for w in self.workspaces if not w.kept])
         self._kept_bytes, self._kept_offsets = _laid_out([w for w in self.workspaces if w.kept])
+        self._configured: dict[int, Launches] = {}  # by stream
+        self._template: Template | None = None
 
     def run(
         self,
@@ -78,11 +82,11 @@ class LaunchPlan:
         scalars: tuple[float, ...],
         check: Callable[..., object],
         *given: object,
-    ) -> Launches:
+    ) -> Launched:
         """Launch on the current stream of the plan's device; nothing is waited for.
 
         `check`, called with what is `given` after it, raises where these addresses or scalars must
-        not be used; it is called the first time that they come up.
+        not be used; it is called the first time that they come up. Returns what was launched.
         """
         stream, room, zeros = driver.current_stream(self.device), 0, 0
         if self._room_bytes:
@@ -91,18 +95,21 @@ class LaunchPlan:
         if self._kept_bytes:
             zeros = kept.zeros(self.device, stream, self._kept_bytes)
         key = (self._number, stream, room, zeros, addresses, scalars)
-        prepared = _bound.get(key)
-        if prepared is None:
+        bound = _bound.get(key)
+        if bound is None:
             check(*given)
-            address = dict(zip(self.tensors, addresses, strict=True))
-            address |= {tensor: room + offset for tensor, offset in self._offsets.items()}
-            address |= {tensor: zeros + offset for tensor, offset in self._kept_offsets.items()}
-            prepared = self._bind(address, scalars, stream)
-            remember(_bound, key, prepared, _BOUND)
-        for launch in prepared:
-            launch.fire()
+            bound = self._bind(addresses, room, zeros, scalars)
+            remember(_bound, key, bound, _BOUND)
+        launches = self._configured.get(stream)
+        if launches is None:
+            launches = tuple(self.kernel.prepare(one, self.device, stream) for one in self.launches)
+            remember(self._configured, stream, launches, _STREAMS)
+        arguments = bound[1]
+        for launch in launches:
+            launch.fire(arguments)
             next(launch_numbers)
-        return prepared
+            arguments += POINTER
+        return launches, bound
 
     def _room(self, stream: int) -> torch.Tensor:
         """Memory for the workspaces of one call.
@@ -121,36 +128,18 @@ class LaunchPlan:
             own["room"] = torch.empty_like(like)
         return own["room"]
 
-    def _bind(self, address: dict[str, int], scalars: tuple[float, ...], stream: int) -> Launches:
-        driver.enter(self.device)  # tensor maps cannot be encoded without a context
-        scalar = dict(zip(self.scalars, scalars, strict=True))
-        encoded = cache(lambda request: encode(request, address[request.tensor]))
-        return tuple(
-            self.kernel.prepare(
-                launch, self._pack(launch, address, scalar, encoded), self.device, stream
-            )
-            for launch in self.launches
-        )
-
-    def _pack(
-        self,
-        launch: Launch,
-        address: dict[str, int],
-        scalar: dict[str, float],
-        encoded: Callable[[TensorMap], bytes],
-    ) -> bytes:
-        values: dict[str, bytes | int | float] = {}
-        for name, value in launch.parameters.items():
-            match value:
-                case TensorMap():
-                    values[name] = encoded(value)
-                case Address():
-                    values[name] = address[value.tensor]
-                case Argument():
-                    values[name] = scalar[value.name]
-                case _:
-                    values[name] = value
-        return family(self.spec.operation.family).parameters(self.spec).pack(values)
+    def _bind(
+        self, addresses: tuple[int, ...], room: int, zeros: int, scalars: tuple[float, ...]
+    ) -> Bound:
+        driver.enter(self.device)  # there are no tensor maps without a context
+        template = self._template
+        if template is None:
+            tensors = (*self.tensors, *self._offsets, *self._kept_offsets)
+            block = family(self.spec.operation.family).parameters(self.spec)
+            self._template = template = Template(block, self.launches, tensors, self.scalars)
+        addresses += tuple([room + offset for offset in self._offsets.values()])
+        addresses += tuple([zeros + offset for offset in self._kept_offsets.values()])
+        return template.bind(addresses, scalars)
 
 
 def _laid_out(workspaces: Sequence[Workspace]) -> tuple[int, dict[str, int]]:

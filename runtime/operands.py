@@ -58,18 +58,23 @@ def refuse_repeated(name: str, out: torch.Tensor) -> None:
 
 def extent_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's elements and the one past the last."""
-    if tensor.numel() == 0:
-        return tensor.data_ptr(), tensor.data_ptr()
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    first = tensor.data_ptr()
+    if tensor.is_contiguous():  # as most are, and those without elements
+        return first, first + tensor.nbytes
+    reached = 1
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        reached += (extent - 1) * stride
+    return first, first + reached * tensor.element_size()
 
 
 def refuse_overlap(
     out: torch.Tensor, read: Iterable[tuple[str, torch.Tensor]], rule: str, name: str = "out"
 ) -> None:
     """Raise ProblemError, with this `rule`, when `out` shares memory with what is read."""
+    first, last = extent_bytes(out)
     for other, operand in read:
-        if overlap(out, operand):
+        begin, end = extent_bytes(operand)
+        if begin < last and first < end and overlap(out, operand):
             raise ProblemError(
                 "{} at {:#x}..{:#x}".format(name, *extent_bytes(out))
                 + " and {} at {:#x}..{:#x}".format(other, *extent_bytes(operand)),

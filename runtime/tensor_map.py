@@ -54,6 +54,21 @@ def encode(request: TensorMap, pointer: int) -> bytes:
     return ctypes.string_at(check(result).getPtr(), _BYTES)
 
 
+def replace(request: TensorMap, place: int, pointer: int) -> None:
+    """Let the tensor map of `request` that lies at the address `place` be one of `pointer`.
+
+    Its bytes are then those of `encode`, at a small part of the host's time. Raises ProblemError
+    where TMA cannot address the tensor there.
+    """
+    if pointer % PITCH_BYTES:  # all else that `fits` asks does not depend on the address
+        raise _refused(request, pointer)
+    result = driver.cuTensorMapReplaceAddress(driver.CUtensorMap(place), pointer)
+    if result[0]:  # the driver's success is 0
+        if result[0] == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
+            raise _refused(request, pointer)
+        check(result)
+
+
 def _refused(request: TensorMap, pointer: int) -> ProblemError:
     return ProblemError(
         f"{request.tensor} at {pointer:#x}, pitches {request.pitches} bytes, "

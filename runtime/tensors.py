@@ -129,7 +129,7 @@ def require_memory(given: Named) -> None:
     It is a WithoutMemoryError where torch dispatches operators on such tensors by itself.
     """
     tensors = [(name, value) for name, value in given if isinstance(value, torch.Tensor)]
-    missing = [(name, tensor) for name, tensor in tensors if not _in_memory(tensor)]
+    missing = [one for one in tensors if not _in_memory(one[1])]
     if not missing:
         return
     require_one_device(tensors)
@@ -179,6 +179,8 @@ def _in_memory(tensor: torch.Tensor) -> bool:
     if tensor.numel() == 0:
         return not tensor.is_meta
     try:
+        if type(tensor) in _IN_MEMORY:  # told without an object for its storage, which takes a us
+            return tensor.data_ptr() != tensor.storage_offset() * tensor.element_size()
         return tensor.untyped_storage().data_ptr() != 0
     except RuntimeError:  # of a wrapper subclass
         return False

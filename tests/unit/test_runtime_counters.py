@@ -44,9 +44,10 @@ def in_threads(work: Callable[[], object]) -> None:
 
 def warm_plan(launches: int) -> LaunchPlan:
     """A plan that has met the addresses () already, with launches that reach no driver."""
-    prepared = tuple(SimpleNamespace(fire=lambda: None) for _ in range(launches))
-    plan = LaunchPlan(cast("Any", None), 0, (), (), cast("Any", prepared), (), cast("Any", None))
-    plans._bound[(plan._number, 0, 0, 0, (), ())] = cast("Any", prepared)
+    prepared = tuple(SimpleNamespace(fire=lambda arguments: None) for _ in range(launches))
+    plan = LaunchPlan(cast("Any", None), 0, (), (), (), (), cast("Any", None))
+    plan._configured[0] = cast("Any", prepared)
+    plans._bound[(plan._number, 0, 0, 0, (), ())] = bytearray(), 0
     return plan
 
 

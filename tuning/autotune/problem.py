@@ -13,7 +13,7 @@ from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
-from warploom.runtime.launch_plan import Launches, LaunchPlan
+from warploom.runtime.launch_plan import Launched, LaunchPlan
 from warploom.runtime.plan import Plan
 from warploom.tuning.autotune.locks import ProblemLock
 
@@ -36,7 +36,7 @@ class Gate(LaunchPlan):
         scalars: tuple[float, ...],
         check: Callable[..., object],
         *given: object,
-    ) -> Launches:
+    ) -> Launched:
         """Make the offer, then launch as the call was planned."""
         self._offer()
         return self.real.run(addresses, scalars, check, *given)

@@ -76,8 +76,14 @@ class Arguments:
 
     def named(self) -> list[tuple[str, object]]:
         """The tensors of the call, by the names that messages have for them."""
-        names = ("q", "k", "v", "out", "cu_seqlens_q", "cu_seqlens_k")
-        return [(name, getattr(self, name)) for name in names]
+        return [
+            ("q", self.q),
+            ("k", self.k),
+            ("v", self.v),
+            ("out", self.out),
+            ("cu_seqlens_q", self.cu_seqlens_q),
+            ("cu_seqlens_k", self.cu_seqlens_k),
+        ]
 
     @property
     def device(self) -> int:
@@ -344,8 +350,10 @@ def _check_elements(call: Arguments) -> None:
 def check_numbers(call: Arguments) -> None:
     """Raise ProblemError for a scale or softcap that the softmax cannot be taken with."""
     for name, value in (("scale", call.scale), ("softcap", call.softcap)):
+        if value is None:
+            continue
         number = isinstance(value, Real) and not isinstance(value, bool)
-        if value is not None and not (number and math.isfinite(value) and value > 0):
+        if not (number and math.isfinite(value) and value > 0):
             raise ProblemError(
                 f"{name} {shown(value)}",
                 rule=f"{name} is finite and greater than 0",

@@ -79,8 +79,9 @@ class BackwardCall:
 
     def named(self) -> list[tuple[str, object]]:
         """The tensors that are read, by the names that messages have for them."""
-        mine = [(name, getattr(self, name)) for name in ("lse", "dout", "dlse")]
-        return [*self.forward.named()[:3], ("out", self.out), *mine, *self.forward.named()[4:]]
+        given = self.forward.named()
+        mine = [("out", self.out), ("lse", self.lse), ("dout", self.dout), ("dlse", self.dlse)]
+        return [*given[:3], *mine, *given[4:]]
 
     @property
     def device(self) -> int:
