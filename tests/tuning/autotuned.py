@@ -105,6 +105,7 @@ class Machine:
 
     def __init__(self, patch: pytest.MonkeyPatch, *, poll: float = 0.01) -> None:
         self.measured: list[tuple[KernelSpec, ...]] = []
+        self.rehearsed: list[tuple[Operation, int]] = []
         self.capturing = False
         self.during: Callable[[], None] = lambda: None
         self.pick: Callable[[KernelSpec, Sequence[KernelSpec]], KernelSpec] = self.best
@@ -117,6 +118,7 @@ class Machine:
         self.engine = Engine(
             self._measure,
             lambda device: not self.capturing,
+            lambda operation, device: self.rehearsed.append((operation, device)),
             self._helper,  # type: ignore[arg-type]
             poll=poll,
         )

@@ -120,6 +120,29 @@ def test_a_problem_with_a_record_or_a_named_kernel_is_left_alone(machine: Machin
     until(lambda: len(machine.helper.asked) == 2)  # that of 200 rows, before it was named
 
 
+def test_what_measuring_loads_is_loaded_before_a_call_measures(machine: Machine) -> None:
+    """torch loaded its kernels in the first call that measured, which took 0.4 s."""
+    machine.engine.enter(0.05)
+    plans = [plan_of(m=m) for m in (96, 192)]
+    until(lambda: all(isinstance(plan.launch, Gate) for plan in plans))
+    assert [device for _, device in machine.rehearsed] == [0]
+    assert machine.measured == []
+
+
+def test_a_rehearsal_that_fails_stops_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(operation: object, device: int) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(machine.engine, "_rehearse", fail)
+    machine.engine.enter(0.05)
+    plan = plan_of()
+    until(lambda: isinstance(plan.launch, Gate))
+    call(plan)
+    until(lambda: machine.status() == "tuned")
+
+
 def test_two_threads_that_call_at_once_measure_once(machine: Machine) -> None:
     machine.engine.enter(0.05)
     plan = plan_of()

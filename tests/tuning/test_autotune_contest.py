@@ -11,11 +11,13 @@ from autotuned import GPU
 
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.elements import TORCH
 from warploom.runtime.families import family
 from warploom.runtime.trial import difference_share, exactly, sets_for
 from warploom.tuning.autotune import contest
 from warploom.tuning.autotune.candidates import COUNT, candidates
 from warploom.tuning.autotune.contest import Contest, Measured, NotMeasured, Turn
+from warploom.tuning.autotune.stage import rehearse_on
 
 OPERATION, SHAPE = GemmOperation("bf16", "bf16", "bf16"), GemmShape(96, 640, 512, 1)
 SPECS = candidates(OPERATION, SHAPE, GPU)
@@ -43,6 +45,33 @@ class FakeStage:
 
     def timed(self, act: Callable[[], Any]) -> tuple[Any, float]:
         return act(), 0.0
+
+    def launched(self, call: Callable[[], Any]) -> float:
+        return self.seconds[call()]
+
+
+class StallingStage(FakeStage):
+    """A GPU on which one step, of launches, rounds and comparisons, takes 400 ms."""
+
+    def __init__(self, seconds: dict[KernelSpec, float], stalling: int) -> None:
+        super().__init__(seconds)
+        self.stalling = stalling
+        self.steps: list[str] = []
+
+    def step(self, name: str) -> float:
+        self.steps.append(name)
+        return 0.4 if len(self.steps) - 1 == self.stalling else 0.0
+
+    def lap(self, turns: Sequence[Turn]) -> tuple[list[float], float]:
+        stall = self.step("round")
+        found, spent = super().lap(turns)
+        return found, spent + stall
+
+    def timed(self, act: Callable[[], Any]) -> tuple[Any, float]:
+        return act(), self.step("comparison")
+
+    def launched(self, call: Callable[[], Any]) -> float:
+        return super().launched(call) + self.step("launch")
 
 
 def run(
@@ -111,6 +140,30 @@ def test_what_does_not_fit_the_budget_is_not_measured() -> None:
         run(times(0.02))
 
 
+def stalled(at: int) -> tuple[Measured | None, StallingStage]:
+    stage = StallingStage(times(4e-5) | {OTHERS[2]: 2e-5}, at)
+    try:
+        return Contest(PRESENT, (), stage.calls, lambda _: 0.0, stage, 0.05).run(SPECS), stage
+    except NotMeasured as error:
+        assert str(error) == "50 ms of GPU time do not suffice"
+        return None, stage
+
+
+def test_nothing_is_launched_after_a_first_launch_that_takes_the_whole_budget() -> None:
+    found, stage = stalled(0)
+    assert found is None and stage.steps == ["launch"]
+
+
+def test_one_step_at_most_exceeds_the_budget_and_what_was_found_is_kept() -> None:
+    """A comparison whose kernels had to be loaded was followed by rounds: 435 ms instead of 50."""
+    _, usual = stalled(-1)
+    for at, name in enumerate(usual.steps):
+        found, stage = stalled(at)
+        assert stage.steps == usual.steps[: at + 1]
+        if name == "comparison":
+            assert found is not None and found.winner == OTHERS[2]
+
+
 def test_candidates_are_few_legal_and_begin_with_what_is_given() -> None:
     given = OTHERS[-1]
     found = candidates(OPERATION, SHAPE, GPU, [given])
@@ -145,6 +198,11 @@ def test_integers_are_equal_or_rounded_apart() -> None:
     assert difference_share((one + 1).to(torch.int8), one.to(torch.int8)) == 1
     assert difference_share((one + 2).to(torch.int8), one.to(torch.int8)) == 2
     assert difference_share(torch.empty(0), torch.empty(0)) == 0
+
+
+@pytest.mark.parametrize("element", [*TORCH])
+def test_every_type_can_be_rehearsed_before_a_call_measures(element: str) -> None:
+    rehearse_on(TORCH[element], "cpu")
 
 
 @pytest.mark.parametrize("name", ["gemm", "attention_forward", "attention_backward"])

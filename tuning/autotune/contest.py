@@ -47,6 +47,10 @@ class Stage(Protocol):
         """Return what `act` returns, and the GPU's seconds for it."""
         ...
 
+    def launched(self, call: Call) -> float:
+        """Make a launch for the first time; the GPU's seconds for it, not the host's."""
+        ...
+
 
 class NotMeasured(Exception):
     """A problem cannot be measured; the text says why, to be read after "not tuned: "."""
@@ -84,15 +88,18 @@ class Contest:
     _calls: dict[KernelSpec, Sequence[Call]] = field(default_factory=dict)
     _seconds: dict[KernelSpec, float] = field(default_factory=dict)  # of one launch, so far
     _right: set[KernelSpec] = field(default_factory=set)
+    _comparison: float = 0.0  # seconds that one took, which the end may need again
 
     def run(self, candidates: Sequence[KernelSpec]) -> Measured:
         """Measure the candidates. NotMeasured where the budget does not suffice for any."""
         every = list(dict.fromkeys([self.present, *self.kept, *candidates]))
         for spec in every:
-            if not self._begin(spec):
+            if self._over or not self._begin(spec):
                 break
+        if self.present in self.failed:
+            raise NotMeasured(self.failed[self.present])
         if self.present not in self._seconds:
-            raise NotMeasured(self.failed.get(self.present, "the present kernel takes too long"))
+            raise self._short
         rounds = self._rounds(self._field(SCREENED))
         timings = {spec: Timing(tuple(taken)) for spec, taken in rounds.items()}
         return Measured(self._winner(timings), timings, self.spent, self.failed)
@@ -100,19 +107,34 @@ class Contest:
     def _begin(self, spec: KernelSpec) -> bool:
         """Load a kernel and time it once; False where there is no time for more."""
         try:
-            self._calls[spec] = self.calls(spec)
-            self._calls[spec][0]()
-            (taken,), spent = self.stage.lap([Turn(self._calls[spec][:1], PAUSE[0])])
+            calls = self.calls(spec)
+            self._launch(calls[0])
+            if self._over:
+                return False
+            (taken,), spent = self.stage.lap([Turn(calls[:1], PAUSE[0])])
         except Exception as error:
             self.failed[spec] = (str(error) or type(error).__name__).splitlines()[0]
             return True
-        self._seconds[spec] = taken
-        self.spent += spent + taken
+        self.spent += spent
         if taken < SHORT:  # the other sets' launches are bound to their addresses, too
-            for call in self._calls[spec][1:]:
-                call()
-            self.spent += taken * (len(self._calls[spec]) - 1)
+            for call in calls[1:]:
+                if self._over:
+                    return False
+                self._launch(call)
+        self._calls[spec], self._seconds[spec] = calls, taken
         return self.spent + FEWEST * self._cost([self.present, spec]) < self.budget
+
+    def _launch(self, call: Call) -> None:
+        self.spent += self.stage.launched(call)
+
+    @property
+    def _over(self) -> bool:
+        """Whether the budget is spent: nothing more is launched."""
+        return self.spent >= self.budget
+
+    @property
+    def _short(self) -> NotMeasured:
+        return NotMeasured(f"{self.budget * 1e3:g} ms of GPU time do not suffice")
 
     def _field(self, rounds: int) -> list[KernelSpec]:
         """The kernels that there is time for: the slowest go first, the present one never."""
@@ -120,7 +142,7 @@ class Contest:
         while self.spent + max(rounds, FEWEST) * self._cost(found) > self.budget:
             leaving = [spec for spec in found if spec != self.present]
             if not leaving:
-                raise NotMeasured(f"{self.budget * 1e3:g} ms of GPU time do not suffice")
+                raise self._short
             found.remove(leaving[-1])
         if found == [self.present]:
             raise NotMeasured("there is nothing to compare its kernel with")
@@ -137,7 +159,12 @@ class Contest:
                 stay = {self.present, *self.kept}
                 running = [s for s in running if s in stay or medians[s] <= limit]
                 running = [s for s in running if s not in self.failed]
-            if number >= FEWEST and self.spent + self._cost(running) > self.budget:
+            if self._over and number < SCREENED:
+                raise self._short
+            if self._over or (
+                number >= FEWEST
+                and self.spent + self._cost(running) + self._comparison > self.budget
+            ):
                 break
             shuffled.shuffle(running)
             seconds, spent = self.stage.lap([self._turn(spec, number) for spec in running])
@@ -172,10 +199,10 @@ class Contest:
         for spec in sorted(seconds, key=lambda spec: seconds[spec]):
             if spec == self.present or spec in self._right:
                 return spec
-            if spec in self.failed:
+            if spec in self.failed or self._over:
                 continue
-            share, spent = self.stage.timed(partial(self.differs, spec))
-            self.spent += spent
+            share, self._comparison = self.stage.timed(partial(self.differs, spec))
+            self.spent += self._comparison
             if share <= 1:
                 self._right.add(spec)
                 return spec

@@ -23,7 +23,7 @@ from warploom.errors import RecordsError, WarploomError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.locks import ForkLock
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import dispatch, targets
 from warploom.runtime import kernel as kernels
 from warploom.runtime.call import Draft
@@ -50,11 +50,13 @@ class Engine:
         self,
         measure: Callable[..., Measured] = stage.measure,
         may_measure: Callable[[int], bool] = stage.may_measure,
+        rehearse: Callable[[Operation, int], None] = stage.rehearse,
         helper: Callable[[Callable[[Reply], None]], Helper] = Helper,
         poll: float = POLL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._measure, self._may_measure, self._made_by = measure, may_measure, helper
+        self._rehearse = rehearse
         self._poll, self._clock = poll, clock
         self._lock = ForkLock()
         self.fresh()
@@ -71,7 +73,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._helper = self._made_by(lambda reply: self._tell(self._hear, reply))
         self._own = threading.local()
-        self._unwritten = 0
+        self._rehearsed: set[tuple[Operation, int]] = set()
+        self._unwritten = 0  # records, and what else the end of the process waits for
 
     # ---- Who has it active -----------------------------------------------------------------------
 
@@ -224,6 +227,8 @@ class Engine:
         match problem.state:
             case "new":
                 self._begin(problem)
+            case "compiling":
+                self._prepare(problem)
             case "ready" | "tuned":
                 self._resume(problem)
 
@@ -266,6 +271,24 @@ class Engine:
         problem.state = "compiling"
         first = list(dict.fromkeys([problem.present, problem.default]))
         self._requests[self._helper.find(operation, shape, target, first)] = problem
+        self._prepare(problem)
+
+    def _prepare(self, problem: Problem) -> None:
+        """Rehearse while candidates are compiled, so that no call has to wait for it."""
+        wanted = {(problem.operation, plan.device) for plan, _ in problem.plans()}
+        for one in wanted - self._rehearsed:
+            self._rehearsed.add(one)
+            self._count(1)
+            try:
+                self._rehearse(*one)
+            except Exception as error:
+                logger.info("autotune: the first call that measures may take longer: %s", error)
+            finally:
+                self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._unwritten += more
 
     def _recorded(self, problem: Problem) -> bool:
         """Whether there is a record now, which then decides."""
@@ -322,7 +345,7 @@ class Engine:
             self._renew(problem)
             problem.told = told
         finally:
-            self._unwritten -= 1
+            self._count(-1)
 
     def _renew(self, problem: Problem, *, ask: bool = True) -> None:
         """Let plans run what the record says, from a next call on; what is missing is built."""

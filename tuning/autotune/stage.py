@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TypeVar
 
 import torch
@@ -17,13 +18,23 @@ from cuda.bindings import driver
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime.driver import check, enter
+from warploom.runtime.elements import TORCH
 from warploom.runtime.families import family
+from warploom.runtime.measure import Call
 from warploom.runtime.plan import forget_named
-from warploom.runtime.trial import FEWEST, Trial, difference_share, exactly, wrong
+from warploom.runtime.trial import (
+    FEWEST,
+    Trial,
+    difference_share,
+    exactly,
+    generator,
+    wrong,
+)
 from warploom.tuning.autotune.contest import Contest, Measured, NotMeasured, Turn
 
 LEAD = 3e-4  # seconds that the GPU waits first, so that the host is ahead of it
 CLOCK = 2e9  # cycles a second, at most: the pauses of a slower clock are longer
+REHEARSED = 1 << 16  # elements
 ROOM = 0.5  # of the memory that is free: what scratch may take
 T = TypeVar("T")
 
@@ -72,6 +83,55 @@ def measure(
                 torch.cuda.empty_cache()
 
 
+def rehearse(operation: Operation, device: int) -> None:
+    """Do in small what torch does when a problem is measured: it loads kernels at their first run.
+
+    That takes up to half a second once in a process, which no call has to wait for. All runs on a
+    stream of its own, which no other thread captures or waits for.
+    """
+    with _apart(device), _own_stream(device):
+        for dtype in _dtypes(operation):
+            rehearse_on(dtype, "cuda")
+        torch.empty(REHEARSED, dtype=torch.uint8, device="cuda").fill_(1)
+        _wait(0)
+        _event().record()
+
+
+def rehearse_on(dtype: torch.dtype, device: str) -> None:
+    """Draw, fill and compare tensors as trials of this type do."""
+    random = generator(device, 0)
+    if dtype.is_floating_point:
+        drawn = torch.randn(REHEARSED, generator=random, device=device).to(dtype)
+    else:
+        drawn = torch.randint(-127, 128, (REHEARSED,), generator=random, dtype=dtype, device=device)
+    kept = drawn.clone()
+    kept.copy_(wrong(drawn))
+    difference_share(drawn, kept)
+    torch.rand(REHEARSED, generator=random, device=device).add_(0.5)
+
+
+def _dtypes(operation: Operation) -> list[torch.dtype]:
+    """The types of an operation's tensors."""
+    values = (getattr(operation, one.name) for one in fields(operation))
+    return list(
+        dict.fromkeys(TORCH[one] for one in values if isinstance(one, str) and one in TORCH)
+    )
+
+
+@contextmanager
+def _own_stream(device: int) -> Iterator[None]:
+    """Inside, the current stream is one that nothing else has: torch's own are shared."""
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    handle = check(driver.cuStreamCreate(flags))
+    try:
+        own = torch.cuda.ExternalStream(int(handle), device=device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(own):
+            yield
+            own.synchronize()
+    finally:
+        check(driver.cuStreamDestroy(handle))
+
+
 @contextmanager
 def _apart(device: int) -> Iterator[None]:
     """Autograd and autocast see nothing of what is inside, nor does another thread's capture."""
@@ -118,6 +178,20 @@ class GpuStage:
         end.record()
         end.synchronize()
         return found, float(begin.elapsed_time(end)) * 1e-3
+
+    def launched(self, call: Call) -> float:
+        """Make a launch for the first time; the seconds from when the host was done with it.
+
+        Until then the GPU waits: the host lays the launch out, and the driver loads the kernel.
+        """
+        begin, end = _event(), _event()
+        begin.record()
+        entered = time.perf_counter()
+        call()
+        host = time.perf_counter() - entered
+        end.record()
+        end.synchronize()
+        return max(0.0, float(begin.elapsed_time(end)) * 1e-3 - host)
 
     def lap(self, turns: Sequence[Turn]) -> tuple[list[float], float]:
         """The seconds of one launch in each turn, and of all of it.
