@@ -45,12 +45,15 @@ class Template:
         self._shared = [mappings.index(launch.parameters) for launch in launches]
         self._parts = [_Part(block, each, tensors, scalars) for each in mappings]
         self._size = block.size
+        self._counts = len(tensors), len(scalars)
 
     def bind(self, addresses: Sequence[int], scalars: Sequence[float]) -> Bound:
         """Return the blocks for these addresses and scalars; nothing changes them afterwards.
 
         Raises ProblemError where TMA cannot address a tensor. There must be a context.
         """
+        if (len(addresses), len(scalars)) != self._counts:
+            raise ValueError(f"{addresses} and {scalars} are not {self._counts} in number")
         size, parts = self._size, self._parts
         memory = bytearray(self._first + size * len(parts) + _ALIGN)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -161,6 +161,18 @@ def test_launches_of_their_own_parameters_have_their_own_blocks(encoded: list[in
     assert {values["q_map"] for values in kernel.blocks[3:]} == {encode(MAP, 128)}
 
 
+def test_a_call_with_an_address_too_few_is_not_launched(encoded: list[int]) -> None:
+    """A workspace's address would be taken for a tensor's."""
+    made = make([WORKSPACES[1]], kernel := Kernel())
+    for given in ((64,), (), (64, 128)):
+        if given == (64,):
+            made.run(given, (0.5,), lambda: None)
+            continue
+        with pytest.raises(ValueError, match="in number"):
+            made.run(given, (0.5,), lambda: None)
+    assert len(kernel.fired) == 3
+
+
 def test_an_address_that_tma_cannot_read_is_refused_by_name_whenever_it_comes(
     encoded: list[int],
 ) -> None:
