@@ -17,12 +17,14 @@ from weakref import WeakSet
 import torch
 from torch.autograd import forward_ad
 
+from warploom.generator.locks import ForkLock
 from warploom.runtime.alike import guard, properties
 from warploom.runtime.launch_plan import remember
 
 KindT = TypeVar("KindT")
 Entry = tuple[object, Callable[..., bool], KindT]
 
+_lock = ForkLock()
 _places: WeakSet[Kinds[object]] = WeakSet()
 
 
@@ -39,7 +41,8 @@ class Kinds(Generic[KindT]):
         self._bound = bound
         self._last: Entry[KindT] | None = None
         self._known: dict[tuple[object, ...], Entry[KindT]] = {}
-        _places.add(self)  # type: ignore[arg-type]
+        with _lock:
+            _places.add(self)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[type[Self], tuple[int]]:
         return type(self), (self._bound,)
@@ -80,7 +83,9 @@ class Kinds(Generic[KindT]):
 
 def forget() -> None:
     """Forget what is kept, everywhere in the process."""
-    for place in list(_places):
+    with _lock:
+        places = list(_places)
+    for place in places:
         place.clear()
 
 
