@@ -45,7 +45,7 @@ class Asked:
 class Case:
     """A cell that can be measured: `contenders` makes their operands, ours first.
 
-    `again`: it is measured once more where its times are unsteady. `recorded`: records may decide.
+    `again`: it is measured once more where its times are unsteady.
     """
 
     name: str
@@ -58,7 +58,6 @@ class Case:
     gpu: bool = True
     gradients: bool = False
     again: bool = True
-    recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

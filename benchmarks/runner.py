@@ -7,9 +7,8 @@ Cells whose times were unsteady are measured once more, and then marked noisy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +22,9 @@ from benchmarks.wording import by_kind, kind_name
 from warploom.errors import CompilationError, ConfigurationError, ResultError
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import records
 
 UNSTEADY = 0.05  # spread of a median that clocks which move make
 ALL = "all"
-RECORDS = "WARPLOOM_RECORDS"
 MISSING = 4  # the exit code where a contender that was asked for could not be measured
 
 
@@ -93,7 +90,7 @@ def measured(
 
 def measure(case: Case, asked: Asked, sampler: Sampling | None = None) -> Cell:
     """Measure a cell once."""
-    with torch.set_grad_enabled(case.gradients), nullcontext() if case.recorded else unrecorded():
+    with torch.set_grad_enabled(case.gradients):
         return compete(
             case.name,
             case.problem,
@@ -103,20 +100,6 @@ def measure(case: Case, asked: Asked, sampler: Sampling | None = None) -> Cell:
             rounds=case.rounds,
             discarded=case.discarded,
         )
-
-
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Let no record decide."""
-    before = os.environ.get(RECORDS)
-    os.environ[RECORDS] = "ignore"
-    records.forget()
-    try:
-        yield
-    finally:
-        del os.environ[RECORDS]
-        os.environ |= {} if before is None else {RECORDS: before}
-        records.forget()
 
 
 def steadied(once: Callable[[], Cell]) -> Cell:

@@ -2,13 +2,15 @@
 
 In this order: the given spec; the record of this very problem; the record of the nearest shape of
 the same operation, whose times the model carries over; the model alone, where it was held against
-sweeps and found good enough; the table. It is asked once for each kind of call: plans are kept.
-decision.py weighs records and model; no shape is decided by a branch here.
+sweeps and found good enough; the table. Where the model may decide alone, a record must be nearer
+to have a say. It is asked once for each kind of call: plans are kept. decision.py weighs records
+and model; no shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +19,14 @@ from warploom.generator import names, rules
 from warploom.generator.families import family
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.records import Record
-from warploom.generator.shapes import Shape
+from warploom.generator.shapes import Shape, distance
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
 from warploom.runtime.decision import Asked, Choice, carried, modelled, recorded
 from warploom.runtime.records import environment, known
 from warploom.runtime.tensors import shown
+
+_portfolios: dict[object, list[KernelSpec]] = {}  # each is built once: it takes milliseconds
+NEAR = 0.5  # how far a record may lie that has a say beside a model that decides
 
 
 def choose(
@@ -44,23 +49,18 @@ def choose(
         raise ProblemError(value, rule=rule, fix=described.table.advice)
     if spec is not None:
         return Choice(_checked(spec, operation, requires), "the spec that was given")
-    found, default = known(device.gpu), untuned(operation, shape, device, requires)
-    asked = Asked(operation, shape, requires, recorded=False)
-    if not found.records and found.constants is None and not found.unread:
-        return replace(default, asked=asked)
-    here, constants = environment(device, operation.family), found.constants
+    found, here = known(device.gpu), environment(device, operation.family)
     exact = found.records.exact(operation, shape, here)
     choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
-    if choice is not None:
-        asked = replace(asked, recorded=True)
-    else:
+    asked = Asked(operation, shape, requires, recorded=choice is not None)
+    if choice is None:
+        default = untuned(operation, shape, device, requires)
         near = found.records.nearest(operation, shape, here)
+        if default.seconds is not None and near and distance(near.shape, shape) > NEAR:
+            near = None
         specs = _of_record(near, operation, shape, device, requires)
-        choice = carried(near, specs, default.spec, shape, here, constants)
-    if choice is None and constants is not None and constants.decides(operation.family):
-        listed = portfolio(operation, shape, device, requires)
-        choice = modelled(constants, listed, shape, here)
-    choice = replace(choice or default, asked=asked)
+        choice = carried(near, specs, default.spec, shape, here, found.constants) or default
+    choice = replace(choice, asked=asked)
     if not found.unread:
         return choice
     return replace(choice, reason=f"{choice.reason}; not read: {'; '.join(found.unread)}")
@@ -82,7 +82,20 @@ def named(spec: KernelSpec | str | None) -> KernelSpec | None:
 def untuned(
     operation: Operation, shape: Shape, device: DeviceLimits, requires: object = None
 ) -> Choice:
-    """Return the table's choice for a legal operation: what there is without tuning."""
+    """Return what a legal operation gets without records: the model's choice, else the table's."""
+    name, constants = operation.family, known(device.gpu).constants
+    if constants and constants.decides(name) and family(name).table.modelled(operation):
+        listed = portfolio(operation, shape, device, requires)
+        found = modelled(constants, listed, shape, environment(device, name))
+        if found:
+            return found
+    return tabled(operation, shape, device, requires)
+
+
+def tabled(
+    operation: Operation, shape: Shape, device: DeviceLimits, requires: object = None
+) -> Choice:
+    """Return the table's choice for a legal operation: what there is where no model decides."""
     table = family(operation.family).table
     best: tuple[tuple[float, ...], KernelSpec] | None = None
     refusal: SpecificationError | None = None
@@ -121,13 +134,19 @@ def portfolio(
 ) -> Iterator[KernelSpec]:
     """Every schedule of the table that an operation can have: what the model may choose from."""
     table = family(operation.family).table
-    for row in table.portfolio(operation, shape):
-        try:
-            found = _listed(row, operation, shape, device, requires)
-        except SpecificationError:
-            continue
-        if table.suits(found.schedule, shape):
-            yield found
+    features = table.features(operation, shape)
+    kind = (operation, device.arch, requires, *(features[name] for name in table.kinds))
+    if kind not in _portfolios:
+        _portfolios[kind] = [*_legal(operation, shape, device, requires)]
+    return (found for found in _portfolios[kind] if table.suits(found.schedule, shape))
+
+
+def _legal(
+    operation: Operation, shape: Shape, device: DeviceLimits, requires: object
+) -> Iterator[KernelSpec]:
+    for row in family(operation.family).table.portfolio(operation, shape):
+        with suppress(SpecificationError):
+            yield _listed(row, operation, shape, device, requires)
 
 
 def _listed(

@@ -42,7 +42,6 @@ def drawn(asked: Asked) -> Iterator[Case]:
                 rounds=1 + (SWEPT if asked.specs else ROUNDS),
                 discarded=1,
                 again=not asked.specs,
-                recorded=False,
             )
 
 

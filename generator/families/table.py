@@ -75,10 +75,15 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         return (row for row in rows if _holds(row, features))
 
     def portfolio(self, operation: OperationT, shape: ShapeT) -> Iterator[Row]:
-        """The schedules of all classes of a problem's kind, whatever their conditions."""
+        """What the model chooses from: the class that is told by a problem's kind alone.
+
+        Where there is none, the schedules of all classes of the kind, whatever their conditions.
+        """
         features = self.features(operation, shape)
         kind = {name: features[name] for name in self.kinds}
-        return (row for one in self.classes if _holds(one, kind) for row in one["schedules"])
+        own = [one for one in self.classes if _holds(one, kind)]
+        every = [one for one in own if one.keys() == {*self.kinds, "schedules"}] or own
+        return (row for one in every for row in one["schedules"])
 
     def fields(
         self, row: Row, operation: OperationT, shape: ShapeT, requires: object
@@ -89,6 +94,10 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         return self.variants(found, requires)
 
     # ---- What families differ in -----------------------------------------------------------------
+
+    def modelled(self, operation: OperationT) -> bool:
+        """Whether the model may choose for an operation: it was held against such ones."""
+        return True
 
     def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
         """The fields of a listed schedule as a call may have it, the best first."""

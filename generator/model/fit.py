@@ -22,6 +22,7 @@ from warploom.generator.families import family, names
 from warploom.generator.gpus import kind
 from warploom.generator.model.constants import Constants, FamilyConstants, Quality
 from warploom.generator.model.predict import proposals, rank
+from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 
@@ -55,11 +56,13 @@ def fit(
     measurements: Sequence[Measurement],
     known: Constants | None = None,
     legal: Legal = lambda operation, shape: 0,
+    unseen: Sequence[Measurement] = (),
 ) -> Constants:
     """Return constants of every family measured; those of the others are `known`'s.
 
-    `legal` counts the schedules that a problem can be swept over; 0 where that is not known. Raises
-    RecordsError where nothing was measured.
+    What they are worth the sweeps of `unseen` say, of problems that they are not fitted to. `legal`
+    counts the schedules that a problem can be swept over; 0 where that is not known. Raises
+    RecordsError where nothing was measured, and for a problem that is in both.
     """
     if not measurements:
         raise RecordsError(
@@ -67,15 +70,29 @@ def fit(
             rule="constants are fitted from measurements",
             fix="give the journal of a tuning run, or a result of the benchmarks",
         )
+    if both := {_problem(one) for one in unseen} & {_problem(one) for one in measurements}:
+        operation, shape = min(both, key=str)
+        raise RecordsError(
+            f"{problem_text(operation, shape)} among the unseen",
+            rule="must not be fitted to",
+            fix="draw the unseen problems by another seed",
+        )
     families = dict(known.families) if known and known.gpu == gpu else {}
     for name in names():
         own = [one for one in measurements if one.operation.family == name]
         if own and family(name).constants:
-            families[name] = _fit(name, own, legal, kind(gpu).arch)
+            held = [one for one in unseen if one.operation.family == name]
+            found, arch = _fit(name, own), kind(gpu).arch
+            worth = quality(name, found.values, held, legal, arch)
+            families[name] = replace(found, quality=worth)
     return Constants(gpu, measurements[0].multiprocessors, families)
 
 
-def _fit(name: str, measured: Sequence[Measurement], legal: Legal, arch: str) -> FamilyConstants:
+def _problem(one: Measurement) -> tuple[Operation, Shape]:
+    return one.operation, one.shape
+
+
+def _fit(name: str, measured: Sequence[Measurement]) -> FamilyConstants:
     start, seconds = family(name).constants, family(name).seconds
     keys = list(start)
     groups = _groups(measured)
@@ -97,8 +114,7 @@ def _fit(name: str, measured: Sequence[Measurement], legal: Legal, arch: str) ->
     off = median(abs(_error(seconds, values, one)) for one in measured)
     told = (_slopes(errors, fitted)[: -len(keys)] ** 2).sum(axis=0)
     assumed = tuple(key for key, size in zip(keys, told, strict=True) if size < PULL**2)
-    found = FamilyConstants(values, len(measured), len(groups), off, assumed)
-    return replace(found, quality=quality(name, values, measured, legal, arch))
+    return FamilyConstants(values, len(measured), len(groups), off, assumed)
 
 
 def _error(seconds: Any, values: Mapping[str, float], one: Measurement) -> float:  # noqa: ANN401
@@ -116,7 +132,7 @@ def _groups(measured: Iterable[Measurement]) -> list[list[Measurement]]:
     """The measurements of each problem."""
     found: dict[tuple[Operation, Shape], list[Measurement]] = {}
     for one in measured:
-        found.setdefault((one.operation, one.shape), []).append(one)
+        found.setdefault(_problem(one), []).append(one)
     return list(found.values())
 
 
@@ -137,7 +153,7 @@ def _least_squares(errors: Any, begin: Vector) -> Vector:  # noqa: ANN401 (a fun
             break
         gained = float(now @ now - there @ there) / float(now @ now)
         at, now, damping = at + step, there, damping / 4
-        if gained < 1e-7:
+        if gained < 1e-6:
             break
     return at
 

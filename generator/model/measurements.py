@@ -1,4 +1,4 @@
-"""Measurements from what the benchmarks recorded: every kernel of ours that was timed and right."""
+"""Measurements from what the benchmarks recorded: every kernel of ours, right and steady."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from warploom.generator.model.fit import Measurement
 from warploom.generator.records import Records, restore_seconds, restore_shape
 from warploom.generator.restore import restore
 from warploom.generator.specification import parse_name
+
+STEADY = (
+    0.08  # the spread of a time that says something: a host that was late makes it many times that
+)
 
 
 def of_results(path: Path) -> tuple[str, list[Measurement]]:
@@ -43,8 +47,9 @@ def of_results(path: Path) -> tuple[str, list[Measurement]]:
 def _measurement(
     problem: Mapping[str, Any], entry: Mapping[str, Any], multiprocessors: int
 ) -> Measurement | None:
-    """What an entry of a cell measured; None where it is not of a kernel of this version."""
+    """What an entry of a cell measured; None of what is no kernel of this version, or unsteady."""
     right = entry.get("seconds") and (entry.get("error_share") or 0) <= 1
+    right = right and (entry.get("spread") or 0) <= STEADY
     if not right or not entry.get("kernel"):
         return None
     try:

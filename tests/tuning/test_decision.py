@@ -136,6 +136,9 @@ def test_what_lies_too_far_is_no_record(fresh: Path, monkeypatch: pytest.MonkeyP
     assert choose(k=512).reason.startswith("least waves * cost")
     fp16 = replace(PLAIN, a="fp16", b="fp16", d="fp16")
     assert choose(operation=fp16).reason.startswith("least waves * cost")
+    with_quality(monkeypatch, GOOD)  # a model that decides alone is asked from farther on
+    assert "nearest record" in choose(m=600).reason
+    assert choose(m=1024).reason.startswith("the model alone")
 
 
 def test_the_model_alone_decides_where_it_was_found_good(monkeypatch: pytest.MonkeyPatch) -> None:

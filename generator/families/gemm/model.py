@@ -4,9 +4,11 @@ A step is one k tile of one output tile on one multiprocessor. In it the tensor 
 shared memory feeds it, L2 fills the stages, the stages in flight hide L2's latency, and no step is
 shorter than its barriers: the slowest decides, softly (`slowest`). So do the steps of the busiest
 multiprocessor together beside the traffic of memory. What does not overlap is added: launch, first
-fill, and epilogues that nothing hides.
+fill, and epilogues that nothing hides. Rows that do not begin where L2's lines and sectors do cost
+more to load, and more to store.
 
-Times in comments are of an H200, from sweeps of six products of bf16 and the tuning of 28.
+Times in comments are of an H200, from sweeps of six products of bf16 and the tuning of 28; those of
+single launches from sweeps of drawn products (docs/notebook.md).
 """
 
 from __future__ import annotations
@@ -14,42 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
+from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.cut import cut
+from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.arithmetic import Value, slowest
 
-# Where a fit begins, and what it is drawn to where measurements do not tell: the hardware's own
-# figures (H100 tuning guide, PTX ISA) at the clock of a busy H200, and round numbers.
-START = {
-    "launch": 2e-6,  # seconds of a launch in a graph, with the first block's prologue
-    "latency": 8e-7,  # seconds from a TMA request to its data
-    "tensor_clock": 1.85e9,  # of the tensor core, in Hz, where few multiprocessors multiply
-    "power": 0.2,  # more of its time where all do, and the GPU is at its limit of power
-    "shared_clock": 1.85e9,  # of shared memory, which has 128 bytes a cycle
-    "l2_bandwidth": 1.6e11,  # bytes a second that a TPC, two multiprocessors, gets of L2
-    "crossing": 2e13,  # bytes a second from one half of L2 to the other
-    "hbm_bandwidth": 4.2e12,  # bytes a second of memory
-    "l2_bytes": 4e7,  # of L2 that keep an operand from being read again
-    "wide": 0.03,  # more of memory's time where L2 fetches 256 bytes for a request, not 128
-    "uneven": 0.3,  # of memory's time, that TPCs of two blocks wait more than those of one
-    "sparse": 0.1,  # more of memory's time where no TPC has two, and fewer requests are under way
-    "epilogue": 5e-7,  # seconds of an epilogue beside its bytes
-    "exchange": 1e-6,  # seconds in which blocks that share k find each other's sums
-    "exchange_bandwidth": 2e11,  # bytes a second of a tile's sums, laid down and read by others
-    "parts": 3e-6,  # seconds in which clusters that share tiles find each other's parts
-    "parts_bandwidth": 5e10,  # bytes a second of a part, through L2: written, or read and added
-    "apart": 0.1,  # more of a step where clusters are at different k: L2 serves each by itself
-    "store_bandwidth": 6e10,  # bytes a second at which one multiprocessor finishes D
-    "step": 1e-7,  # seconds that a k tile takes at least: barriers, products one after the other
-    "cluster": 1e-8,  # seconds more of it where a cluster's blocks wait for each other
-    "alone": 0.1,  # more of the tensor core's time where one warpgroup has it to itself
-    "integer": 1.0,  # of the tensor core's time: int8 takes less power, and clocks stay higher
-    "promotion": 0.5,  # of the fp32 additions that promotion does not hide
-    "transposed": 0.5,  # more shared-memory time where neither operand is K-major
-}
+__all__ = ["START", "Tiling", "seconds"]
+
 _LINE = 128  # bytes of a row of an operand's stage: tile k
+_SECTOR = 32  # bytes of memory that L2 reads and writes at least
 _TPC = 2  # multiprocessors of a TPC
 
 
@@ -100,24 +78,14 @@ def seconds(
     if not (shape.m and shape.n and shape.k and shape.batches):
         return constants["launch"]
     tiling = Tiling.of(schedule, shape, multiprocessors)
-    doubled = _doubled(tiling.blocks, multiprocessors)
-    parts = [
-        _products(constants, operation, schedule, tiling),
-        _shared(constants, operation, schedule),
-        _filling(constants, schedule, shape) * (_TPC if doubled else 1),
-        constants["latency"] / schedule.stages,
-        constants["step"],
-    ]
-    step = slowest(*parts)
-    if schedule.multicast > 1:
-        step += constants["cluster"]
-    if operation.accumulation == "promoted":
-        additions = schedule.tile[0] * schedule.tile[1] / 128 / constants["tensor_clock"]
-        step += constants["promotion"] * additions
+    step = _step(constants, operation, schedule, shape, tiling, multiprocessors)
     tile = -(-shape.k // (schedule.tile[2] * schedule.split)) * step
     finish = _epilogue(constants, operation, schedule, shape)
-    hidden = schedule.roles == "pingpong"
-    work = tiling.waves * tile + finish * (1 if hidden else tiling.finishes)
+    work, finishes = tiling.waves * tile, tiling.finishes * finish
+    if schedule.roles == "pingpong":  # two tiles at a time, the products of one alone
+        work = max(work, (work + finishes) / 2) + finish
+    else:
+        work += finishes
     if schedule.stream_k:
         work += tiling.apart * constants["apart"] * tile + _parts(constants, schedule, tiling)
     memory = _memory(constants, operation, schedule, shape, tiling)
@@ -125,7 +93,41 @@ def seconds(
     memory *= (1 - last) * _pace(constants, tiling.blocks, multiprocessors) + last * _pace(
         constants, tiling.last_blocks, multiprocessors
     )
-    return constants["launch"] + constants["latency"] + slowest(work, memory)
+    fixed = constants["launch"] + constants["latency"]
+    if schedule.cluster_size > 1:
+        fixed += constants["gathering"]
+    return fixed + slowest(work, memory) * (1 + constants["slowest_part"] * (schedule.split - 1))
+
+
+def _step(
+    constants: Value,
+    operation: GemmOperation,
+    schedule: GemmSchedule,
+    shape: GemmShape,
+    tiling: Tiling,
+    multiprocessors: int,
+) -> float:
+    """Seconds of one k tile: of the slowest that overlaps, and of what does not."""
+    loaded = _stage_bytes(schedule, shape)
+    alone = loaded / constants["l2_bandwidth"]
+    together = loaded * tiling.blocks / constants["l2_total"]
+    multiplied = _products(constants, operation, schedule, tiling)
+    step = slowest(
+        max(multiplied, _shared(constants, operation, schedule)),
+        alone * (_TPC if _doubled(tiling.blocks, multiprocessors) else 1),
+        together * _misfit(constants, operation, shape),
+        constants["latency"] / schedule.stages,
+        constants["step"],
+    )
+    step += constants["turn"]
+    if schedule.multicast > 1:
+        step += constants["cluster"]
+    if schedule.cluster[1] > 1:
+        step += constants["across"]
+    if operation.accumulation == "promoted":
+        additions = schedule.tile[0] * schedule.tile[1] / 128 / constants["tensor_clock"]
+        step += constants["promotion"] * additions
+    return step
 
 
 def _doubled(blocks: int, multiprocessors: int) -> bool:
@@ -170,16 +172,35 @@ def _shared(constants: Value, operation: GemmOperation, schedule: GemmSchedule) 
     return found
 
 
-def _filling(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> float:
-    """Seconds in which L2 fills a stage of a block that has a TPC to itself."""
+def _stage_bytes(schedule: GemmSchedule, shape: GemmShape) -> float:
+    """Bytes of L2 that a block loads for a step: a cluster's blocks share what they share."""
     m, n, _ = schedule.tile
-    rows = _loaded(m, shape) / schedule.cluster[1] + n / schedule.cluster[0]
-    return _LINE * rows / constants["l2_bandwidth"]
+    rows = _loaded(m, shape.m) / schedule.cluster[1] + _loaded(n, shape.n) / schedule.cluster[0]
+    return _LINE * rows
 
 
-def _loaded(rows: int, shape: GemmShape) -> int:
-    """Rows of a tile of A that are loaded: none past the last, but for whole groups of 8."""
-    return min(rows, -(-shape.m // 8) * 8)
+def _misfit(constants: Value, operation: GemmOperation, shape: GemmShape) -> float:
+    """How much longer L2 takes where rows of A or B begin within its lines or its sectors.
+
+    With k = 78600, whose rows of bf16 begin at any 16 bytes, it gave 5e12 bytes a second to all
+    multiprocessors; where rows are whole lines, 1.1e13 and more.
+    """
+    extents = (
+        shape.k if operation.layout_a == "row" else shape.m,
+        shape.k if operation.layout_b == "col" else shape.n,
+    )
+    pitches = [extent * element(operation.a).bytes for extent in extents]
+    found = 1.0
+    if any(pitch % _LINE for pitch in pitches):
+        found += constants["misaligned"]
+    if any(pitch % _SECTOR for pitch in pitches):
+        found += constants["straddling"]
+    return found
+
+
+def _loaded(rows: int, extent: int) -> int:
+    """Rows of a tile that are loaded: none past the last, but for whole groups of 8."""
+    return min(rows, -(-extent // 8) * 8)
 
 
 # ---- Beside the steps ----------------------------------------------------------------------------
@@ -194,10 +215,20 @@ def _epilogue(
     moved = rows * columns * d.bytes
     moved += sum(step.moved(rows, columns, d) for step in operation.epilogue)
     found = constants["epilogue"] + moved / schedule.split / constants["store_bandwidth"]
+    found += constants["chunk"] * _chunks(operation, schedule, shape)
     if schedule.split > 1:
         sums = 4 * schedule.tile[0] * schedule.tile[1]
         found += constants["exchange"] + sums / constants["exchange_bandwidth"]
+        found += constants["further"] * (schedule.split - 2)
     return found
+
+
+def _chunks(operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape) -> float:
+    """Chunks of a tile that a consumer finishes: blocks of 64 rows, a few columns at a time."""
+    m, n = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
+    blocks = min(schedule.rows // 64, -(-m // 64)) / schedule.sharing
+    columns = gemm_layout(operation, schedule).chunk_columns
+    return blocks * -(-min(schedule.finished, n) // columns)
 
 
 def _parts(constants: Value, schedule: GemmSchedule, tiling: Tiling) -> float:
@@ -217,12 +248,27 @@ def _memory(
     tiling: Tiling,
 ) -> float:
     """Seconds of HBM, and of L2 where several clusters read an operand, in both its halves."""
+    d = shape.batches * _stored(constants, operation, schedule, shape)
     found = _traffic(constants, operation, schedule, shape, tiling) / constants["hbm_bandwidth"]
     if schedule.l2_promotion > 128:  # 2 to 4 % of the launch where A has up to 64 rows
         found *= 1 + constants["wide"]
     a = shape.m * element(operation.a).bytes if tiling.columns > 1 else 0
     b = shape.n * element(operation.b).bytes if tiling.rows > 1 else 0
+    found += d / constants["written"]
     return found + shape.batches * shape.k * (a + b) / constants["crossing"]
+
+
+def _stored(
+    constants: Value, operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape
+) -> float:
+    """Bytes of D to memory, and what sectors cost of which a tile stores but a part."""
+    pitch = shape.n * element(operation.d).bytes
+    found = float(shape.m * pitch)
+    if pitch % _SECTOR:
+        ends = shape.m * -(-shape.n // schedule.tile[1])
+        merged = 0.0 if schedule.raster == "along_m" else min(1.0, constants["merged"])
+        found += constants["ragged"] * ends * (1 - merged)
+    return found
 
 
 def _traffic(
@@ -232,10 +278,9 @@ def _traffic(
     shape: GemmShape,
     tiling: Tiling,
 ) -> float:
-    """Bytes to and from HBM: every matrix once, and what L2 does not keep from band to band."""
+    """Bytes from HBM: A and B once, and what L2 does not keep from band to band."""
     a = shape.m * shape.k * element(operation.a).bytes
     b = shape.n * shape.k * element(operation.b).bytes
-    d = shape.m * shape.n * element(operation.d).bytes
     again = b if schedule.raster == "along_m" else a
     lost = min(1.0, max(0.0, again / constants["l2_bytes"] - 0.5))
-    return shape.batches * (a + b + d + again * lost * (tiling.bands - 1))
+    return shape.batches * (a + b + again * lost * (tiling.bands - 1))

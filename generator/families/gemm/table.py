@@ -1,4 +1,7 @@
-"""Which schedule a product gets that nothing was tuned for: the least waves * cost of its class."""
+"""Which schedule a product gets that nothing was tuned for, where no model of its GPU decides.
+
+It is the least waves * cost of its class.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,11 @@ class GemmTable(Table[GemmOperation, GemmSchedule, GemmShape]):
         "multiple of 16 bytes",
         "add schedules with store: direct",
     )
+
+    def modelled(self, operation: GemmOperation) -> bool:
+        """K-major operands without promotion were swept; of others the classes know more."""
+        plain = operation.accumulation == "fast"
+        return plain and (operation.layout_a, operation.layout_b) == ("row", "col")
 
     def features(self, operation: GemmOperation, shape: GemmShape) -> dict[str, Feature]:
         """The bits of the operands, their layouts, how sums are kept, rows and depth."""

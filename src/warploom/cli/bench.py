@@ -29,7 +29,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--match", default="", help="Only cells whose name has this text.")
 @click.option("--specs", type=_FILE, help="A configuration, whose kernels compete as well.")
 @click.option(
-    "--problems", metavar="SEED[:COUNT]", help="Problems drawn by a seed; without records."
+    "--problems", metavar="SEED[:COUNT]", help="Problems that nobody tuned, drawn by a seed."
 )
 @click.option("--baseline", type=_FILE, help="A .cu file to be compiled beside the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")

@@ -131,12 +131,19 @@ def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
 @click.option(
     "--out", type=_FILE, help="The file of constants; configs/model has the shipped ones."
 )
+@click.option(
+    "--unseen",
+    multiple=True,
+    type=_FILE,
+    help="Sweeps to hold the constants against, of problems that SOURCES do not have; may repeat.",
+)
 @reporting
-def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
+def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Sequence[Path]) -> None:
     """Fit the model's constants to journals, records and results of the benchmarks.
 
-    Constants of families that SOURCES do not have stay as --out has them. The model is held against
-    every problem that was swept (`warploom tune --exhaustive`).
+    Constants of families that SOURCES do not have stay as --out has them. A model decides only
+    where sweeps that it has not seen (`warploom bench gemm --problems SEED --specs FILE`, `warploom
+    tune --exhaustive`) found it good.
     """
     from warploom.generator.model import constants as files
     from warploom.generator.model.fit import fit as fitted
@@ -150,7 +157,14 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None) -> None:
             fix="fit each by itself",
         )
     known = files.read(out) if out and out.exists() else None
-    constants = fitted(gpus.pop(), measured, known, _legal())
+    others, held = _measurements(unseen)
+    if not others <= gpus:
+        raise ConfigurationError(
+            f"unseen sweeps of {', '.join(sorted(others))}",
+            rule=f"must be of {', '.join(gpus)}",
+            fix="leave those of other GPUs out",
+        )
+    constants = fitted(gpus.pop(), measured, known, _legal(), held)
     rows = [
         [
             name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
@@ -17,7 +19,7 @@ from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmSh
 from warploom.generator.families.gemm.table import waves
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import choose
+from warploom.runtime.dispatch import choose, portfolio
 
 CELLS = yaml.safe_load((Path(__file__).parents[3] / "benchmarks" / "cells.yaml").read_text())[
     "gemm"
@@ -163,3 +165,21 @@ def test_a_class_with_layouts_is_for_those_alone() -> None:
 
     assert roles("col", "row") == roles("row", "row") == "cooperative"
     assert roles("row", "col") == roles("col", "col") == "pingpong"
+
+
+@pytest.mark.parametrize("layout_a", ["row", "col"])
+def test_the_model_chooses_what_was_swept_and_the_table_keeps_backward_products(
+    layout_a: Literal["row", "col"],
+) -> None:
+    """Those were measured at full clocks, and no sweep had any of them: they must not be lost."""
+    device, plain = DeviceLimits(132, "NVIDIA H200", "13.0"), GemmOperation("bf16", "bf16", "bf16")
+    shape = GemmShape(3001, 5000, 1288)  # near no record
+    listed = [*portfolio(plain, shape, device, "tma")]
+    assert choose(plain, shape, device=device, requires="tma").spec in listed
+    assert 30 < len(listed) < 60
+    backward = replace(plain, layout_a=layout_a, layout_b="row")
+    found = choose(backward, shape, device=device, requires="tma")
+    assert found.reason.startswith("least waves * cost")
+    assert found.spec.schedule.tile in ((128, 256, 64), (256, 128, 64))
+    promoted = GemmOperation("e4m3", "e4m3", "bf16", accumulation="promoted")
+    assert choose(promoted, shape, device=device).reason.startswith("least waves * cost")

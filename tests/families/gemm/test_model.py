@@ -110,18 +110,21 @@ def test_multicast_saves_traffic_of_l2_and_promotion_and_epilogues_cost() -> Non
 def test_what_l2_does_not_keep_is_read_once_for_each_band() -> None:
     schedule = replace(PINGPONG, group=4)
     shape = GemmShape(8192, 16384, 16384)
-    a, b, d = (x * y * 2 for x, y in ((8192, 16384), (16384, 16384), (8192, 16384)))
+    a, b = (x * y * 2 for x, y in ((8192, 16384), (16384, 16384)))
     tiling = Tiling.of(schedule, shape, 132)
     assert tiling.bands == 8
-    assert gemm._traffic(START, BF16, schedule, shape, tiling) == a + b + d + 7 * b
+    assert gemm._traffic(START, BF16, schedule, shape, tiling) == a + b + 7 * b
     kept = GemmShape(8192, 1024, 4096)  # 8 MB of B stay in L2
-    once = 2 * (8192 * 4096 + 1024 * 4096 + 8192 * 1024)
+    once = 2 * (8192 * 4096 + 1024 * 4096)
     assert gemm._traffic(START, BF16, schedule, kept, Tiling.of(schedule, kept, 132)) == once
 
 
 def test_a_tensor_core_is_slower_where_all_multiply() -> None:
     schedule = replace(COOPERATIVE, cluster=(1, 1))
-    few, all_ = (time(schedule, 128 * count, 256, 8192) for count in (13, 132))
+    free = {**START, "l2_total": 1e15}
+    few, all_ = (
+        seconds(free, BF16, schedule, GemmShape(128 * count, 256, 8192), 132) for count in (13, 132)
+    )
     assert 1 + 0.8 * START["power"] < all_ / few < 1 + 1.5 * START["power"]
 
 
@@ -153,8 +156,38 @@ def test_no_block_loads_rows_of_a_past_the_end() -> None:
     multicast = replace(single, cluster=(1, 2))
     for m in (16, 64):
         assert time(multicast, m, 4096, 4096) < 1.1 * time(single, m, 4096, 4096)
-    assert gemm._loaded(64, GemmShape(3, 4096, 4096)) == 8
-    assert gemm._loaded(64, GemmShape(100, 4096, 4096)) == 64
+    assert gemm._loaded(64, 3) == 8
+    assert gemm._loaded(64, 100) == 64
+
+
+def test_rows_that_begin_within_lines_or_sectors_cost_more_to_load() -> None:
+    """k = 78600 took 1.5 times what its neighbours do, by what L2 gives."""
+    whole, lines, sectors = (
+        gemm._misfit(START, BF16, GemmShape(1024, 1600, k)) for k in (4096, 4096 + 16, 4096 + 8)
+    )
+    assert whole == 1 < lines == 1 + START["misaligned"]
+    assert sectors == lines + START["straddling"]
+    columns = replace(BF16, layout_a="col")  # whose rows are of m
+    assert gemm._misfit(START, columns, GemmShape(1024, 1600, 4096)) == 1
+    assert gemm._misfit(START, columns, GemmShape(1032, 1600, 4096)) > 1
+
+
+def test_tiles_that_end_within_sectors_cost_more_to_store() -> None:
+    """2152x69736x168 takes 190 us by tiles of 256 columns, and 325 us by 112."""
+    whole, within = GemmShape(2152, 69632, 168), GemmShape(2152, 69640, 168)
+    narrow, wide = (replace(PINGPONG, tile=(128, tile_n, 64)) for tile_n in (128, 256))
+    stored = [gemm._stored(START, BF16, one, within) for one in (narrow, wide)]
+    assert stored[0] > 1.2 * stored[1] > 1.2 * gemm._stored(START, BF16, narrow, whole)
+    assert gemm._stored(START, BF16, replace(wide, raster="along_n"), within) < stored[1]
+
+
+def test_narrow_chunks_make_an_epilogue_longer() -> None:
+    """A tile of 112 columns is finished by 16 columns at a time, one of 128 by 64."""
+    odd, even = (replace(COOPERATIVE, tile=(128, tile_n, 64)) for tile_n in (112, 128))
+    at = GemmShape(4096, 4096, 4096)
+    assert gemm._chunks(BF16, odd, at) == 7 and gemm._chunks(BF16, even, at) == 2
+    shared = replace(odd, tile=(64, 64, 64), consumers=1, split=8)
+    assert gemm._chunks(BF16, shared, at) == 1  # of 8 columns
 
 
 def test_a_weight_is_read_by_half_as_many_where_rows_share_a_cluster() -> None:
