@@ -19,7 +19,7 @@ from warploom.generator import names
 from warploom.generator.families import family
 from warploom.generator.restore import restore
 from warploom.generator.shapes import Shape, distance
-from warploom.generator.specification import Operation, Schedule
+from warploom.generator.specification import Operation, Schedule, counted
 
 RUNNERS_UP = 4  # kept beside the best
 SHORTEST, LONGEST = 1e-9, 86_400.0  # seconds that a kernel may have taken
@@ -194,7 +194,7 @@ def to_plain(record: Record) -> dict[str, Any]:
     environment = asdict(record.environment)
     del environment["gpu"]
     return {
-        "operation": asdict(record.operation),
+        "operation": counted(record.operation),
         "shape": asdict(record.shape),
         "environment": environment,
         "best": timed_to_plain(record.best),
@@ -212,7 +212,7 @@ def timed_to_plain(timed: Timed) -> dict[str, Any]:
     return {
         "seconds": float(f"{timed.seconds:.5g}"),
         "spread": float(f"{timed.spread:.3g}"),
-        "schedule": asdict(timed.schedule),
+        "schedule": counted(timed.schedule),
     }
 
 

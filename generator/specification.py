@@ -21,16 +21,16 @@ from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.knob import knobs
 
 
-def _counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
+def counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
     """What of a dataclass, or of a field's value, its identity is made of."""
     if is_dataclass(value):
         said = knobs(type(value))
         return {
-            one.name: _counted(getattr(value, one.name))
+            one.name: counted(getattr(value, one.name))
             for one in fields(value)
             if not (said[one.name].later and getattr(value, one.name) == one.default)
         }
-    return [_counted(one) for one in value] if isinstance(value, tuple) else value
+    return [counted(one) for one in value] if isinstance(value, tuple) else value
 
 
 class Operation(Protocol):
@@ -99,12 +99,12 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
     @cached_property
     def canonical_json(self) -> str:
         """Every field that counts, with sorted keys and no white space: what the digest is of."""
-        counted = {
+        content = {
             "arch": self.arch,
-            "operation": _counted(self.operation),
-            "schedule": _counted(self.schedule),
+            "operation": counted(self.operation),
+            "schedule": counted(self.schedule),
         }
-        return json.dumps(counted, sort_keys=True, separators=(",", ":"))
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:

@@ -40,7 +40,8 @@ MACHINERY = (
 )
 ROOMS = ("generator/families", "runtime/families", "templates")  # where a family has a folder
 SOURCES = {".py", ".cuh", ".jinja"}
-CHOICE = {"model.py", "table.py"}  # of a family: which kernel is chosen, not what one does
+# Of a family: which kernel is chosen, not what one does.
+CHOICE = {"constants.py", "model.py", "table.py"}
 INTEGRATIONS = "integrations"  # how models use the families: they stand on all that there are
 
 
