@@ -16,16 +16,14 @@ from warploom.generator import families
 
 ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
-# Places whose tests no GPU has passed on code like this yet; no other may lose its record.
-AWAITED = {"families/gemm/gpu", "integrations/gpu"}
+# Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
+AWAITED = {"gpu": {"test_guide.py"}}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
 
 def recorded(place: str) -> dict[str, Any]:
-    """The record of a place; one that is awaited has none, and is skipped."""
+    """The record of a place."""
     path = ROOT / "tests" / place / "record.json"
-    if place in AWAITED and not path.is_file():
-        pytest.skip(f"{place} has no record yet: run `{command(place)}` on a GPU")
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
@@ -50,7 +48,8 @@ def test_no_kernel_was_changed_after_it_last_passed_on_a_gpu(place: str) -> None
 @pytest.mark.parametrize("place", PLACES)
 def test_every_file_of_tests_passed_on_a_gpu(place: str) -> None:
     found = recorded(place)
-    assert set(found["tests"]) == {path.name for path in (ROOT / "tests" / place).glob("test_*.py")}
+    files = {path.name for path in (ROOT / "tests" / place).glob("test_*.py")}
+    assert files - AWAITED.get(place, set()) <= set(found["tests"]) <= files
     assert all(file["passed"] > 0 for file in found["tests"].values())
     if place not in FAMILIES:
         return
