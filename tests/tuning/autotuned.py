@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from warploom import hooks
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, parse_name
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.measure import Timing
-from warploom.tuning.autotune import engine as engines
+from warploom.tuning.autotune import course, engine, offers
 from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import Measured
+from warploom.tuning.autotune.course import Course
 from warploom.tuning.autotune.engine import Engine
 
 GPU = DeviceLimits(132, "NVIDIA H200", "13.0")
+READY = "waiting for a call outside a capture"
 
 
 class FakeLaunch:
@@ -44,8 +47,8 @@ def plan_of(m: int = 96, n: int = 640, k: int = 512, *, aligned: bool = True) ->
     drafted = call.draft(GPU)
     launch: Any = FakeLaunch(drafted.choice.spec)
     plan = GemmPlan(("plan", m, n, k), drafted.choice, launch, (), drafted.details, 0)
-    if engines.hooks.observer is not None:
-        engines.hooks.observer.planned(plan, drafted)
+    if hooks.observer is not None:
+        hooks.observer.planned(plan, drafted)
     return plan
 
 
@@ -111,16 +114,22 @@ class Machine:
         self.pick: Callable[[KernelSpec, Sequence[KernelSpec]], KernelSpec] = self.best
         self.built: dict[KernelSpec, object] = {}
         self.helpers: list[FakeHelper] = []
-        patch.setattr(engines.targets, "at_hand", lambda device: GPU)
-        patch.setattr(engines.kernels, "_kernels", self.built)
-        patch.setattr(engines, "fetched", self._fetched)
-        patch.setattr(engines, "plan_launches", lambda spec, *_: FakeLaunch(spec))
+        patch.setattr(engine.targets, "at_hand", lambda device: GPU)
+        patch.setattr(course.kernels, "_kernels", self.built)
+        patch.setattr(course, "fetched", self._fetched)
+        patch.setattr(offers, "plan_launches", lambda spec, *_: FakeLaunch(spec))
+        self.rehearse: Callable[[Operation, int], None] = lambda operation, device: (
+            self.rehearsed.append((operation, device))
+        )
         self.engine = Engine(
-            self._measure,
-            lambda device: not self.capturing,
-            lambda operation, device: self.rehearsed.append((operation, device)),
-            self._helper,  # type: ignore[arg-type]
-            poll=poll,
+            lambda activity: Course(
+                activity,
+                self._measure,
+                lambda device: not self.capturing,
+                lambda operation, device: self.rehearse(operation, device),
+                self._helper,  # type: ignore[arg-type]
+                poll=poll,
+            )
         )
 
     @property

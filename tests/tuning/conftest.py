@@ -1,12 +1,17 @@
-"""What the tests of tuning share: sweeps, which cost time."""
+"""What the tests of tuning share: sweeps, which cost time, and where calls are tuned."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from autotuned import Machine
 from sweeps import SHAPES, SPACE, write_sweep
 
+from warploom import hooks
+from warploom.generator import records_file
+from warploom.runtime import records
 from warploom.tuning.problems import Problem, problems
 
 
@@ -25,3 +30,20 @@ def listed(space: Path) -> list[Problem]:
 @pytest.fixture(scope="session")
 def sweep(listed: list[Problem], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sweep(tmp_path_factory.mktemp("sweep") / "sweep.jsonl", listed)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The records of one test, which are all that there are."""
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path))
+    monkeypatch.setattr(records_file, "shipped", lambda gpu: None)
+    records.forget()
+    yield tmp_path
+    hooks.observer = None
+    records.forget()
+
+
+@pytest.fixture
+def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Where calls are tuned, with records of this test's own."""
+    return Machine(monkeypatch)

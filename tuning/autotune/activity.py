@@ -1,0 +1,79 @@
+"""Who has tuning active, and what threads that call leave to the one thread that decides."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from warploom.generator.locks import ForkLock
+
+Act = Callable[[], None]
+
+
+class Activity:
+    """The contexts that are open, the thread that they need, and what waits for it.
+
+    lock     guards the budgets, states of problems that calling threads change, and gates
+    budgets  of those who have tuning active, in seconds of GPU time for a new problem
+    """
+
+    def __init__(self) -> None:
+        self.lock = ForkLock()
+        self.fresh()
+
+    def fresh(self) -> None:
+        """Nobody has it active, and there is no thread: at the beginning, and in a forked child."""
+        self.budgets: list[float] = []
+        self._acts: SimpleQueue[Act] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._own = threading.local()
+        self._unwritten = 0
+
+    def begin(self, budget: float, serve: Callable[[SimpleQueue[Act]], None]) -> None:
+        """Have it active once more, and `serve` in a thread; under the lock."""
+        self.budgets.append(budget)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=serve, args=(self._acts,), name="warploom.autotune", daemon=True
+            )
+            self._thread.start()
+
+    def end(self, budget: float) -> bool:
+        """Take back one `begin`; True if it was the last. Under the lock."""
+        if budget in self.budgets:
+            self.budgets.remove(budget)
+        return not self.budgets
+
+    def tell(self, act: Callable[..., None], *given: Any) -> None:
+        """Leave something to the thread that decides."""
+        self._acts.put(partial(act, *given))
+
+    @property
+    def busy(self) -> bool:
+        """Whether this thread is measuring: its calls are the engine's own."""
+        return getattr(self._own, "busy", False)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Inside, this thread's calls are the engine's own."""
+        self._own.busy = True
+        try:
+            yield
+        finally:
+            self._own.busy = False
+
+    def owe(self, more: int) -> None:
+        """Count what the end of the process waits for, such as records."""
+        with self.lock:
+            self._unwritten += more
+
+    def finish(self, seconds: float) -> None:
+        """Wait, at most so long, until nothing is owed."""
+        until = time.monotonic() + seconds
+        while self._unwritten and time.monotonic() < until:
+            time.sleep(0.01)

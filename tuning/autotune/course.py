@@ -1,0 +1,250 @@
+"""What becomes of problems that were planned without a record: one thread of the process decides.
+
+It reads and writes files and waits for compilers; calls do no more than offers.py lets them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from warploom.errors import RecordsError
+from warploom.generator.families import family
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec, Operation
+from warploom.runtime import dispatch
+from warploom.runtime import kernel as kernels
+from warploom.runtime.decision import Asked
+from warploom.tuning.autotune import locks, stage
+from warploom.tuning.autotune.activity import Act, Activity
+from warploom.tuning.autotune.contest import Measured
+from warploom.tuning.autotune.helper import Helper, Reply
+from warploom.tuning.autotune.keeping import Keeping
+from warploom.tuning.autotune.offers import Offers
+from warploom.tuning.autotune.outcome import fetched, record_of, tuned
+from warploom.tuning.autotune.problem import Key, Planned, Problem, gate, shut
+
+POLL = 1.0  # seconds between two looks at what other processes have recorded
+
+logger = logging.getLogger(__name__)
+
+
+class Course:
+    """The problems of a process; arguments after the first are what tests replace."""
+
+    def __init__(
+        self,
+        activity: Activity,
+        measure: Callable[..., Measured] = stage.measure,
+        may_measure: Callable[[int], bool] = stage.may_measure,
+        rehearse: Callable[[Operation, int], None] = stage.rehearse,
+        helper: Callable[[Callable[[Reply], None]], Helper] = Helper,
+        poll: float = POLL,
+    ) -> None:
+        self._activity, self._poll = activity, poll
+        self._rehearse = rehearse
+        self._offers = Offers(activity, measure, may_measure, self._take)
+        self._problems: dict[Key, Problem] = {}
+        self._requests: dict[int, Problem] = {}
+        self._keeping = Keeping()
+        self._helper = helper(lambda reply: activity.tell(self._hear, reply))
+        self._rehearsed: set[tuple[Operation, int]] = set()
+
+    def problems(self) -> list[Problem]:
+        """Those that were met, in order."""
+        return list(self._problems.values())
+
+    def resume(self) -> None:
+        """Go on with what nobody had active for a while."""
+        for problem in self.problems():
+            if problem.state == "ready" or problem.interrupted:
+                self._resume(problem)
+
+    def interrupt(self) -> None:
+        """Take the gates away: nobody has it active; under the lock."""
+        for problem in self.problems():
+            problem.interrupted |= problem.close()
+
+    # ---- The thread that decides -----------------------------------------------------------------
+
+    def serve(self, queue: SimpleQueue[Act]) -> None:
+        """Do what is told, one after the other, and look now and then at what others recorded."""
+        looked = time.monotonic()
+        while True:
+            waiting = [one for one in self._problems.values() if one.state == "elsewhere"]
+            with suppress(Empty):
+                act = queue.get(timeout=self._poll if waiting else None)
+                self._safely(act)
+            if waiting and time.monotonic() - looked >= self._poll:
+                looked = time.monotonic()
+                for problem in waiting:
+                    self._safely(partial(self._begin, problem))
+
+    @staticmethod
+    def _safely(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception:
+            logger.exception("autotune: a problem is left as it is")
+
+    def meet(self, target: DeviceLimits, asked: Asked, planned: Planned, budget: float) -> None:
+        """Take a plan to its problem, which has `budget` seconds of GPU time if it is new."""
+        key = (target, asked.operation, asked.shape)
+        problem = self._problems.get(key)
+        if problem is None:
+            problem = Problem(*key, began=time.monotonic(), budget=budget)
+            self._problems[key] = problem
+        problem.add(planned)
+        match problem.state:
+            case "new":
+                self._begin(problem)
+            case "compiling":
+                self._prepare(problem)
+            case "ready" | "tuned":
+                self._resume(problem)
+
+    def _resume(self, problem: Problem) -> None:
+        """Put the gates of a problem where they belong."""
+        problem.interrupted = False
+        if problem.state == "ready":
+            with self._activity.lock:
+                if self._activity.budgets:
+                    problem.open(lambda plan, _: self._offers.to_measure(problem, plan))
+        elif problem.state == "tuned":
+            self._renew(problem, ask=False)
+
+    def _begin(self, problem: Problem) -> None:
+        """Take a record that there is, or have the candidates compiled if no other process does."""
+        operation, shape, target = problem.operation, problem.shape, problem.target
+        if self._recorded(problem):
+            return
+        try:
+            problem.lock = locks.take(target.gpu, operation, shape)
+        except OSError as error:
+            self._fail(problem, self._keeping.unwritable(error))
+            return
+        if problem.lock is None:
+            problem.state = "elsewhere"
+            return
+        if self._recorded(problem):
+            return
+        requires = family(operation.family).table.required(operation, shape)
+        chosen = dispatch.choose(operation, shape, device=target, requires=requires)
+        problem.present = chosen.spec
+        problem.default = dispatch.untuned(operation, shape, target, requires).spec
+        problem.state = "compiling"
+        first = list(dict.fromkeys([problem.present, problem.default]))
+        self._requests[self._helper.find(operation, shape, target, first)] = problem
+        self._prepare(problem)
+
+    def _prepare(self, problem: Problem) -> None:
+        """Rehearse while candidates are compiled, so that no call has to wait for it."""
+        wanted = {(problem.operation, plan.device) for plan, _ in problem.plans()}
+        for one in wanted - self._rehearsed:
+            self._rehearsed.add(one)
+            self._activity.owe(1)
+            try:
+                self._rehearse(*one)
+            except Exception as error:
+                logger.info("autotune: the first call that measures may take longer: %s", error)
+            finally:
+                self._activity.owe(-1)
+
+    def _recorded(self, problem: Problem) -> bool:
+        """Whether there is a record now, which then decides."""
+        if not self._keeping.recorded(problem):
+            return False
+        self._release(problem)
+        self._renew(problem)
+        return True
+
+    def _hear(self, reply: Reply) -> None:
+        """Take an answer of the process that compiles."""
+        problem = self._requests.get(reply["number"])
+        if problem is None:
+            return
+        if "compiling" in reply:
+            problem.compiling = reply["compiling"]
+            return
+        del self._requests[reply["number"]]
+        self._helper.done(reply["number"])
+        if problem.state == "recorded":
+            fetched(reply.get("built", ()))
+            self._renew(problem, ask=False)
+        elif "failed" in reply:
+            self._fail(problem, reply["failed"])
+        else:
+            problem.candidates = tuple(fetched(reply["built"]))
+            if problem.present not in problem.candidates or len(problem.candidates) < 2:
+                self._fail(problem, "there is nothing to compare its kernel with")
+                return
+            problem.state = "ready"
+            self._resume(problem)
+
+    def _take(self, problem: Problem, outcome: Measured | str, stall: float) -> None:
+        """Record what was measured, and have plans run it."""
+        try:
+            if isinstance(outcome, str):
+                self._fail(problem, outcome)
+                return
+            for spec, reason in outcome.failed.items():
+                level = logging.WARNING if reason.startswith("WRONG") else logging.INFO
+                logger.log(level, "autotune: %s at %s: %s", spec.name, problem, reason)
+            record = record_of(problem, outcome)
+            try:
+                self._keeping.keep(problem.target.gpu, record)
+            except RecordsError as error:
+                self._fail(problem, self._keeping.unwritable(error))
+                return
+            told = tuned(problem, outcome, time.monotonic() - problem.began)
+            logger.info(
+                "autotuned %s: %s, %.1f ms of GPU time, the call took %.0f ms",
+                *(problem, outcome.winner.name, outcome.spent * 1e3, stall * 1e3),
+            )
+            self._release(problem)
+            self._renew(problem)
+            problem.told = told
+        finally:
+            self._activity.owe(-1)
+
+    def _renew(self, problem: Problem, *, ask: bool = True) -> None:
+        """Let plans run what the record says, from a next call on; what is missing is built."""
+        missing: list[KernelSpec] = []
+        with self._activity.lock:
+            for plan, planned in problem.plans():
+                asked = planned.draft.choice.asked
+                if asked is None:
+                    continue
+                choice = dispatch.choose(
+                    asked.operation, asked.shape, device=problem.target, requires=asked.requires
+                )
+                if choice.spec == plan.choice.spec:
+                    shut(plan, choice)
+                elif choice.spec not in kernels._kernels:
+                    missing.append(choice.spec)
+                elif not self._activity.budgets:
+                    problem.interrupted = True
+                else:
+                    shut(plan)
+                    gate(plan, self._offers.to_swap(planned, choice))
+        if missing and ask:
+            problem.state = "recorded"
+            self._requests[self._helper.build(list(dict.fromkeys(missing)))] = problem
+        else:
+            problem.state = "tuned"
+
+    def _fail(self, problem: Problem, reason: str) -> None:
+        problem.state, problem.reason = "failed", reason
+        problem.close()
+        self._release(problem)
+        logger.info("autotune: %s: %s", problem, problem.status)
+
+    @staticmethod
+    def _release(problem: Problem) -> None:
+        if problem.lock is not None:
+            problem.lock.release()
+            problem.lock = None

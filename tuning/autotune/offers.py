@@ -1,0 +1,107 @@
+"""What a call is offered before its launches: to measure its problem, or to run another kernel."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from warploom.errors import WarploomError
+from warploom.runtime.decision import Choice
+from warploom.runtime.launch_plan import plan_launches
+from warploom.runtime.plan import Plan
+from warploom.tuning.autotune.activity import Activity
+from warploom.tuning.autotune.contest import Measured, NotMeasured
+from warploom.tuning.autotune.problem import Planned, Problem, shut
+
+Take = Callable[[Problem, Measured | str, float], None]
+
+logger = logging.getLogger(__name__)
+
+
+class Offers:
+    """What gates let a thread that calls do.
+
+    measure      finds the fastest of a problem's kernels (stage.measure)
+    may_measure  whether this thread's call on a GPU may wait for it
+    take         what the thread that decides does with what was measured, and how long it took
+    """
+
+    def __init__(
+        self,
+        activity: Activity,
+        measure: Callable[..., Measured],
+        may_measure: Callable[[int], bool],
+        take: Take,
+    ) -> None:
+        self._activity, self._take = activity, take
+        self._measure, self._may_measure = measure, may_measure
+
+    def to_measure(self, problem: Problem, plan: Plan[Any, Any]) -> Callable[[], None]:
+        """Offer to measure a problem; a gate keeps no plan alive."""
+        kept = weakref.ref(plan)
+
+        def offer() -> None:
+            if (found := kept()) is not None and self._may(found):
+                self._try(problem, found)
+
+        return offer
+
+    def to_swap(self, planned: Planned, choice: Choice) -> Callable[[], None]:
+        """Offer to run another kernel from now on."""
+
+        def offer() -> None:
+            if (found := planned.plan()) is not None and self._may(found):
+                self._swap(found, planned, choice)
+
+        return offer
+
+    def _may(self, plan: Plan[Any, Any]) -> bool:
+        """Whether this call may wait: it is the program's own, and under no capture."""
+        activity = self._activity
+        return not activity.busy and bool(activity.budgets) and self._may_measure(plan.device)
+
+    def _try(self, problem: Problem, plan: Plan[Any, Any]) -> None:
+        """Measure a problem, if no other call does."""
+        with self._activity.lock:
+            if problem.state != "ready" or problem.present is None:
+                return
+            problem.state = "measuring"
+        self._activity.owe(1)
+        problem.close()
+        began = time.monotonic()
+        outcome: Measured | str
+        try:
+            kept = (problem.default,) if problem.default in problem.candidates else ()
+            with self._activity.measuring():
+                outcome = self._measure(
+                    problem.operation,
+                    problem.shape,
+                    plan.device,
+                    problem.present,
+                    kept,
+                    problem.candidates,
+                    problem.budget,
+                )
+        except NotMeasured as error:
+            outcome = str(error)
+        except Exception as error:
+            outcome = (str(error) or type(error).__name__).splitlines()[0]
+            logger.warning("autotune: %s: %s", problem, outcome)
+        self._activity.tell(self._take, problem, outcome, time.monotonic() - began)
+
+    @staticmethod
+    def _swap(plan: Plan[Any, Any], planned: Planned, choice: Choice) -> None:
+        """Give a plan the launches of another kernel, if they can be laid out."""
+        draft = planned.draft
+        try:
+            launch = plan_launches(
+                choice.spec, draft.problem, plan.device, draft.tensors, draft.scalars
+            )
+        except WarploomError as error:
+            logger.warning("autotune: %s stays: %s", plan.choice.spec.name, error)
+            shut(plan)
+            return
+        plan.relaunch(choice, launch)
