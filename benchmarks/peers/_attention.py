@@ -3,80 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.families import Family, Problem
-from benchmarks.protocol import rotated
+from benchmarks.families import Asked, Case, Family, Problem
+from benchmarks.peers._attention_drawn import attentions
+from benchmarks.peers._attention_problem import Attention
+from benchmarks.protocol import Contender, Floor, rotated
+from benchmarks.samplers import alone
 from warploom.generator.configurations import cells
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
 
 LISTED = cells()["attention"]
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """One attention: [batch, heads, seq, dim] or, with `lengths`, packed sequences of them."""
-
-    name: str
-    batch: int
-    heads: int
-    kv_heads: int
-    seq: int
-    dim: int
-    causal: bool = False
-    window: int | None = None  # columns to the left of the diagonal, which is always causal
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """What `warploom.attention` is given beside tensors."""
-        window = {} if self.window is None else {"window": (self.window, 0)}
-        return {"causal": self.causal, **window}
-
-    @property
-    def operation(self) -> dict[str, Any]:
-        """The fields of the operation that it is."""
-        mask = "window" if self.window is not None else "causal" if self.causal else "none"
-        lengths = "packed" if self.lengths else "fixed"
-        return {"element": "bf16", "dim": self.dim, "mask": mask, "lengths": lengths}
-
-    @property
-    def flops(self) -> int:
-        """The work that the mask leaves the forward pass: 4 dim for each score.
-
-        A causal square counts half the scores of a full one, as it does everywhere; a window
-        counts its own, exactly.
-        """
-        if self.window is not None:
-            whole, ramp = self.seq, min(self.window + 1, self.seq)
-            scores = ramp * (ramp + 1) // 2 + (whole - ramp) * ramp
-            return 4 * self.batch * self.heads * self.dim * scores
-        squares = sum(n * n for n in self.lengths) or self.batch * self.seq**2
-        return 4 * self.heads * self.dim * squares // (2 if self.causal else 1)
-
-    def record(self, passed: str, products: int) -> dict[str, Any]:
-        """The problem of a cell, of a pass with so many products where the forward pass has two."""
-        flops = self.flops * products // 2
-        return {**asdict(self), "type": "bf16", "pass": passed, "flops": flops}
-
-    @property
-    def longest(self) -> slice:
-        """The rows of the longest packed sequence."""
-        longest = max(self.lengths)
-        first = sum(self.lengths[: self.lengths.index(longest)])
-        return slice(first, first + longest)
-
-    def masked(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[Arguments, Band]:
-        """A call on the last rows of a sequence and all of its columns, and its mask."""
-        call = Arguments(q, k, v, causal="bottom_right" if self.causal else False)
-        if self.window is not None:
-            call.window = (self.window, 0)
-        return call, band(call, extents(call))
 
 
 # ---- Cells ---------------------------------------------------------------------------------------
@@ -169,36 +112,92 @@ class Operands:
     lengths: dict[str, Any]
 
 
-def sets(problem: Attention, device: str) -> list[Operands]:
-    """As many sets of operands as outlast the GPU's L2 cache when used in turn."""
-    heads = 2 * (problem.heads + problem.kv_heads)
-    tokens = sum(problem.lengths) or problem.batch * problem.seq
-    size = 2 * heads * problem.dim * tokens
-    return rotated(lambda: operands(problem, device), size, device)
+def sets(problem: Attention, device: str, *, once: bool = False) -> list[Operands]:
+    """As many sets of operands as outlast the GPU's L2 cache when used in turn, or one."""
+    if once:
+        return [operands(problem, device)]
+    return rotated(lambda: operands(problem, device), problem.moved, device)
 
 
 def operands(problem: Attention, device: str) -> Operands:
     """Make operands as a model has them: [batch, seq, heads, dim] in memory, seen transposed."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[problem.element]
+    lengths_k = problem.lengths_k or problem.lengths
 
-    def tensor(heads: int) -> torch.Tensor:
-        if problem.lengths:
-            shape = (sum(problem.lengths), heads, problem.dim)
-            return torch.randn(shape, device=device).bfloat16()
-        shape4 = (problem.batch, problem.seq, heads, problem.dim)
-        return torch.randn(shape4, device=device).bfloat16().transpose(1, 2)
+    def tensor(heads: int, seq: int, lengths: Sequence[int]) -> torch.Tensor:
+        lead = (sum(lengths),) if lengths else (problem.batch, seq)
+        made = torch.randn((*lead, heads, problem.dim), device=device).to(dtype)
+        return made if lengths else made.transpose(1, 2)
 
-    q, k, v = tensor(problem.heads), tensor(problem.kv_heads), tensor(problem.kv_heads)
+    q = tensor(problem.heads, problem.seq, problem.lengths)
+    k, v = (tensor(problem.kv_heads, problem.columns, lengths_k) for _ in range(2))
     given: dict[str, Any] = {}
     if problem.lengths:
-        offsets = torch.tensor([0, *problem.lengths], device=device).cumsum(0).int()
-        longest = max(problem.lengths)
-        given = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
-        given |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        offsets = _offsets(problem.lengths, device)
+        offsets_k = _offsets(lengths_k, device) if problem.lengths_k else offsets
+        given = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets_k}
+        given |= {"max_seqlen_q": max(problem.lengths), "max_seqlen_k": max(lengths_k)}
     return Operands(q, k, v, torch.full_like(q, torch.nan), given)
+
+
+def _offsets(lengths: Sequence[int], device: str) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+# ---- Problems that nobody tuned ------------------------------------------------------------------
+
+DRAWN = "problems that nobody tuned"
+ROUNDS, SWEPT = 15, 5  # that count: of a few contenders, and of the many of a sweep
+
+
+def drawn(
+    passed: str, products: int, contenders: Callable[..., Sequence[Contender]], asked: Asked
+) -> Iterator[Case]:
+    """The attentions of a seed, of a pass with so many products: single launches."""
+    for problem in attentions(f"attention {passed}", asked.seed, asked.count):
+        about = {**problem.record(passed, products), "seed": asked.seed}
+        yield Case(
+            f"{problem.name} {passed}",
+            about,
+            Floor.of(about["flops"], problem.moved * products // 2),
+            partial(contenders, problem, drawn=True),
+            alone,
+            rounds=1 + (SWEPT if asked.specs else ROUNDS),
+            discarded=1,
+            gradients=passed == "backward",
+            again=not asked.specs,
+        )
+
+
+# ---- What is checked -----------------------------------------------------------------------------
+
+
+def sequence(problem: Attention, tensor: torch.Tensor, *, keys: bool = False) -> torch.Tensor:
+    """The last sequence of a tensor of q's rows, or of k's, as [1, heads, seq, dim].
+
+    Of packed ones it is the longest.
+    """
+    if not problem.lengths:
+        return tensor[-1:]
+    at = problem.lengths.index(max(problem.lengths))
+    lengths = (problem.lengths_k or problem.lengths) if keys else problem.lengths
+    first = sum(lengths[:at])
+    return tensor[first : first + lengths[at]].transpose(0, 1)[None]
+
+
+def masked(
+    problem: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[Arguments, Band]:
+    """A call on the last rows of a sequence and all of its columns, and its mask."""
+    call = Arguments(q, k, v, causal="bottom_right" if problem.causal else False)
+    if problem.band is not None:
+        call.window = problem.band
+    return call, band(call, extents(call))
 
 
 # ---- What pages say ------------------------------------------------------------------------------
 
+BESIDE_DRAWN = ("cudnn", "fa2", "fa3")  # what is drawn is measured beside these, if none is named
 PEERS = {
     "cudnn": "cuDNN",
     "fa2": "FlashAttention-2",

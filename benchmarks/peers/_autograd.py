@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import warploom
-from benchmarks.peers._attention import Attention, Operands
+from benchmarks.peers._attention import Operands
+from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._flash import flash3_operators, flash4, refusing
 from benchmarks.peers._gradients import Step, error_share
 from benchmarks.protocol import Contender

@@ -18,7 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.peers._attention import Attention, Operands
+from benchmarks.peers._attention import Operands
+from benchmarks.peers._attention_problem import Attention
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -37,10 +38,40 @@ def refusing(name: str, function: Callable[Parameters, Result]) -> Callable[Para
     return call
 
 
-def sdpa(backend: SDPBackend, problem: Attention, one: Operands) -> torch.Tensor:
-    """torch's attention on one of its backends."""
-    if problem.window is not None or problem.lengths:
-        raise ValueError("torch has it for one causal mask and one length only")
+def cudnn(problem: Attention, one: Operands) -> torch.Tensor:
+    """cuDNN as torch has it; its packed gradients read past what torch 2.11 allocates for them."""
+    if problem.window is not None:
+        raise ValueError("torch has no windows of cuDNN's")
+    if problem.causal and not problem.square:
+        raise ValueError("torch's causal mask of cuDNN begins at the top left")
+    if not problem.lengths:
+        return _sdpa(SDPBackend.CUDNN_ATTENTION, problem, one)
+    if one.q.requires_grad:
+        raise ValueError("torch has no gradients of cuDNN's packed sequences")
+    found: torch.Tensor = torch.ops.aten._cudnn_attention_forward(
+        *(one.q, one.k, one.v, None, *one.lengths.values()),
+        *(False, 0.0, problem.causal, False),
+        scale=problem.dim**-0.5,
+    )[0]
+    return found
+
+
+def flash2(problem: Attention, one: Operands) -> torch.Tensor:
+    """FlashAttention-2 as torch has it; windows and sequences that differ take its operator."""
+    if problem.window is None and not problem.lengths and (problem.square or not problem.causal):
+        return _sdpa(SDPBackend.FLASH_ATTENTION, problem, one)
+    left, right = problem.band or (None, None)
+    lengths = one.lengths.values() or (None, None, problem.seq, problem.columns)
+    found: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        *(*turned(one), *lengths, 0.0, problem.causal and problem.window is None, False),
+        scale=problem.dim**-0.5,
+        window_size_left=left,
+        window_size_right=right,
+    )[0]
+    return found if problem.lengths else found.transpose(1, 2)
+
+
+def _sdpa(backend: SDPBackend, problem: Attention, one: Operands) -> torch.Tensor:
     with sdpa_kernel([backend]):
         return torch.nn.functional.scaled_dot_product_attention(
             *(one.q, one.k, one.v),
@@ -52,9 +83,10 @@ def sdpa(backend: SDPBackend, problem: Attention, one: Operands) -> torch.Tensor
 def flash3_keywords(problem: Attention, one: Operands) -> dict[str, Any]:
     """What both passes of FlashAttention-3 are given beside tensors."""
     keywords: dict[str, Any] = {"softmax_scale": problem.dim**-0.5, **one.lengths}
-    if problem.window is None:
+    if problem.band is None:
         return {**keywords, "is_causal": problem.causal}
-    return {**keywords, "window_size_left": problem.window, "window_size_right": 0}
+    left, right = problem.band
+    return {**keywords, "window_size_left": left, "window_size_right": right}
 
 
 def flash3(problem: Attention, one: Operands) -> torch.Tensor:
@@ -68,7 +100,7 @@ def flash4(problem: Attention, one: Operands, **keywords: Any) -> torch.Tensor:
     """The attention of FlashAttention-4, which autograd can differentiate."""
     cute: Any = import_module("flash_attn.cute")
     keywords["causal"] = problem.causal and problem.window is None
-    keywords["window_size"] = (None, None) if problem.window is None else (problem.window, 0)
+    keywords["window_size"] = problem.band or (None, None)
     function = cute.flash_attn_func
     if problem.lengths:
         function = cute.flash_attn_varlen_func

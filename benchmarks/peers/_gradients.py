@@ -14,16 +14,17 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend
 
 import warploom
-from benchmarks.peers._attention import Attention, Operands, sets
+from benchmarks.peers._attention import Operands, masked, sequence, sets
+from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._flash import (
+    cudnn,
+    flash2,
     flash3_keywords,
     flash3_operators,
     flash4,
     refusing,
-    sdpa,
     turned,
 )
 from benchmarks.protocol import Contender
@@ -64,30 +65,35 @@ class Step:
         zeros = torch.zeros(())  # neither of the two looks at results of a forward pass
         q, k, v, dout = self.part((self.given.q, self.given.k, self.given.v, self.dout))
         given = Tensors(q, k, v, zeros, zeros, dout)
-        call, masked = self.problem.masked(q, k, v)
-        function = Function(call.scaling, None, masked)
+        call, bounds = masked(self.problem, q, k, v)
+        function = Function(call.scaling, None, bounds)
         return reference.exact(given, function), reference.plain(given, function)
 
     def part(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What is checked of each: the first group of heads of the last batch or longest sequence.
+        """What is checked of q, k, v and what else is of rows of q: the first group of heads.
 
-        Its tensors are [1, heads, seq, dim]; those of queries have all heads that share the keys.
+        It is that of the last batch, or of the longest sequence. Results are [1, heads, seq, dim];
+        those of queries have all heads that share the keys.
         """
-        problem = self.problem
-        heads = {problem.heads: problem.heads // problem.kv_heads, problem.kv_heads: 1}
-        if not problem.lengths:
-            return [t[-1:, : heads[t.shape[1]]] for t in tensors]
-        rows = problem.longest
-        return [t[rows, : heads[t.shape[1]]].transpose(0, 1)[None] for t in tensors]
+        group = self.problem.heads // self.problem.kv_heads
+        found = []
+        for index, tensor in enumerate(tensors):
+            keys = index in (1, 2)
+            found.append(sequence(self.problem, tensor, keys=keys)[:, : 1 if keys else group])
+        return found
 
 
-def steps(problem: Attention, device: str) -> list[Step]:
+def steps(problem: Attention, device: str, *, once: bool = False) -> list[Step]:
     """Random operands, a gradient, and room full of NaN for those of q, k and v, for each set."""
-    made = []
-    for one in sets(problem, device):
-        dq, dk, dv = (torch.full_like(t, torch.nan) for t in (one.q, one.k, one.v))
-        made.append(Step(problem, one, torch.randn_like(one.q), (dq, dk, dv)))
-    return made
+    return [
+        Step(problem, one, torch.randn_like(one.q), _room(one))
+        for one in sets(problem, device, once=once)
+    ]
+
+
+def _room(one: Operands) -> Gradients:
+    dq, dk, dv = (torch.full_like(tensor, torch.nan) for tensor in (one.q, one.k, one.v))
+    return dq, dk, dv
 
 
 def prepared(prepare: Callable[[], Backward]) -> Backward:
@@ -129,15 +135,16 @@ def ours(
     *,
     deterministic: bool = False,
 ) -> Contender:
-    """Warploom on each set of operands: as dispatched, or by one kernel."""
+    """Warploom on each set of operands: as dispatched, or by one kernel, which has its own room."""
     options: dict[str, Any] = {"deterministic": deterministic, "backward_spec": spec}
+    room = [one.into if spec is None else _room(one.given) for one in given]
 
-    def prepare(one: Step) -> Backward:
+    def prepare(one: Step, into: Gradients) -> Backward:
         q, k, v = one.given.q, one.given.k, one.given.v
         with torch.no_grad():
             out, lse = warploom.attention(q, k, v, return_lse=True, **one.arguments)
         call = Arguments(q, k, v, **one.arguments, **options)
-        return partial(attention_backward, BackwardCall(call, out, lse, one.dout, None, one.into))
+        return partial(attention_backward, BackwardCall(call, out, lse, one.dout, None, into))
 
     def told() -> tuple[str, str]:
         one = given[0].given
@@ -145,8 +152,10 @@ def ours(
         found = warploom.explain(plan)
         return found.backward or "", found.gradients.reason if found.gradients else ""
 
-    calls: list[Call] = [prepared(partial(prepare, one)) for one in given]
-    return Contender(name, calls, lambda: error_share(given[0], given[0].into), told)
+    calls: list[Call] = [
+        prepared(partial(prepare, one, into)) for one, into in zip(given, room, strict=True)
+    ]
+    return Contender(name, calls, lambda: error_share(given[0], room[0]), told)
 
 
 def peer(word: str, name: str, given: Sequence[Step], *, deterministic: bool) -> Contender:
@@ -185,10 +194,10 @@ def _differentiated(
     return call
 
 
-def _sdpa(backend: SDPBackend, one: Step, deterministic: bool) -> Backward:
-    if deterministic and backend is not SDPBackend.FLASH_ATTENTION:
+def _cudnn(one: Step, deterministic: bool) -> Backward:
+    if deterministic:
         raise ValueError("torch has no deterministic one")
-    return _differentiated(one, deterministic, partial(sdpa, backend))
+    return _differentiated(one, deterministic, cudnn)
 
 
 def _flash3(one: Step, deterministic: bool) -> Backward:
@@ -211,8 +220,8 @@ def _flash4(one: Step, deterministic: bool) -> Backward:
 
 
 _PEERS: dict[str, Callable[[Step, bool], Backward]] = {
-    "cudnn": partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
-    "fa2": partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+    "cudnn": _cudnn,
+    "fa2": partial(_differentiated, attend=flash2),
     "fa3": _flash3,
     "fa4": _flash4,
 }

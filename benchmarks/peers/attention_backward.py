@@ -7,22 +7,26 @@ otherwise comes last, and no CUDA graph is timed: peers' passes cannot be captur
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.families import Asked, Case, Group
 from benchmarks.peers import _autograd
 from benchmarks.peers._attention import (
     ABSENCES,
+    BESIDE_DRAWN,
     DIMENSION,
+    DRAWN,
     GRID,
     GROUPS,
     LISTED,
     PEERS,
     TITLES,
-    Attention,
     Pass,
     squares,
 )
+from benchmarks.peers._attention import drawn as drawn_cases
+from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._gradients import ours, peer, steps
 from benchmarks.protocol import Contender, Floor
 from benchmarks.samplers import enqueued, stepped
@@ -36,16 +40,20 @@ def cases(groups: tuple[str, ...], deterministic: bool, _asked: Asked) -> Iterat
     sampler = enqueued if deterministic else graph_sampler
     for problem in (problem for group in groups for problem in GROUPS[group]()):
         about = problem.record("backward", 5)
-        make = partial(contenders, problem, deterministic)
+        make = partial(contenders, problem, deterministic=deterministic)
         name, least = f"{problem.name} backward", Floor.of(about["flops"])
         yield Case(name, about, least, make, sampler, gradients=True)
 
 
-def contenders(problem: Attention, deterministic: bool, asked: Asked) -> list[Contender]:
+def contenders(
+    problem: Attention, asked: Asked, *, deterministic: bool = False, drawn: bool = False
+) -> list[Contender]:
     """Warploom as dispatched, its peers, and each kernel that competes and computes the same."""
-    given = steps(problem, asked.device)
+    given = steps(problem, asked.device, once=drawn)
     wanted = AttentionBackwardOperation(**problem.operation, deterministic=deterministic)
     fitting = [spec for spec in asked.specs if spec.operation == wanted]
+    if drawn and not asked.peers:
+        asked = replace(asked, peers=BESIDE_DRAWN)
     found = [
         ours(given, deterministic=deterministic),
         *(peer(word, name, given, deterministic=deterministic) for word, name in _peers(asked)),
@@ -89,13 +97,15 @@ def _groups() -> Iterator[tuple[str, Group]]:
         yield name, Group(title, partial(cases, (name,), False))
         same = partial(cases, (name,), True)
         yield f"{name}_deterministic", Group(f"{title}, deterministic", same)
+    made = partial(drawn_cases, "backward", 5, contenders)
+    yield "drawn", Group(f"{{kind}}, {DRAWN}", made)
     title = "Attention forward and backward, bf16, by autograd, host time included"
     yield "autograd", Group(title, autograd)
 
 
 FAMILY = Pass(
     name="attention_backward",
-    kinds={"bf16": "Attention backward, bf16"},
+    kinds={kind: f"Attention backward, {kind}" for kind in ("bf16", "fp16")},
     called={"warploom, in any order": "Warploom, not deterministic"},
     absences={
         **ABSENCES,

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend
 
 import warploom
 from benchmarks.families import Asked, Case, Group
 from benchmarks.peers._attention import (
     ABSENCES,
+    BESIDE_DRAWN,
     DIMENSION,
+    DRAWN,
     GRID,
     GROUPS,
     PEERS,
     TITLES,
-    Attention,
     Operands,
     Pass,
+    masked,
+    sequence,
     sets,
 )
-from benchmarks.peers._flash import flash3, flash4, refusing, sdpa
+from benchmarks.peers._attention import drawn as drawn_cases
+from benchmarks.peers._attention_problem import Attention
+from benchmarks.peers._flash import cudnn, flash2, flash3, flash4, refusing
 from benchmarks.peers._triton import compiled
 from benchmarks.protocol import Contender, Floor
 from warploom.generator.families.attention_forward import AttentionOperation
@@ -43,26 +48,31 @@ def cases(group: str, _asked: Asked) -> Iterator[Case]:
         yield Case(f"{problem.name} forward", about, Floor.of(about["flops"]), make)
 
 
-def contenders(problem: Attention, asked: Asked) -> list[Contender]:
+def contenders(problem: Attention, asked: Asked, *, drawn: bool = False) -> list[Contender]:
     """Warploom as dispatched, its peers, and each kernel that competes and computes the same."""
-    given, operation = sets(problem, asked.device), AttentionOperation(**problem.operation)
+    given = sets(problem, asked.device, once=drawn)
+    operation = AttentionOperation(**problem.operation)
     fitting = [spec for spec in asked.specs if spec.operation == operation]
+    wanted = cache(partial(expected, problem, given[0]))
+    peers = asked.peers or (BESIDE_DRAWN if drawn else FAMILY.peers)
     return [
-        ours(problem, given),
-        *(_peer(name, problem, given) for name in asked.peers or FAMILY.peers if name in _PEERS),
-        *(ours(problem, given, spec.name, spec) for spec in fitting),
+        ours(problem, given, wanted),
+        *(_peer(name, problem, given, wanted) for name in peers if name in _PEERS),
+        *(ours(problem, given, wanted, spec) for spec in fitting),
     ]
 
 
 def ours(
     problem: Attention,
     given: Sequence[Operands],
-    name: str = "warploom",
+    wanted: Callable[[], Expected],
     spec: KernelSpec | None = None,
 ) -> Contender:
-    """Warploom on each set of operands: as dispatched, or by one kernel."""
+    """Warploom on each set of operands: as dispatched, or by one kernel, into its own output."""
+    outs = [one.out if spec is None else torch.full_like(one.out, torch.nan) for one in given]
     keywords: list[dict[str, Any]] = [
-        {**problem.keywords, **one.lengths, "out": one.out, "spec": spec} for one in given
+        {**problem.keywords, **one.lengths, "out": out, "spec": spec}
+        for one, out in zip(given, outs, strict=True)
     ]
     calls = [
         partial(warploom.attention, one.q, one.k, one.v, **told)
@@ -74,15 +84,18 @@ def ours(
         found = warploom.explain(warploom.plan_attention(one.q, one.k, one.v, **keywords[0]))
         return found.kernel, found.reason
 
-    return Contender(name, calls, lambda: error_share(problem, given[0], given[0].out), told)
+    name = spec.name if spec else "warploom"
+    return Contender(name, calls, lambda: error_share(problem, outs[0], wanted()), told)
 
 
-def _peer(word: str, problem: Attention, given: Sequence[Operands]) -> Contender:
+def _peer(
+    word: str, problem: Attention, given: Sequence[Operands], wanted: Callable[[], Expected]
+) -> Contender:
     name, call = FAMILY.peers[word], _PEERS[word]()
     bound = refusing(name, call)
 
     def share() -> float:  # what was timed is the graph's memory
-        return error_share(problem, given[0], bound(problem, given[0]))
+        return error_share(problem, bound(problem, given[0]), wanted())
 
     calls: list[Call] = [partial(bound, problem, one) for one in given]
     return Contender(name, calls, share, peer=True)
@@ -114,44 +127,55 @@ def _flex() -> Peer:
 
 
 _PEERS: dict[str, Callable[[], Peer]] = {
-    "cudnn": lambda: partial(sdpa, SDPBackend.CUDNN_ATTENTION),
-    "fa2": lambda: partial(sdpa, SDPBackend.FLASH_ATTENTION),
+    "cudnn": lambda: cudnn,
+    "fa2": lambda: flash2,
     "fa3": lambda: flash3,
     "fa4": lambda: flash4,
     "triton": _flex,
 }
 
 
-def error_share(problem: Attention, one: Operands, out: torch.Tensor) -> float:
-    """Return the largest error of the last rows as a share of what is allowed.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is right of the rows that are checked, [1, heads, rows, dim], and how far off is."""
 
-    Allowed is twice the largest error of the plain torch expression in the same type, plus one
-    ulp. Checked are the last rows of one batch, or of the longest sequence, which attend to the
-    most columns, and all of the output for NaN.
+    exact: torch.Tensor
+    allowed: float
+
+
+def expected(problem: Attention, one: Operands) -> Expected:
+    """Compute the last rows of one batch, or of the longest sequence, in float64.
+
+    They attend to the most columns. Allowed is twice the largest error of the plain torch
+    expression in the same type, plus one ulp.
     """
+    q = sequence(problem, one.q)[:, :, -_CHECKED_ROWS:]
+    k, v = (sequence(problem, t, keys=True) for t in (one.k, one.v))
+    call, bounds = masked(problem, q, k, v)
+    exact, _ = reference.of_call(call, bounds, reference.exact)
+    plain, _ = reference.of_call(call, bounds, reference.plain)
+    allowed = 2 * float((plain.double() - exact).abs().max())
+    return Expected(exact, allowed + reference.ulp(q.dtype, float(exact.abs().max())))
+
+
+def error_share(problem: Attention, out: torch.Tensor, wanted: Expected) -> float:
+    """Return the largest error of the last rows as a share of what is allowed; NaN is infinite."""
     if not out.isfinite().all():
         return float("inf")
-    tensors = (one.q, one.k, one.v, out)
-    if problem.lengths:
-        ends = [t[problem.longest].transpose(0, 1)[None] for t in tensors]
-    else:
-        ends = [t[-1:] for t in tensors]
-    rows = slice(max(0, ends[0].shape[2] - _CHECKED_ROWS), ends[0].shape[2])
-    call, masked = problem.masked(ends[0][:, :, rows], ends[1], ends[2])
-    exact, _ = reference.of_call(call, masked, reference.exact)
-    plain, _ = reference.of_call(call, masked, reference.plain)
-    allowed = 2 * float((plain.double() - exact).abs().max())
-    allowed += reference.ulp(out.dtype, float(exact.abs().max()))
-    return float((ends[3][:, :, rows].double() - exact).abs().max()) / allowed
+    found = sequence(problem, out)[:, :, -_CHECKED_ROWS:].double()
+    return float((found - wanted.exact).abs().max()) / wanted.allowed
 
 
 FAMILY = Pass(
     name="attention_forward",
-    kinds={"bf16": "Attention forward, bf16"},
+    kinds={kind: f"Attention forward, {kind}" for kind in ("bf16", "fp16")},
     peers={**PEERS, "triton": "Triton"},
     groups={
-        name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")
-        for name in GROUPS
+        **{
+            name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")
+            for name in GROUPS
+        },
+        "drawn": Group(f"{{kind}}, {DRAWN}", partial(drawn_cases, "forward", 2, contenders)),
     },
     absences=ABSENCES,
 )

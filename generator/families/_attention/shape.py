@@ -106,9 +106,14 @@ def cells(operation: Operation, model: str | None, rows: Sequence[int]) -> list[
 
 def extents_of_cell(problem: Mapping[str, Any]) -> dict[str, Any] | None:
     """The extents of a measured cell; None where it does not say enough."""
-    if "seq" not in problem or problem.get("lengths"):
+    if "seq" not in problem:
         return None
-    seq, window = problem["seq"], problem.get("window")
     extents = {name: problem[name] for name in ("batch", "heads", "kv_heads", "dim")}
-    within = 0 if window is None else window + 1
-    return {**extents, "seq_q": seq, "seq_k": seq, "window": within}
+    seq, window = problem["seq"], problem.get("window")
+    extents |= {"seq_q": seq, "seq_k": problem.get("seq_k") or seq, "window": 0}
+    if window is not None:
+        extents["window"] = 1 + (window if problem["causal"] else 2 * window)
+    if lengths := problem.get("lengths"):
+        columns = problem.get("lengths_k") or lengths
+        extents |= {"total_q": sum(lengths), "total_k": sum(columns)}
+    return extents

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,8 +15,10 @@ import warploom
 from benchmarks import runner
 from benchmarks.families import Asked, Case
 from benchmarks.peers import _gradients, attention_backward, attention_forward
-from benchmarks.peers._attention import LISTED, Attention, operands, packed, zipf
+from benchmarks.peers._attention import LISTED, operands, packed, zipf
+from benchmarks.peers._attention_problem import Attention
 from benchmarks.protocol import Cell, Floor
+from warploom.generator.families._attention.shape import extents_of_cell
 from warploom.generator.specification import parse_name
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_forward import reference
@@ -24,7 +27,15 @@ SMALL = Attention("small", 2, 4, 2, 65, 64, causal=True)
 SQUARE = Attention("square", 2, 3, 3, 33, 64, causal=True)
 WINDOW = Attention("window", 1, 4, 2, 65, 64, causal=True, window=15)
 PACKED = Attention("packed", 3, 4, 2, 40, 64, causal=True, lengths=(40, 7, 30))
-ALL = pytest.mark.parametrize("problem", [SMALL, WINDOW, PACKED], ids=lambda p: p.name)
+LATER = Attention("later", 2, 2, 1, 33, 80, causal=True, seq_k=70, element="fp16")
+AROUND = Attention("around", 1, 2, 2, 40, 64, window=9)
+APART = Attention(
+    "apart", 2, 4, 2, 33, 64, causal=True, lengths=(33, 9), seq_k=50, lengths_k=(50, 9)
+)
+ALL = pytest.mark.parametrize(
+    "problem", [SMALL, WINDOW, PACKED, LATER, AROUND, APART], ids=lambda p: p.name
+)
+EXTENTS = ("batch", "heads", "kv_heads", "dim", "seq_q", "seq_k", "window")
 PEERS = ["FlashAttention-2", "FlashAttention-3", "FlashAttention-4", "cuDNN"]
 
 forward = attention_forward.contenders
@@ -42,18 +53,31 @@ def measured(problem: Attention, contenders: Callable[..., object], *specs: str)
     return runner.measure(case, asked, constant(1e-5))
 
 
-@pytest.mark.parametrize("problem", [SMALL, WINDOW, Attention("full", 3, 2, 1, 65, 32)], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [SMALL, WINDOW, LATER, AROUND, Attention("full", 3, 2, 1, 65, 32), replace(LATER, window=9)],
+    ids=str,
+)
 def test_flops_are_those_of_the_scores_that_are_shown(problem: Attention) -> None:
-    band = Band()
-    if problem.causal:
-        band = Band(right=0)
-    if problem.window is not None:
-        band = Band(left=problem.window, right=0)
+    band = Band(right=0, bottom_right=True) if problem.causal else Band()
+    if problem.band is not None:
+        band = Band(*problem.band, bottom_right=True)
     heads = problem.batch * problem.heads * problem.dim
-    exact = heads * reference.flops(problem.seq, problem.seq, band)
+    exact = heads * reference.flops(problem.seq, problem.columns, band)
     diagonal = 2 * heads * problem.seq if problem.causal and problem.window is None else 0
     assert problem.flops == exact - diagonal  # half a square leaves out half the diagonal
     assert problem.record("backward", 5)["flops"] == problem.flops * 5 // 2
+
+
+def test_constants_are_fitted_to_the_shape_that_was_measured() -> None:
+    """Sweeps of packed sequences, or of more columns than rows, say something of these."""
+    shapes = [extents_of_cell(one.record("forward", 2)) for one in (SMALL, LATER, AROUND, APART)]
+    assert shapes == [
+        dict(zip(EXTENTS, (2, 4, 2, 64, 65, 65, 0), strict=True)),
+        dict(zip(EXTENTS, (2, 2, 1, 80, 33, 70, 0), strict=True)),
+        dict(zip(EXTENTS, (1, 2, 2, 64, 40, 40, 19), strict=True)),
+        dict(zip(EXTENTS, (2, 4, 2, 64, 33, 50, 0), strict=True)) | {"total_q": 42, "total_k": 59},
+    ]
 
 
 def test_packed_lengths_follow_a_law_and_fill_their_total() -> None:
@@ -80,7 +104,24 @@ def test_warploom_is_checked_and_a_peer_that_is_missing_is_absent(
         assert entry.absent or (entry.error_share or 0) <= 1
     assert "not installed" in str({e.contender: e.absent for e in beside}["FlashAttention-3"])
     passed = "forward" if contenders is forward else "backward"
-    assert str(first.kernel).startswith(f"attention_{passed}_sm90a_bf16_dim64_")
+    fields = problem.operation
+    kind = f"attention_{passed}_sm90a_{fields['element']}_dim{fields['dim']}_"
+    assert str(first.kernel).startswith(kind)
+
+
+@pytest.mark.parametrize("contenders", [forward, backward], ids=["forward", "backward"])
+def test_a_peer_has_only_what_it_computes_alike(contenders: Callable[..., object]) -> None:
+    """Torch's causal mask of cuDNN begins at the top left, and its windows are none."""
+    absent = {}
+    for problem in (LATER, AROUND, APART):
+        entries = measured(problem, contenders).entries
+        absent[problem.name] = {entry.contender: entry.absent for entry in entries}["cuDNN"]
+    top_left = "torch's causal mask of cuDNN begins at the top left"
+    assert absent == {
+        "later": top_left,
+        "apart": top_left,
+        "around": "torch has no windows of cuDNN's",
+    }
 
 
 def test_deterministic_kernels_compete_with_peers_that_are_and_with_our_own() -> None:
@@ -113,12 +154,13 @@ def test_a_spec_competes_where_it_computes_the_cell(contenders: Callable[..., ob
 @ALL
 def test_a_wrong_row_or_an_output_that_nothing_wrote_is_wrong(problem: Attention) -> None:
     one = operands(problem, "cpu")
-    share = partial(attention_forward.error_share, problem, one, one.out)
+    wanted = attention_forward.expected(problem, one)
+    share = partial(attention_forward.error_share, problem, one.out, wanted)
     assert share() == float("inf")
-    for call in attention_forward.ours(problem, [one]).calls:
+    for call in attention_forward.ours(problem, [one], lambda: wanted).calls:
         call()
     assert share() <= 1
-    last = one.out[:40] if problem.lengths else one.out[-1].transpose(0, 1)
+    last = one.out[: problem.seq] if problem.lengths else one.out[-1].transpose(0, 1)
     last[-1] += 0.25
     assert share() > 1
 
@@ -130,8 +172,8 @@ def test_a_wrong_gradient_or_one_that_nothing_wrote_is_wrong(problem: Attention)
     for call in _gradients.ours([one]).calls:
         call()
     assert _gradients.error_share(one, one.into) <= 1
-    for gradient in one.into:
-        checked = gradient[:40] if problem.lengths else gradient[-1].transpose(0, 1)
+    for gradient, rows in zip(one.into, (problem.seq, *(problem.columns,) * 2), strict=True):
+        checked = gradient[:rows] if problem.lengths else gradient[-1].transpose(0, 1)
         before = checked[-1].clone()
         checked[-1] += 0.25
         assert _gradients.error_share(one, one.into) > 1
