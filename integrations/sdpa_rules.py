@@ -14,15 +14,15 @@ from torch.autograd import forward_ad
 
 from warploom.generator.families._attention import DIMS
 from warploom.integrations.devices import unserved
-from warploom.runtime.launch_plan import remember
+from warploom.runtime.kinds import Kinds
+from warploom.runtime.tensors import launchable
 
 _ELEMENTS = (torch.float16, torch.bfloat16)
 _NAMES = ("query", "key", "value")
 _UNIT = 8  # elements in TMA's 16 bytes
 _UNIT_BYTES = 16
 _BOUND = 4096  # kinds of calls remembered
-_verdicts: dict[tuple[object, ...], str | None] = {}  # of all but addresses
-_NEW = "not asked yet"
+_verdicts: Kinds[str] = Kinds(_BOUND)  # on all but addresses; "" where kernels compute
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
@@ -53,11 +53,8 @@ def refusal_anywhere(
     enable_gqa: bool,
 ) -> str | None:
     """Why torch computes a call of `warploom.sdpa` on any GPU, if it does."""
-    return (
-        not_computed(attn_mask, dropout_p, is_causal, scale)
-        or transformed((query, key, value))
-        or misfit(query, key, value, enable_gqa)
-    )
+    given = (attn_mask, dropout_p, is_causal, scale)
+    return not_computed(*given) or misfit(query, key, value, enable_gqa)
 
 
 def not_computed(
@@ -78,30 +75,17 @@ def not_computed(
 def misfit(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> str | None:
-    """Why torch computes an attention of tensors with these types, strides and addresses."""
+    """Why torch computes an attention of tensors of these classes, types, strides and addresses."""
+    given, shared = (query, key, value), bool(enable_gqa)
     # Where calls are traced, tensors have no addresses, and sizes may be symbols.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return _unlike(query, key, value, enable_gqa)
-    kind = (
-        bool(enable_gqa),
-        query.shape,
-        query.stride(),
-        query.dtype,
-        query.device,
-        key.shape,
-        key.stride(),
-        key.dtype,
-        key.device,
-        value.shape,
-        value.stride(),
-        value.dtype,
-        value.device,
-    )
-    found = _verdicts.get(kind, _NEW)
-    if found is _NEW:
-        found = _unlike(query, key, value, enable_gqa)
-        remember(_verdicts, kind, found, _BOUND)
-    return found or _unaligned(query, key, value)
+        return transformed(given) or _unlike(*given, shared)
+    found = _verdicts.find(shared, *given)
+    if found is None:
+        found = transformed(given) or _unlike(*given, shared) or ""
+        if launchable(*given):
+            _verdicts.keep(found, shared, *given)
+    return found or _unaligned(*given)
 
 
 def _unlike(

@@ -93,3 +93,10 @@ def without_memory(
     tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor
+
+
+def emptied(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory, for empty_like, of the shape, strides and type of a dense one."""
+    found = torch.empty_like(tensor)
+    found.untyped_storage().resize_(0)
+    return found

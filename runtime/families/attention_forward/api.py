@@ -10,10 +10,11 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
-from warploom.runtime.families.attention_forward import operators
+from warploom.runtime.families.attention_forward import gradient, operators, repeated
 from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
+from warploom.runtime.plan import planned
 from warploom.runtime.tensors import WithoutMemoryError, explained, lowered, refuse_dual, shown
 
 
@@ -105,6 +106,15 @@ def attention(
         )
     if torch._C._is_any_autocast_enabled():
         q, k, v = (lowered(tensor) for tensor in (q, k, v))
+    asked = None
+    offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    usual = out is None and spec is None and backward_spec is None
+    if usual and not torch.compiler.is_dynamo_compiling():
+        asked = repeated.asked(causal, window, softcap, deterministic, offsets, longest)
+    if asked is not None:
+        found = repeated.again(asked, (scale, softcap), q, k, v, offsets)
+        if found is not None:
+            return found if return_lse else found[0]
     call = AttentionCall(
         q,
         k,
@@ -128,7 +138,10 @@ def attention(
         result = operators.attention(call)
     else:
         try:
-            result = plans.attention(call)
+            plan = planned(call, AttentionPlan)
+            result = gradient.run(plan, call)
+            if asked is not None:
+                repeated.keep(asked, plan, call, result)
         except WithoutMemoryError:
             result = operators.attention(call)
         except Exception as error:

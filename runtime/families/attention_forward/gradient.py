@@ -6,6 +6,7 @@ second derivative is refused when it is asked for, not before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,13 +16,20 @@ from warploom.errors import ProblemError
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
+from warploom.runtime.families.attention_forward.gradient_plans import (
+    Asked,
+    Numbers,
+    differentiate,
+)
 from warploom.runtime.tensors import refuse_dual
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_forward.plan import AttentionPlan
 
 Wanted = tuple[torch.Tensor | None, ...]
+Launch = Callable[..., Pair]  # of what is asked, numbers, and what is read
 
 
 def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
@@ -40,8 +48,8 @@ def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
         return plan.run(call)
     if call.backward_spec is not None:
         plan.backward_choice(call.deterministic, call.backward_spec)
-    found: Pair = _Attention.apply(q, k, v, call, plan)  # type: ignore[no-untyped-call]
-    return found
+    given = (q, k, v, *call.offsets)
+    return apply(lambda *_: plan.run(call), Asked.of(call), (call.scale, call.softcap), *given)
 
 
 def refuse_out() -> NoReturn:
@@ -68,21 +76,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        call: AttentionCall,
-        plan: AttentionPlan,
+        launch: Launch,
+        asked: Asked,
+        numbers: Numbers,
+        *read: torch.Tensor,
     ) -> Pair:
-        out, lse = plan.run(call)
-        ctx.save_for_backward(q, k, v, out, lse, *call.offsets)
+        out, lse = launch(asked, numbers, *read)
+        ctx.save_for_backward(*read[:3], out, lse, *read[3:])
         ctx.set_materialize_grads(False)
-        # Nothing of this is a tensor, which would escape hooks and keep its graph alive.
-        # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
-        causal = "bottom_right" if call.causal is True else call.causal
-        ctx.before = (causal, call.window, call.softcap, call.scale)
-        ctx.after = (call.max_seqlen_q, call.max_seqlen_k, None, None)
-        ctx.after += (call.deterministic, call.backward_spec)
+        ctx.asked, ctx.numbers = asked, numbers  # no tensor, which would escape hooks
         return out, lse
 
     @staticmethod
@@ -92,41 +94,32 @@ class _Attention(torch.autograd.Function):
         dlse: torch.Tensor | None,
     ) -> Wanted:
         """Return dq, dk and dv, each where it is wanted: they are computed together."""
-        q, k, v, out, lse, *offsets = ctx.saved_tensors
-        forward = Arguments(q, k, v, *ctx.before, *(offsets or (None, None)), *ctx.after)
-        if torch.is_grad_enabled():  # create_graph=True
-            found = _Gradients.apply(q, k, v, out, lse, dout, dlse, forward)  # type: ignore[no-untyped-call]
-        else:
-            found = gradients(forward, out, lse, dout, dlse)
-        needed = ctx.needs_input_grad
-        return (
-            *(one if need else None for one, need in zip(found, needed, strict=False)),
-            None,
-            None,
-        )
+        run = _gradients if torch.is_grad_enabled() else differentiate  # create_graph=True
+        found = run(ctx.asked, ctx.numbers, dout, dlse, *ctx.saved_tensors)
+        _, _, _, *needed = ctx.needs_input_grad
+        wanted = [one if need else None for one, need in zip(found, needed, strict=False)]
+        return None, None, None, *wanted, *[None] * (len(needed) - 3)
+
+
+# Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
+apply: Callable[..., Pair] = super(torch.autograd.Function, _Attention).apply
+"""out and lse as `launch` returns them, of what follows it in `_Attention.forward`."""
 
 
 class _Gradients(torch.autograd.Function):
     """The backward pass where it might be differentiated: which it cannot be."""
 
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        dout: torch.Tensor | None,
-        dlse: torch.Tensor | None,
-        forward: Arguments,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return gradients(forward, out, lse, dout, dlse)
+    def forward(ctx: object, *given: Any) -> Gradients:
+        return differentiate(*given)
 
     @staticmethod
     def backward(ctx: object, *_: object) -> NoReturn:
         """Refuse."""
         refuse_second_derivative()
+
+
+_gradients: Callable[..., Gradients] = _Gradients.apply
 
 
 def gradients(

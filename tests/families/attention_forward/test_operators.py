@@ -17,7 +17,6 @@ from torch.utils.checkpoint import (
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families.attention_forward import operators as attention_operators
-from warploom.runtime.families.attention_forward import plan as attentions
 from warploom.runtime.families.attention_forward.call import AttentionCall
 
 Q = torch.randn(2, 6, 4, 16).bfloat16().transpose(1, 2)
@@ -178,11 +177,11 @@ def test_torch_compile_recomputes_a_checkpoint() -> None:
 
 def test_a_selective_checkpoint_can_keep_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[AttentionCall] = []
-    right = attentions.attention
+    right = AttentionCall.compute
 
-    def counted(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(call: AttentionCall, *given: Any) -> None:
         calls.append(call)
-        return right(call)
+        right(call, *given)
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:  # noqa: ANN401
         kept = operator is torch.ops.warploom.attention.default
@@ -193,7 +192,7 @@ def test_a_selective_checkpoint_can_keep_attention(monkeypatch: pytest.MonkeyPat
 
     operands = leaves(FIXED)
     wanted = torch.autograd.grad(layer(*operands).sum(), operands)
-    monkeypatch.setattr(attentions, "attention", counted)
+    monkeypatch.setattr(AttentionCall, "compute", counted)
     for kept, expected in ((False, 2), (True, 1)):
         calls.clear()
         contexts = partial(create_selective_checkpoint_contexts, policy)

@@ -1,0 +1,164 @@
+"""Gradients by plans that are kept: those of a pass like an earlier one, launched on addresses.
+
+What computes a kind of backward pass is kept for the next of that kind, which torch's guards
+recognise (runtime/kinds.py): no call and no key are made, unless an address is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
+from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan
+from warploom.runtime.families.attention_backward.reference import Gradients
+from warploom.runtime.kinds import Kinds
+from warploom.runtime.operands import emptied
+from warploom.runtime.plan import planned
+from warploom.runtime.tensors import UnlikeError, launchable, refuse_dual
+
+
+class Asked(NamedTuple):
+    """What decides a call beside its tensors, its scale and its softcap; hashable.
+
+    capped    whether there is a softcap
+    offsets   how many tensors have the offsets of packed sequences: 0, 1 for both, or 2
+    """
+
+    causal: bool | Alignment
+    window: Window | None
+    capped: bool
+    deterministic: bool | None
+    backward_spec: KernelSpec | str | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    offsets: int
+
+    @classmethod
+    def of(cls, call: Arguments) -> Asked:
+        """What a call asks for."""
+        return cls(
+            call.causal,
+            None if call.window is None else (call.window[0], call.window[1]),
+            call.softcap is not None,
+            call.deterministic,
+            call.backward_spec,
+            call.max_seqlen_q,
+            call.max_seqlen_k,
+            0 if call.cu_seqlens_q is None else 1 + (call.cu_seqlens_q is not call.cu_seqlens_k),
+        )
+
+
+Numbers = tuple[float | None, float | None]
+"""scale and softcap."""
+
+_BOUND = 4096  # kinds of passes remembered
+
+
+def differentiate(
+    asked: Asked,
+    numbers: Numbers,
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    *saved: torch.Tensor,
+) -> Gradients:
+    """dq, dk and dv of a call; None stands for a gradient of zeros.
+
+    saved   q, k, v, out and lse of the forward pass, and its offsets, if any
+    """
+    if dout is None:
+        dout = torch.zeros_like(saved[3])
+    shared = len(saved) > 5 and saved[5] is saved[6]
+    read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
+    if dlse is not None:
+        read = (*read, dlse)
+    options = (asked, shared, dlse is None, torch.are_deterministic_algorithms_enabled())
+    kind = _kinds.find(options, *read)
+    if kind is not None:
+        with contextlib.suppress(UnlikeError):  # their addresses, which are new
+            return kind.run(asked, numbers, dout, dlse, *saved)
+    if forward_ad._current_level >= 0:
+        refuse_dual("the gradient of warploom.attention", (dout, dlse))
+    call = _call(asked, numbers, dout, dlse, *saved)
+    plan = planned(call, AttentionBackwardPlan)
+    found = plan.run(call)
+    in_place = (
+        not plan.copies and saved[4].is_contiguous() and (dlse is None or dlse.is_contiguous())
+    )
+    if kind is None and in_place and launchable(*read):
+        dq, dk, dv = found
+        like = (emptied(dq), emptied(dk), emptied(dv))
+        _kinds.keep(_Pass(plan, like), options, *read)
+    return found
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _Pass:
+    """What is known of a kind of backward pass: its plan, and tensors that gradients are like."""
+
+    plan: AttentionBackwardPlan
+    like: Gradients
+
+    def run(
+        self,
+        asked: Asked,
+        numbers: Numbers,
+        dout: torch.Tensor,
+        dlse: torch.Tensor | None,
+        *saved: torch.Tensor,
+    ) -> Gradients:
+        of_q, of_k, of_v = self.like
+        dq, dk, dv = torch.empty_like(of_q), torch.empty_like(of_k), torch.empty_like(of_v)
+        q, k, v, out, lse, *offsets = [one.data_ptr() for one in saved]
+        at_dlse = 0 if dlse is None else dlse.data_ptr()
+        written = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
+        addresses = (q, k, v, out, dout.data_ptr(), lse, at_dlse, *written, *offsets)
+        scale, softcap = numbers
+        scale = self.plan.details.scale if scale is None else scale
+        scalars = (scale,) if softcap is None else (scale, softcap)
+        results = (dq, dk, dv)
+        self.plan.run_at((addresses, scalars), results, _call, asked, numbers, dout, dlse, *saved)
+        return results
+
+
+_kinds: Kinds[_Pass] = Kinds(_BOUND)
+
+
+def _call(
+    asked: Asked,
+    numbers: Numbers,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *offsets: torch.Tensor,
+) -> BackwardCall:
+    # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
+    causal = "bottom_right" if asked.causal is True else asked.causal
+    scale, softcap = numbers
+    queries, keys = offsets or (None, None)
+    forward = Arguments(
+        q,
+        k,
+        v,
+        causal,
+        asked.window,
+        softcap,
+        scale,
+        queries,
+        keys,
+        asked.max_seqlen_q,
+        asked.max_seqlen_k,
+        deterministic=asked.deterministic,
+        backward_spec=asked.backward_spec,
+    )
+    return BackwardCall(forward, out, lse, dout, dlse)
