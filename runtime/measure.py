@@ -2,7 +2,8 @@
 
 Contenders take turns, since a figure means something only beside its peer in the same loop, in an
 order of its own each round: a GPU at its power limit runs faster just after one that needs less. On
-the GPU a contender's calls are captured into one CUDA graph, which keeps the host out of the time.
+the GPU a contender's calls are captured into one CUDA graph, which keeps the host out of the time;
+alone.py times them one by one.
 """
 
 from __future__ import annotations
@@ -98,15 +99,21 @@ def graph_sampler(calls: Sequence[Call]) -> Sampler:
 
 def elapsed(call: Call) -> float:
     """Seconds that the GPU takes for `call`; the host waits for the end."""
-    begin, end = (
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(2)
-    )
+    begin, end = marks()
     begin.record()
     call()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) * 1e-3
+
+
+def marks() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Two events to be recorded before and after what is timed."""
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    return begin, end
 
 
 def largest_share(value: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> float:

@@ -159,9 +159,9 @@ def measurements(
     Clocks drift between loops, and more between runs (one product took 35 and 42 us), so that is
     the median of its relative times in all journals, times the median of what they are relative to:
     the default, which each journal has first of a problem. Where journals had different defaults,
-    the schedules that both measured tell how their times compare. A search keeps the GPU at its
-    limit of power, where attention takes 5 to 16 % longer than beside slower peers: where `results`
-    of benchmarks have a schedule of a problem, all its times are brought to their scale.
+    the schedules that both measured tell how their times compare. A search times single launches,
+    benchmarks loops at the limit of power: where `results` of benchmarks have a schedule of a
+    problem, all its times are brought to their scale.
     """
     beside: dict[tuple[Operation, Shape], dict[Schedule, float]] = {}
     for one in results:

@@ -28,7 +28,7 @@ from warploom.tuning.journal import Entry, Journal, Result
 from warploom.tuning.problems import Problem, default, fitting
 from warploom.tuning.search import Search
 
-ROUNDS, FINAL_ROUNDS = 4, 15
+ROUNDS, FINAL_ROUNDS = 9, 31  # of single launches
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
 Status = Literal["tuned", "recorded before", "failed", "not reached"]
 

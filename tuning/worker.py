@@ -2,8 +2,9 @@
 
 It serves one JSON line a batch and answers in lines: what it is about to try, then the results of
 all. Whoever started it knows from the last line what to blame if it hangs or dies. Kernels are
-found in the store; compiling is others' work. What is slow once, such as what torch imports on
-first use, is done before the first kernel is tried: a kernel has little time.
+found in the store; compiling is others' work. Each sample is a single launch, as models run it
+(runtime/alone.py). What is slow once, such as what torch imports on first use, is done before the
+first kernel is tried: a kernel has little time.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from warploom.generator.records import restore_operation, restore_shape
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime import driver
 from warploom.runtime import kernel as kernels
+from warploom.runtime.alone import alone
 from warploom.runtime.families import family
-from warploom.runtime.measure import Call, Sampler, Timing, graph_sampler, interleave
-from warploom.runtime.trial import Trial, uncollected
+from warploom.runtime.measure import Call, Sampler, Timing, interleave
+from warploom.runtime.trial import Trial
 from warploom.tuning.journal import Result
 
 DISCARDED = 1  # rounds that go before those that count
@@ -51,7 +53,7 @@ class Worker:
 
     say: Callable[[Mapping[str, Any]], None]
     device: str = "cuda"
-    sampler: Callable[[Sequence[Call]], Sampler] = graph_sampler
+    sampler: Callable[[Sequence[Call]], Sampler] = alone
     settle: Callable[[], None] = lambda: time.sleep(1.0)
     fetch: Callable[[KernelSpec], object] = kernels.kernel
     _batches: int = field(default=0, repr=False)
@@ -68,13 +70,12 @@ class Worker:
         self._prepare(trial, specs)
         results: dict[str, Result] = {}
         samplers: dict[str, Sampler] = {}
-        with uncollected():
-            for spec in specs:
-                self.say({"trying": spec.name})
-                result, sampler = self._verified(trial, spec)
-                results[spec.name] = result
-                if sampler:
-                    samplers[spec.name] = sampler
+        for spec in specs:
+            self.say({"trying": spec.name})
+            result, sampler = self._verified(trial, spec)
+            results[spec.name] = result
+            if sampler:
+                samplers[spec.name] = sampler
         timings, noisy = self._timed(samplers, request["rounds"])
         return results | {
             name: _result(results[name], timings, name, noisy=noisy) for name in timings
@@ -188,7 +189,7 @@ def rehearse() -> None:
 def warm(seconds: float = WARMING) -> None:
     """Keep the GPU busy until its clocks settle, in the way that kernels are timed."""
     a = torch.randn(4096, 4096, device="cuda").bfloat16()
-    sample = graph_sampler([partial(torch.mm, a, a, out=torch.empty_like(a))])
+    sample = alone([partial(torch.mm, a, a, out=torch.empty_like(a))])
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         sample()

@@ -14,8 +14,8 @@ from benchmarks.families import Asked, Case, Family, Problem
 from benchmarks.peers._attention_drawn import attentions
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.protocol import Contender, Floor, rotated
-from benchmarks.samplers import alone
 from warploom.generator.configurations import cells
+from warploom.runtime.alone import alone
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
 

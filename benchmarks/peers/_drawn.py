@@ -15,10 +15,10 @@ from benchmarks.families import Asked, Case
 from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, torchs
 from benchmarks.problems import products
 from benchmarks.protocol import Contender
-from benchmarks.samplers import alone
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.alone import alone
 from warploom.runtime.families.gemm.reference import gemm_bound
 from warploom.runtime.families.gemm.samples import GemmData, Operands
 from warploom.runtime.measure import Call, largest_share

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import machine, samplers
+from benchmarks import machine
 from benchmarks.protocol import (
     Cell,
     Contender,
@@ -24,7 +24,6 @@ from benchmarks.protocol import (
 )
 from warploom.runtime.measure import (
     SAMPLE_SECONDS,
-    Call,
     Sampler,
     Timing,
     interleave,
@@ -44,74 +43,6 @@ def cell(ours: float | None, peer: float | None, share: float = 0.5) -> Cell:
 
     entries = (entry("warploom", ours), entry("torch.mm", peer))
     return Cell("bf16 cubed", PROBLEM, entries, FLOOR)
-
-
-class Clock:
-    """A GPU and its host, which takes `host` seconds to enqueue what the GPU has done in 5 us.
-
-    What is enqueued runs one after the other; an event is past once the GPU came to it.
-    """
-
-    def __init__(self, host: float) -> None:
-        self.host, self.now, self.busy = host, 0.0, 0.0
-
-    def enqueue(self, seconds: float, host: float = 5e-6) -> None:
-        self.now += host
-        self.busy = max(self.busy, self.now) + seconds
-
-    def call(self) -> None:
-        self.enqueue(5e-6, self.host)
-
-    def event(self, **_: object) -> Clock.Event:
-        return Clock.Event(self)
-
-    class Event:
-        def __init__(self, clock: Clock) -> None:
-            self.clock, self.at = clock, 0.0
-
-        def record(self) -> None:
-            self.clock.enqueue(0.0)
-            self.at = self.clock.busy
-
-        def query(self) -> bool:
-            return self.at <= self.clock.now
-
-        def synchronize(self) -> None:
-            self.clock.now = max(self.clock.now, self.at)
-
-        def elapsed_time(self, end: Clock.Event) -> float:
-            return (end.at - self.at) * 1e3
-
-
-def alone(clock: Clock, call: Call, monkeypatch: pytest.MonkeyPatch) -> Sampler:
-    monkeypatch.setattr(samplers.torch.cuda, "Event", clock.event)
-    monkeypatch.setattr(samplers.torch.cuda, "_sleep", lambda n: clock.enqueue(n / 2e9))
-    monkeypatch.setattr(samplers.torch, "sum", lambda *_, **__: clock.enqueue(6e-5))
-    monkeypatch.setattr(samplers, "_flushing", lambda: (None, None))
-    return samplers.alone([call])
-
-
-@pytest.mark.parametrize("host", [1e-5, 2e-4, 3e-3])
-def test_a_call_alone_is_not_charged_with_the_time_of_a_slow_host(
-    host: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Peers that take the host 100 us were timed as 100 us on a GPU that has them done in 10."""
-    clock = Clock(host)
-    sample = alone(clock, clock.call, monkeypatch)
-    assert [sample() for _ in range(3)] == pytest.approx([5e-6] * 3, rel=0.01)
-
-
-def test_a_call_that_waits_for_the_gpu_is_timed_with_its_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """There is no pause in which the host would be first: it must not be looked for forever."""
-    clock = Clock(1e-3)
-
-    def waiting() -> None:
-        clock.now = max(clock.now, clock.busy)
-        clock.call()
-
-    assert alone(clock, waiting, monkeypatch)() == pytest.approx(1e-3, rel=0.05)
 
 
 # ---- Arithmetic ----------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Which of a few kernels is the fastest for a problem, within a budget of GPU time.
 
-Kernels take turns, each behind a flush of the L2 cache and a pause, as they run between the other
-kernels of a model. In a tight loop they would run at the limit of power, where a smaller tile wins
-for the energy that it saves and not for its cycles (docs/notebook.md, 2026-11-23).
+Kernels take turns, a launch each, behind a flush of the L2 cache and a pause: as they run between
+the other kernels of a model (runtime/alone.py).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from statistics import median
 from typing import Protocol, TypeVar
 
@@ -22,17 +20,18 @@ TIE = 0.02  # of its time, within which the present kernel stays
 ROUNDS, FEWEST = 12, 3  # of those left in the end
 SCREENED = 2  # rounds after which only those close to the fastest stay:
 CLOSE = 1.10
-SHORT = 1e-4  # seconds that the launches of one turn take together, of as many as there are sets
+SHORT = 1e-4  # seconds: longer launches on further operands are first made in the rounds
 PAUSE = (2e-5, 1e-3)  # seconds: as long as the kernel takes, within these
+FLUSH = 1e-4  # seconds, about, with the host's time for a turn
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Launches that follow each other behind one flush and one pause, in seconds."""
+    """A launch behind a flush and a pause, in seconds."""
 
-    calls: Sequence[Call]
+    call: Call
     pause: float
 
 
@@ -40,7 +39,7 @@ class Stage(Protocol):
     """What runs and times launches."""
 
     def lap(self, turns: Sequence[Turn]) -> tuple[list[float], float]:
-        """Return the seconds of one launch in each turn, and the GPU's seconds for all of it."""
+        """Return the seconds of each launch, and the GPU's seconds for all of it."""
         ...
 
     def timed(self, act: Callable[[], T]) -> tuple[T, float]:
@@ -111,7 +110,7 @@ class Contest:
             self._launch(calls[0])
             if self._over:
                 return False
-            (taken,), spent = self.stage.lap([Turn(calls[:1], PAUSE[0])])
+            (taken,), spent = self.stage.lap([Turn(calls[0], PAUSE[0])])
         except Exception as error:
             self.failed[spec] = (str(error) or type(error).__name__).splitlines()[0]
             return True
@@ -174,19 +173,12 @@ class Contest:
         return {spec: taken[spec] for spec in running}
 
     def _turn(self, spec: KernelSpec, number: int) -> Turn:
-        calls, seconds = self._calls[spec], self._seconds[spec]
-        count = min(len(calls), ceil(SHORT / seconds))
-        begin = number * count % len(calls)
-        chosen = [calls[(begin + index) % len(calls)] for index in range(count)]
-        return Turn(chosen, min(max(PAUSE[0], seconds), PAUSE[1]))
+        calls = self._calls[spec]
+        return Turn(calls[number % len(calls)], min(max(PAUSE[0], self._seconds[spec]), PAUSE[1]))
 
     def _cost(self, running: Sequence[KernelSpec]) -> float:
         """The GPU seconds of a round, about."""
-        turns = (self._turn(spec, 0) for spec in running)
-        return sum(
-            turn.pause + 5e-5 + len(turn.calls) * self._seconds[spec]
-            for spec, turn in zip(running, turns, strict=True)
-        )
+        return sum(self._turn(spec, 0).pause + FLUSH + self._seconds[spec] for spec in running)
 
     def _winner(self, timings: Mapping[KernelSpec, Timing]) -> KernelSpec:
         """The fastest whose results are right; the present one where that is no faster."""

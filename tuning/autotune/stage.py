@@ -17,10 +17,11 @@ from cuda.bindings import driver
 
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
+from warploom.runtime.alone import Flush, wait
 from warploom.runtime.driver import check, enter
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families import family
-from warploom.runtime.measure import Call
+from warploom.runtime.measure import Call, marks
 from warploom.runtime.plan import forget_named
 from warploom.runtime.trial import (
     FEWEST,
@@ -33,7 +34,7 @@ from warploom.runtime.trial import (
 from warploom.tuning.autotune.contest import Contest, Measured, NotMeasured, Turn
 
 LEAD = 3e-4  # seconds that the GPU waits first, so that the host is ahead of it
-CLOCK = 2e9  # cycles a second, at most: the pauses of a slower clock are longer
+AGAIN = 3  # times that turns are taken again to which the GPU came before the host was done
 REHEARSED = 1 << 16  # elements
 ROOM = 0.5  # of the memory that is free: what scratch may take
 T = TypeVar("T")
@@ -92,9 +93,9 @@ def rehearse(operation: Operation, device: int) -> None:
     with _apart(device), _own_stream(device):
         for dtype in _dtypes(operation):
             rehearse_on(dtype, "cuda")
-        torch.empty(REHEARSED, dtype=torch.uint8, device="cuda").fill_(1)
-        _wait(0)
-        _event().record()
+        Flush(device)()
+        wait(0)
+        marks()[0].record()
 
 
 def rehearse_on(dtype: torch.dtype, device: str) -> None:
@@ -166,13 +167,12 @@ class GpuStage:
     """Times launches on the current stream of a GPU."""
 
     def __init__(self, device: int) -> None:
-        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        self._flushed = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
+        self._flush = Flush(device)
         self._host = 0.0  # seconds that the host took for one turn
 
     def timed(self, act: Callable[[], T]) -> tuple[T, float]:
         """What `act` returns, and the seconds that the GPU took for it."""
-        begin, end = _event(), _event()
+        begin, end = marks()
         begin.record()
         found = act()
         end.record()
@@ -184,7 +184,7 @@ class GpuStage:
 
         Until then the GPU waits: the host lays the launch out, and the driver loads the kernel.
         """
-        begin, end = _event(), _event()
+        begin, end = marks()
         begin.record()
         entered = time.perf_counter()
         call()
@@ -194,30 +194,41 @@ class GpuStage:
         return max(0.0, float(begin.elapsed_time(end)) * 1e-3 - host)
 
     def lap(self, turns: Sequence[Turn]) -> tuple[list[float], float]:
-        """The seconds of one launch in each turn, and of all of it.
+        """The seconds of each turn's launch, and of all of it.
 
-        The host is ahead of the GPU throughout: pauses are at least as long as it needs for a turn.
+        The host is ahead of the GPU: pauses are at least as long as it needs for a turn. Turns in
+        which it was not, all the same, are taken again.
         """
-        first, last = _event(), _event()
-        events = [(_event(), _event()) for _ in turns]
+        seconds, spent, left = [0.0] * len(turns), 0.0, list(range(len(turns)))
+        for _ in range(1 + AGAIN):
+            found, late, more = self._pass([turns[index] for index in left])
+            spent += more
+            for index, one in zip(left, found, strict=True):
+                seconds[index] = one
+            left = [index for index, behind in zip(left, late, strict=True) if behind]
+            if not left:
+                break
+        return seconds, spent
+
+    def _pass(self, turns: Sequence[Turn]) -> tuple[list[float], list[bool], float]:
+        """Take turns once: their seconds, whether the host was late, and the seconds of all."""
+        (first, last), events = marks(), [marks() for _ in turns]
+        late = []
         first.record()
-        _wait(LEAD)
+        wait(LEAD)
         for turn, (begin, end) in zip(turns, events, strict=True):
             entered = time.perf_counter()
-            self._flushed.fill_(1)
-            _wait(max(turn.pause, 1.5 * self._host))
+            self._flush()
+            wait(max(turn.pause, 1.5 * self._host))
             begin.record()
-            for call in turn.calls:
-                call()
+            turn.call()
             end.record()
+            late.append(bool(begin.query()))  # type: ignore[no-untyped-call]
             self._host = max(0.5 * self._host, min(time.perf_counter() - entered, LEAD))
         last.record()
         last.synchronize()
-        seconds = [
-            begin.elapsed_time(end) * 1e-3 / len(turn.calls)
-            for turn, (begin, end) in zip(turns, events, strict=True)
-        ]
-        return seconds, float(first.elapsed_time(last)) * 1e-3
+        seconds = [float(begin.elapsed_time(end)) * 1e-3 for begin, end in events]
+        return seconds, late, float(first.elapsed_time(last)) * 1e-3
 
 
 class _Difference:
@@ -239,12 +250,3 @@ class _Difference:
             one.copy_(wrong(one))
         self._trial.calls(spec)[0]()
         return self._trial.results
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _wait(seconds: float) -> None:
-    """Let the current stream wait."""
-    torch.cuda._sleep(int(seconds * CLOCK))  # type: ignore[no-untyped-call]
