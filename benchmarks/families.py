@@ -17,6 +17,8 @@ from warploom.generator.configurations import cells
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.measure import graph_sampler
 
+BEFORE = "warploom, before tuning"  # a contender: by the kernel of a call before it was tuned
+
 CellJson = Mapping[str, Any]
 Problem = Mapping[str, Any]  # of a cell, as JSON has it
 
@@ -26,7 +28,8 @@ class Asked:
     """What a run is to measure; what is empty leaves nothing out.
 
     `specs` are kernels that compete where they compute what a cell does, `baseline` a source to be
-    compiled beside ours; `seed` and `count` are of problems that are drawn.
+    compiled beside ours; `seed` and `count` are of problems that are drawn; `before` has the
+    kernels that calls ran before their problems were tuned, by what tuning calls these.
     """
 
     cells: tuple[str, ...] = ()
@@ -38,6 +41,7 @@ class Asked:
     baseline: Path | None = None
     seed: int = 0
     count: int = COUNT
+    before: Mapping[str, str] = field(default_factory=dict)
     device: str = "cuda"
 
 
@@ -45,7 +49,8 @@ class Asked:
 class Case:
     """A cell that can be measured: `contenders` makes their operands, ours first.
 
-    `again`: it is measured once more where its times are unsteady.
+    `again`: it is measured once more where its times are unsteady. `tuned` is what tuning calls its
+    problem; "" of one that is not tuned.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Case:
     gpu: bool = True
     gradients: bool = False
     again: bool = True
+    tuned: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from pathlib import Path
 from warploom.errors import ProblemError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.model import rank
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, Operation, Schedule
 from warploom.runtime import dispatch
+from warploom.runtime.records import known
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,16 @@ def default(operation: Operation, shape: Shape, device: DeviceLimits) -> KernelS
     """The kernel of dense tensors that is run without tuning."""
     requires = family(operation.family).table.required(operation, shape)
     return dispatch.untuned(operation, shape, device, requires).spec
+
+
+def likeliest(
+    operation: Operation, shape: Shape, device: DeviceLimits, count: int
+) -> list[KernelSpec]:
+    """The first kernels of the table for dense tensors, as the model ranks them."""
+    requires = family(operation.family).table.required(operation, shape)
+    listed = dict.fromkeys(dispatch.portfolio(operation, shape, device, requires))
+    ranked = rank(known(device.gpu).constants, listed, shape, device.multiprocessors)
+    return [one.spec for one in ranked[:count]]
 
 
 def fitting(operation: Operation, shape: Shape, schedule: Schedule, arch: str) -> KernelSpec | None:

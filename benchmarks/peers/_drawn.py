@@ -11,13 +11,14 @@ from functools import cache, partial
 import torch
 
 import warploom
-from benchmarks.families import Asked, Case
+from benchmarks.families import BEFORE, Asked, Case
 from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, torchs
 from benchmarks.problems import products
 from benchmarks.protocol import Contender
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
-from warploom.generator.specification import KernelSpec
+from warploom.generator.records import problem_text
+from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.alone import alone
 from warploom.runtime.families.gemm.reference import gemm_bound
 from warploom.runtime.families.gemm.samples import GemmData, Operands
@@ -42,6 +43,7 @@ def drawn(asked: Asked) -> Iterator[Case]:
                 rounds=1 + (SWEPT if asked.specs else ROUNDS),
                 discarded=1,
                 again=not asked.specs,
+                tuned=problem_text(operation, GemmShape(*shape)),
             )
 
 
@@ -49,6 +51,8 @@ def contenders(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Con
     """Warploom as dispatched, its peers, and each kernel that competes and computes the same."""
     one = GemmData(operation, GemmShape(*shape), asked.device, 0).operands()
     found = [ours(operation, [one])]
+    if before := asked.before.get(problem_text(operation, GemmShape(*shape))):
+        found.append(ours(operation, [one], BEFORE, parse_name(before)))
     for name in asked.peers or ("cublas",):
         found.append(PEERS[name](operation, [one]))
         if name == "cublas" and element(operation.a).bits == 16:

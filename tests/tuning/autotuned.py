@@ -67,7 +67,7 @@ class FakeHelper:
     def __init__(self, answer: Callable[[Any], None]) -> None:
         self.answer = answer
         self.asked: list[list[str]] = []
-        self.held = False
+        self.held, self.jobs = False, 0
         self.fails = ""
 
     def find(

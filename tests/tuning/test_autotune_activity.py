@@ -73,6 +73,18 @@ def test_a_forked_child_tunes_nothing_and_waits_for_nobody(machine: Machine) -> 
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, "4", True])
+def test_compilers_that_are_no_number_of_them_are_refused_by_name(jobs: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"jobs .*must be a whole number of processes"):
+        api.autotune(jobs=jobs)  # type: ignore[arg-type]
+
+
+def test_as_many_kernels_are_compiled_at_a_time_as_was_asked_for_last(machine: Machine) -> None:
+    machine.engine.enter(0.05, 12)
+    machine.engine.enter(0.05)
+    assert machine.helper.jobs == 12
+
+
 # ---- Several processes ---------------------------------------------------------------------------
 
 

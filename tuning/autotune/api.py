@@ -16,15 +16,16 @@ from warploom.variables import autotune_milliseconds, choice
 MILLISECONDS = 50.0
 
 
-def autotune(milliseconds: float = MILLISECONDS) -> Autotune:
+def autotune(milliseconds: float = MILLISECONDS, *, jobs: int | None = None) -> Autotune:
     """Tune the problems that calls meet while this is active: a context, or a decorator.
 
     The first calls of a problem that has no record run the kernel that they would run anyway, while
     other processes compile candidates. A later call measures them, on scratch operands and in about
     `milliseconds` of GPU time, and the fastest goes to the user's records of this GPU; calls run it
-    from then on, in this process and in others. A call under a capture measures nothing.
+    from then on, in this process and in others. A call under a capture measures nothing. `jobs`
+    kernels are compiled at a time: by default one for every four cores, and four at most.
 
-    Raises ConfigurationError for a number that is not positive, and, when it becomes active, where
+    Raises ConfigurationError for numbers that are not positive, and, when it becomes active, where
     WARPLOOM_RECORDS=ignore leaves records out.
     """
     number = isinstance(milliseconds, int | float) and not isinstance(milliseconds, bool)
@@ -34,14 +35,20 @@ def autotune(milliseconds: float = MILLISECONDS) -> Autotune:
             rule="must be a number, more than 0: the GPU time for a new problem",
             fix=f"leave it out: {MILLISECONDS:g} is the default",
         )
-    return Autotune(milliseconds * 1e-3)
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise ConfigurationError(
+            f"jobs {shown(jobs)}",
+            rule="must be a whole number of processes, 1 or more",
+            fix="leave it out: few are started, so that the program has the other cores",
+        )
+    return Autotune(milliseconds * 1e-3, jobs or 0)
 
 
 class Autotune(ContextDecorator):
     """Tunes from `with` to its end, or while a decorated function runs; it may be nested."""
 
-    def __init__(self, budget: float) -> None:
-        self._budget = budget
+    def __init__(self, budget: float, jobs: int = 0) -> None:
+        self._budget, self._jobs = budget, jobs
 
     def __enter__(self) -> Self:
         """Begin; ConfigurationError where records are left out."""
@@ -51,7 +58,7 @@ class Autotune(ContextDecorator):
                 rule="warploom.autotune keeps what it finds in records",
                 fix="leave the variable out, or tune nothing",
             )
-        ENGINE.enter(self._budget)
+        ENGINE.enter(self._budget, self._jobs)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -27,8 +27,10 @@ from warploom.tuning.autotune.keeping import Keeping
 from warploom.tuning.autotune.offers import Offers
 from warploom.tuning.autotune.outcome import fetched, record_of, tuned
 from warploom.tuning.autotune.problem import Key, Planned, Problem, gate, shut
+from warploom.tuning.problems import likeliest
 
 POLL = 1.0  # seconds between two looks at what other processes have recorded
+LIKELY = 8  # of the table's kernels: see candidates.py
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,10 @@ class Course:
         for problem in self.problems():
             if problem.state == "ready" or problem.interrupted:
                 self._resume(problem)
+
+    def compile_with(self, jobs: int) -> None:
+        """Compile so many kernels at a time; 0: as many as before."""
+        self._helper.jobs = jobs or self._helper.jobs
 
     def interrupt(self) -> None:
         """Take the gates away: nobody has it active; under the lock."""
@@ -137,7 +143,8 @@ class Course:
         problem.present = chosen.spec
         problem.default = dispatch.untuned(operation, shape, target, requires).spec
         problem.state = "compiling"
-        first = list(dict.fromkeys([problem.present, problem.default]))
+        likely = likeliest(operation, shape, target, LIKELY)
+        first = list(dict.fromkeys([problem.present, problem.default, *likely]))
         self._requests[self._helper.find(operation, shape, target, first)] = problem
         self._prepare(problem)
 

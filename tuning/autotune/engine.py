@@ -38,9 +38,13 @@ class Engine:
         self._activity.fresh()
         self._course = self._made_by(self._activity)
 
-    def enter(self, budget: float) -> None:
-        """Be told of plans, and give each new problem so many seconds of GPU time."""
+    def enter(self, budget: float, jobs: int = 0) -> None:
+        """Be told of plans, and give each new problem so many seconds of GPU time.
+
+        `jobs` kernels are compiled at a time from now on; 0: as many as before.
+        """
         with self._activity.lock:
+            self._course.compile_with(jobs)
             self._activity.begin(budget, self._course.serve)
             hooks.observer = self
         self._course.resume()

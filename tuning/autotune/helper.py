@@ -35,12 +35,14 @@ def jobs() -> int:
 class Helper:
     """Requests by number; `answer` is called with each reply, in a thread of this.
 
+    `jobs` is how many kernels the next process compiles at a time; 0: as many as `jobs()`.
+
     A reply has the number, and `compiling`, how many kernels there are, or `built`, the names of
     those that can be measured, or `failed`, why there are none.
     """
 
     def __init__(self, answer: Callable[[Reply], None], command: Sequence[str] = COMMAND) -> None:
-        self._answer, self._command = answer, tuple(command)
+        self._answer, self._command, self.jobs = answer, tuple(command), 0
         self._process: subprocess.Popen[str] | None = None
         self._open: set[int] = set()
         self._numbers = itertools.count(1)
@@ -89,7 +91,7 @@ class Helper:
         apart = {"WARPLOOM_AUTOTUNE", "WARPLOOM_LOG"}
         environment = {name: value for name, value in os.environ.items() if name not in apart}
         process = subprocess.Popen(  # noqa: S603 (a constant, or a test's)
-            (*self._command, str(jobs())),
+            (*self._command, str(self.jobs or jobs())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

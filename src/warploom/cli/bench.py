@@ -31,6 +31,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--problems", metavar="SEED[:COUNT]", help="Problems that nobody tuned, drawn by a seed."
 )
+@click.option("--autotune", is_flag=True, help="Tune drawn problems between calls first.")
 @click.option("--baseline", type=_FILE, help="A .cu file to be compiled beside the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")
 @click.option("--json", "path", type=_FILE, help="Where the result goes.")
@@ -46,6 +47,7 @@ def command(
     match: str,
     specs: Path | None,
     problems: str | None,
+    autotune: bool,
     baseline: Path | None,
     allow_missing: bool,
     path: Path | None,
@@ -78,6 +80,8 @@ def command(
             "no cell", rule="--cells, --types, --m and --match leave none", fix="ask for more"
         )
     output.for_people = True  # a program reads the file
+    if autotune:
+        cases, asked = room("autotuned").tuned(cases, asked, output.line)
     name = "_".join(["bench", *names])
     measured, machine = _measured(output, room, name, cases, asked, path)
     document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in measured]}
@@ -85,12 +89,20 @@ def command(
         output.table(title, *room("tables").of_cells(own))
     for what, summary in runner.conclusions(measured).items():
         output.value(what, summary)
+    if autotune:
+        _autotuned(output, room("autotuned"), [cell.as_json() for cell in measured])
     if absent := runner.missing(measured):
         output.value("missing", absent)
     if plot:
         drawn = room("pictures").draw(name, document, plot)
         output.value("pictures", [str(file) for file in drawn])
     output.exit_code = runner.exit_code(measured, allow_missing=allow_missing)
+
+
+def _autotuned(output: Output, said: Any, cells: Sequence[Any]) -> None:  # noqa: ANN401
+    """What tuning between calls changed, and what that gained."""
+    output.table("changed by tuning", said.COLUMNS, said.table(cells))
+    output.value("autotuned", said.summary(cells))
 
 
 def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
