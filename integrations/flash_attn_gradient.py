@@ -6,6 +6,7 @@ Here the kernel writes each where it belongs. A compiled graph keeps torch's way
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,12 @@ from torch.autograd import forward_ad
 
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_forward.api import attention
-from warploom.runtime.families.attention_forward.gradient import gradients, refuse_second_derivative
+from warploom.runtime.families.attention_forward.gradient import refuse_second_derivative
+from warploom.runtime.families.attention_forward.gradient_plans import (
+    Asked,
+    Numbers,
+    differentiate,
+)
 from warploom.runtime.tensors import lowered
 
 Tensors = tuple[torch.Tensor, ...]  # (q, k, v), (q, kv) or (qkv,)
@@ -29,13 +35,12 @@ def attend(tensors: Tensors, keywords: dict[str, Any]) -> Pair:
     [total, .., heads, dim], without [batch, seq, .., heads, dim].
     """
     if not _written_together(tensors):
-        q, k, v = _views(tensors, keywords)
+        q, k, v = _views(tensors, packed="cu_seqlens_q" in keywords)
         pair: Pair = attention(q, k, v, return_lse=True, **keywords)
         return pair
     if torch._C._is_any_autocast_enabled():
         tensors = tuple(lowered(tensor) for tensor in tensors)
-    found: Pair = _Packed.apply(keywords, *tensors)  # type: ignore[no-untyped-call]
-    return found
+    return _apply(keywords, *tensors)
 
 
 def _written_together(tensors: Tensors) -> bool:
@@ -50,10 +55,10 @@ def _written_together(tensors: Tensors) -> bool:
     return plain and any(tensor.requires_grad for tensor in tensors)
 
 
-def _views(tensors: Tensors, keywords: dict[str, Any]) -> Three:
+def _views(tensors: Tensors, *, packed: bool) -> Three:
     """q, k and v as `warploom.attention` takes them, or their gradients: views, never copies."""
     q, k, v = tensors if len(tensors) == 3 else (*tensors[:-1], *tensors[-1].unbind(-3))
-    if "cu_seqlens_q" in keywords:
+    if packed:
         return q, k, v
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
@@ -67,13 +72,14 @@ class _Packed(torch.autograd.Function):
         keywords: dict[str, Any],
         *tensors: torch.Tensor,
     ) -> Pair:
-        q, k, v = _views(tensors, keywords)
+        packed = "cu_seqlens_q" in keywords
+        q, k, v = _views(tensors, packed=packed)
         out, lse = attention(q, k, v, return_lse=True, **keywords)
-        offsets = [keywords[name] for name in _OFFSETS if name in keywords]
+        offsets = [keywords[name] for name in _OFFSETS] if packed else []
         ctx.save_for_backward(*tensors, out, lse, *offsets)
         ctx.set_materialize_grads(False)
-        ctx.packed = len(tensors)
-        ctx.keywords = {name: one for name, one in keywords.items() if name not in _OFFSETS}
+        ctx.count, ctx.asked = len(tensors), Asked.of(Arguments(q, k, v, **keywords))
+        ctx.numbers = (keywords["scale"], keywords["softcap"])
         return out, lse
 
     @staticmethod
@@ -84,15 +90,18 @@ class _Packed(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of the tensors, each where it is wanted."""
         saved = ctx.saved_tensors
-        tensors, (out, lse, *offsets) = saved[: ctx.packed], saved[ctx.packed :]
-        keywords = {**ctx.keywords, **dict(zip(_OFFSETS, offsets, strict=False))}
-        run = _Gradients.apply if torch.is_grad_enabled() else _gradients  # create_graph=True
-        found = run(keywords, out, lse, dout, dlse, *tensors)
+        tensors, results = saved[: ctx.count], saved[ctx.count :]
+        run = _once if torch.is_grad_enabled() else _gradients  # create_graph=True
+        found = run(ctx.asked, ctx.numbers, dout, dlse, results, *tensors)
         needed = ctx.needs_input_grad[1:]
-        return None, *(one if need else None for one, need in zip(found, needed, strict=True))
+        return None, *[one if need else None for one, need in zip(found, needed, strict=True)]
 
 
-class _Gradients(torch.autograd.Function):
+# Function.apply itself only adds what torch.func asks for, whose tensors do not come here.
+_apply: Callable[..., Pair] = super(torch.autograd.Function, _Packed).apply
+
+
+class _Once(torch.autograd.Function):
     """The backward pass where it might be differentiated: which it cannot be."""
 
     @staticmethod
@@ -105,16 +114,23 @@ class _Gradients(torch.autograd.Function):
         refuse_second_derivative()
 
 
+_once: Callable[..., Tensors] = _Once.apply
+
+
 def _gradients(
-    keywords: dict[str, Any],
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    asked: Asked,
+    numbers: Numbers,
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
+    results: Tensors,
     *tensors: torch.Tensor,
 ) -> Tensors:
-    """The gradients of packed tensors, contiguous; None stands for a gradient of zeros."""
-    into = tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
-    forward = Arguments(*_views(tensors, keywords), **keywords)
-    gradients(forward, out, lse, dout, dlse, into=_views(into, keywords))
+    """The gradients of packed tensors, contiguous; None stands for a gradient of zeros.
+
+    results   out, lse, and offsets if any
+    """
+    packed = asked.offsets > 0
+    into = tuple([tensor.new_empty(tensor.shape) for tensor in tensors])
+    saved = (*_views(tensors, packed=packed), *results)
+    differentiate(asked, numbers, dout, dlse, *saved, into=_views(into, packed=packed))
     return into

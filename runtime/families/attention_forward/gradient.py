@@ -10,12 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.families.attention_backward.call import BackwardCall
-from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.gradient_plans import (
@@ -23,7 +19,6 @@ from warploom.runtime.families.attention_forward.gradient_plans import (
     Numbers,
     differentiate,
 )
-from warploom.runtime.tensors import refuse_dual
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_forward.plan import AttentionPlan
@@ -120,19 +115,3 @@ class _Gradients(torch.autograd.Function):
 
 
 _gradients: Callable[..., Gradients] = _Gradients.apply
-
-
-def gradients(
-    forward: Arguments,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dout: torch.Tensor | None,
-    dlse: torch.Tensor | None,
-    into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv of a call, in `into` if given; None stands for a gradient of zeros."""
-    if forward_ad._current_level >= 0:
-        refuse_dual("the gradient of warploom.attention", (dout, dlse))
-    if dout is None:
-        dout = torch.zeros_like(out)
-    return attention_backward(BackwardCall(forward, out, lse, dout, dlse, into))

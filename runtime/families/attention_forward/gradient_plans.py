@@ -67,8 +67,9 @@ def differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
     *saved: torch.Tensor,
+    into: Gradients | None = None,
 ) -> Gradients:
-    """dq, dk and dv of a call; None stands for a gradient of zeros.
+    """dq, dk and dv of a call, `into` what is given; None stands for a gradient of zeros.
 
     saved   q, k, v, out and lse of the forward pass, and its offsets, if any
     """
@@ -78,14 +79,15 @@ def differentiate(
     read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
     if dlse is not None:
         read = (*read, dlse)
-    options = (asked, shared, dlse is None, torch.are_deterministic_algorithms_enabled())
+    at = None if into is None else (into[0].stride(), into[1].stride(), into[2].stride())
+    options = (asked, shared, at, dlse is None, torch.are_deterministic_algorithms_enabled())
     kind = _kinds.find(options, *read)
     if kind is not None:
         with contextlib.suppress(UnlikeError):  # their addresses, which are new
-            return kind.run(asked, numbers, dout, dlse, *saved)
+            return kind.run(asked, numbers, into, dout, dlse, *saved)
     if forward_ad._current_level >= 0:
         refuse_dual("the gradient of warploom.attention", (dout, dlse))
-    call = _call(asked, numbers, dout, dlse, *saved)
+    call = _call(asked, numbers, into, dout, dlse, *saved)
     plan = planned(call, AttentionBackwardPlan)
     found = plan.run(call)
     in_place = (
@@ -109,12 +111,16 @@ class _Pass:
         self,
         asked: Asked,
         numbers: Numbers,
+        into: Gradients | None,
         dout: torch.Tensor,
         dlse: torch.Tensor | None,
         *saved: torch.Tensor,
     ) -> Gradients:
-        of_q, of_k, of_v = self.like
-        dq, dk, dv = torch.empty_like(of_q), torch.empty_like(of_k), torch.empty_like(of_v)
+        if into is None:
+            of_q, of_k, of_v = self.like
+            dq, dk, dv = torch.empty_like(of_q), torch.empty_like(of_k), torch.empty_like(of_v)
+        else:
+            dq, dk, dv = into
         q, k, v, out, lse, *offsets = [one.data_ptr() for one in saved]
         at_dlse = 0 if dlse is None else dlse.data_ptr()
         written = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
@@ -123,7 +129,8 @@ class _Pass:
         scale = self.plan.details.scale if scale is None else scale
         scalars = (scale,) if softcap is None else (scale, softcap)
         results = (dq, dk, dv)
-        self.plan.run_at((addresses, scalars), results, _call, asked, numbers, dout, dlse, *saved)
+        given = (asked, numbers, into, dout, dlse, *saved)
+        self.plan.run_at((addresses, scalars), results, _call, *given)
         return results
 
 
@@ -133,6 +140,7 @@ _kinds: Kinds[_Pass] = Kinds(_BOUND)
 def _call(
     asked: Asked,
     numbers: Numbers,
+    into: Gradients | None,
     dout: torch.Tensor,
     dlse: torch.Tensor | None,
     q: torch.Tensor,
@@ -161,4 +169,4 @@ def _call(
         deterministic=asked.deterministic,
         backward_spec=asked.backward_spec,
     )
-    return BackwardCall(forward, out, lse, dout, dlse)
+    return BackwardCall(forward, out, lse, dout, dlse, into)

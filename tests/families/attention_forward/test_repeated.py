@@ -349,3 +349,30 @@ def test_hooks_may_bring_back_what_was_saved_otherwise() -> None:
             out, _ = attention(given)
         found = torch.autograd.grad(out, given, arriving)
         assert all(map(torch.equal, found, expected))
+
+
+def test_gradients_go_into_the_places_that_are_given(launches: list[Plan[Any, Any]]) -> None:
+    """A pass that was kept writes tensors of its own, or by the strides of other places."""
+    given = fixed()
+    out, lse = attention(given)
+    arriving = random(*out.shape, seed=9)
+    asked = gradient_plans.Asked.of(AttentionCall(*given))
+
+    def differentiate(into: Any = None) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
+        saved = (*given, out, lse)
+        return gradient_plans.differentiate(asked, (None, None), arriving, None, *saved, into=into)
+
+    expected = differentiate()
+    launches.clear()
+    for lead in (2, 0):  # [batch, seq, three, heads, dim], or three tensors in a row
+        for _ in range(2):
+            room = torch.empty(2, 14, 3, 4, 40, dtype=BF16)
+            if not lead:
+                room = torch.empty(3, 2, 14, 4, 40, dtype=BF16)
+            of_q, of_k, of_v = (one.transpose(1, 2) for one in room.unbind(lead))
+            into = (of_q, of_k[:, :2], of_v[:, :2])
+            found = differentiate(into)
+            assert all(one is place for one, place in zip(found, into, strict=True))
+            assert all(map(torch.equal, found, expected))
+    assert len(launches) == 2
+    assert all(map(torch.equal, differentiate(), expected))
