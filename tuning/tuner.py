@@ -25,7 +25,8 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
 from warploom.tuning.gpu import Batch, Gpu
 from warploom.tuning.journal import Entry, Journal, Result
-from warploom.tuning.problems import Problem, default, fitting
+from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
+from warploom.tuning.problems import Problem, default, fitting, likeliest
 from warploom.tuning.search import Search
 
 ROUNDS, FINAL_ROUNDS = 9, 31  # of single launches
@@ -73,6 +74,7 @@ class Tuner:
     """One run over `problems` on GPUs of one kind.
 
     save    takes a finished record; watch is told how the run stands; alarm of a wrong result
+    judge   measures recorded problems, and no others: each record beside what the model chooses
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Tuner:
         alarm: Callable[[str], None] = lambda text: None,
         again: bool = False,
         exhaustive: bool = False,
+        judge: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ended: list[Ended] = []
@@ -104,16 +107,27 @@ class Tuner:
         self._open: list[Search] = []  # of problems that have not ended
         for problem in problems:
             here = environments[problem.operation.family]
-            record = None if again else records.exact(problem.operation, problem.shape, here)
-            if record and not record.autotuned:
+            fresh = again and not judge
+            record = None if fresh else records.exact(problem.operation, problem.shape, here)
+            if judge:
+                if record is None:
+                    reason = "there is no record to judge"
+                    self.ended.append(Ended(problem, "failed", None, {}, reason))
+                else:
+                    self._add(problem, self._judgement(record, here))
+            elif record and not record.autotuned:
                 self.ended.append(Ended(problem, "recorded before", record, {}))
             else:
                 known = [] if again else journal.known(problem.operation, problem.shape, here)
-                search = self._search(problem, here, records, constants, known, exhaustive)
-                self._tasks.append(_Task(problem, search))
-                self._open.append(search)
-                for spec in search.ahead:
-                    compiler.submit(spec)
+                self._add(
+                    problem, self._search(problem, here, records, constants, known, exhaustive)
+                )
+
+    def _add(self, problem: Problem, search: Search) -> None:
+        self._tasks.append(_Task(problem, search))
+        self._open.append(search)
+        for spec in search.ahead:
+            self._compiler.submit(spec)
 
     @staticmethod
     def _search(
@@ -135,6 +149,18 @@ class Tuner:
             [spec for spec in hints if spec],
             known,
             exhaustive=exhaustive,
+        )
+
+    @staticmethod
+    def _judgement(record: Record, here: Environment) -> Judgement:
+        operation, shape = record.operation, record.shape
+        device = DeviceLimits(here.multiprocessors, here.gpu)
+        others = [fitting(operation, shape, one.schedule, device.arch) for one in record.runners_up]
+        usual = likeliest(operation, shape, device, LIKELY)
+        return Judgement(
+            record,
+            default(operation, shape, device),
+            [*usual, *(spec for spec in others[:RUNNERS_UP] if spec)],
         )
 
     # ---- The loop --------------------------------------------------------------------------------
@@ -274,6 +300,9 @@ class Tuner:
             reason = _reasons(search) if reached and not outcomes["correct"] else ""
             status: Status = "failed" if reached and not outcomes["correct"] else "not reached"
             self.ended.append(Ended(problem, status, None, outcomes, reason))
+            return
+        if isinstance(search, Judgement) and best == search.present:
+            self.ended.append(Ended(problem, "recorded before", search.record, outcomes))
             return
         noisy = any(result.noisy for result in search.contenders().values())
         record = Record(

@@ -39,6 +39,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile.")
 @click.option("--again", is_flag=True, help="Measure what is recorded or in the journal already.")
 @click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
+@click.option("--judge", is_flag=True, help="Hold what is recorded against the model's choices.")
 @click.option("--records", type=_FILE, help="The file of records (default: the user's).")
 @click.option("--journal", type=_FILE, help="The journal (default: beside the records).")
 @click.option("--replay", type=_FILE, help="A sweep's journal to measure on instead of a GPU.")
@@ -58,6 +59,7 @@ def command(
     jobs: int | None,
     again: bool,
     exhaustive: bool,
+    judge: bool,
     records: Path | None,
     journal: Path | None,
     replay: Path | None,
@@ -99,6 +101,7 @@ def command(
             budget=budget,
             again=again,
             exhaustive=exhaustive,
+            judge=judge,
         )
         tuner = None
         try:
