@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import sharding_cases
+from forked import Program
 from sharding_cases import CASES, PROCESSES
 
 
@@ -17,20 +16,10 @@ from sharding_cases import CASES, PROCESSES
 def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each process says of the cases that failed there."""
     folder = tmp_path_factory.mktemp("processes")
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, sharding_cases.__file__, str(rank), str(folder)], env=environment
-        )
-        for rank in range(PROCESSES)
-    ]
-    try:
-        for process in processes:
-            assert process.wait(timeout=240) == 0
-    finally:
-        for process in processes:
-            process.kill()
+    code, settings = Path(sharding_cases.__file__).read_text(), {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [Program(code, [str(rank), str(folder)], settings) for rank in range(PROCESSES)]
+    for done in forked.run(*ranks):
+        assert done.returncode == 0, done.stderr
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 
@@ -49,5 +38,5 @@ torch.ops.warploom.gemm(torch.ones(2, 8).half(), torch.ones(8, 8).half(), [], []
                         torch.float16, "fast", None)
 assert "torch.distributed.tensor" not in sys.modules
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    (done,) = forked.run(Program(code))
+    assert done.returncode == 0, done.stderr

@@ -12,8 +12,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import forked
 import pytest
 from autotuned import GPU
+from forked import Program
 from sweeps import environment
 
 from warploom import variables
@@ -42,16 +44,18 @@ RECORD = Record(
 
 
 def python(code: str, **settings: str) -> str:
-    path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": path} | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """What a program prints that loads torch."""
+    (done,) = forked.run(Program(code, settings=settings))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def loads_torch(code: str, **settings: str) -> bool:
+    """Whether a program does."""
+    path = os.pathsep.join(filter(None, sys.path))
+    program = [sys.executable, "-c", f"import sys\n{code}\nprint('torch' in sys.modules)"]
+    environment = os.environ | {"PYTHONPATH": path} | settings
+    return subprocess.check_output(program, env=environment, text=True) == "True\n"
 
 
 # ---- On and off ----------------------------------------------------------------------------------
@@ -73,8 +77,7 @@ def test_nothing_of_it_is_loaded_or_started_where_it_is_off() -> None:
 def test_the_variable_turns_it_on_with_the_first_call_that_is_planned() -> None:
     told = python(CALL, WARPLOOM_AUTOTUNE="1")
     assert "warploom.tuning.autotune.engine" in told and "'warploom.autotune'" in told
-    code = "import sys, warploom\nprint('torch' in sys.modules)"
-    assert python(code, WARPLOOM_AUTOTUNE="1") == "False\n"
+    assert not loads_torch("import warploom", WARPLOOM_AUTOTUNE="1")
 
 
 @pytest.mark.parametrize(("given", "found"), [("", 0), ("0", 0), ("1", 1), ("20", 20)])
@@ -173,8 +176,7 @@ def test_the_process_answers_by_number_and_its_death_is_told() -> None:
 
 
 def test_what_compiles_loads_no_torch() -> None:
-    code = "import sys, warploom.tuning.autotune.preparing\nprint('torch' in sys.modules)"
-    assert python(code) == "False\n"
+    assert not loads_torch("import warploom.tuning.autotune.preparing")
 
 
 # ---- Records -------------------------------------------------------------------------------------
@@ -223,17 +225,14 @@ distributed.destroy_process_group()
 def test_ranks_that_decide_by_other_records_are_named(same: bool, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "one" if same else tmp_path / "other"]
     records_file.update(folders[0] / file_name(GPU.gpu), GPU.gpu, [RECORD])
-    path = os.pathsep.join(filter(None, sys.path))
-    settings = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")],
-            env=settings | {"WARPLOOM_RECORDS_DIR": str(folder)},
-            stdout=subprocess.PIPE,
-            text=True,
+        Program(
+            RANK,
+            [str(rank), str(tmp_path / "meeting")],
+            {"GLOO_SOCKET_IFNAME": "lo", "WARPLOOM_RECORDS_DIR": str(folder)},
         )
         for rank, folder in enumerate(folders)
     ]
-    told = [rank.communicate(timeout=240)[0] for rank in ranks]
+    told = [done.stdout for done in forked.run(*ranks)]
     assert told[0] == told[1]
     assert told[0].startswith("same " if same else "ranks 1 of 2: must decide by the same records")

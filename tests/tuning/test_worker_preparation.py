@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import forked
 import pytest
 import torch
+from forked import Program
 
 from warploom.errors import KernelMissingError
 from warploom.generator.families._attention import AttentionShape
@@ -95,8 +95,7 @@ def worker(said: list[Mapping[str, Any]], **others: Any) -> Worker:
 
 @pytest.mark.parametrize("family", TRIED)
 def test_nothing_is_imported_while_a_kernel_is_tried(family: str) -> None:
-    command = [sys.executable, "-P", "-c", MODULES, json.dumps(request(*TRIED[family]))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (done,) = forked.run(Program(MODULES, [json.dumps(request(*TRIED[family]))]))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
 

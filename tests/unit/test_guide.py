@@ -10,7 +10,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import forked
 import pytest
+from forked import Program
 
 import warploom
 from benchmarks import runner
@@ -83,8 +85,7 @@ def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
 def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
     """Of the guide and of families: test_pages.py runs the README's, for what it prints."""
     text = (PAGES | {"models": MODELS})[page]
-    (folder / f"{page}.py").write_text("\n".join(blocks(text, "python")))
-    done = run(f"python {page}.py", folder)
+    (done,) = forked.run(Program("\n".join(blocks(text, "python")), folder=folder))
     assert done.returncode == 0, done.stderr
 
 

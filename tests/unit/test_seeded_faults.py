@@ -34,8 +34,9 @@ def test_a_fault_can_be_put_into_one_place_and_its_tests_are_there(fault: Fault)
     ],
 )
 def test_a_fault_is_caught_by_what_fails_with_it_alone(
-    test: str, told: str, tmp_path: Path
+    test: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest")  # takes a second to load
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "doubling.py").write_text("def double(x):\n    return 2 * x\n")
     body = f"from doubling import double\n\ndef test_it():\n    {test}\n"

@@ -1,0 +1,108 @@
+"""Programs in processes of their own that find torch loaded: importing it takes 3 s of a core.
+
+One process has loaded torch and nothing else, and forks for each program. What a program must not
+have loaded besides, such as any of Warploom, it has not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SERVER = """
+import json, os, signal, sys, tempfile, traceback
+import torch
+
+def begin(program, out, err):
+    signal.alarm(240)  # seconds, after which it is ended
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    os.chdir(program["folder"])
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    sys.path[:], sys.argv[:] = program["path"], ["-c", *program["arguments"]]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        exec(compile(program["code"], "<program>", "exec"), {"__name__": "__main__"})
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit(0)
+
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    running = []
+    for program in json.loads(line):
+        out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        process = os.fork()
+        if not process:
+            begin(program, out, err)
+        running.append((process, out, err))
+    told = []
+    for process, out, err in running:
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        out.seek(0), err.seek(0)
+        told.append([status, out.read(), err.read()])
+    print(json.dumps(told), file=answers, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Python code, what sys.argv has after its first, and settings in the environment."""
+
+    code: str
+    arguments: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path.cwd)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*programs: Program) -> list[Ended]:
+    """Run programs beside each other, and wait for all; they see no GPU's state of this process."""
+    server = _server()
+    assert server.stdin and server.stdout
+    server.stdin.write(json.dumps([_asked(program) for program in programs]) + "\n")
+    server.stdin.flush()
+    return [Ended(*one) for one in json.loads(server.stdout.readline())]
+
+
+def _asked(program: Program) -> dict[str, Any]:
+    return {
+        "code": program.code,
+        "arguments": list(program.arguments),
+        "environment": {**os.environ, **program.settings},
+        "folder": str(program.folder),
+        "path": [one for one in sys.path if one],
+    }
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """The process that forks, until this one ends."""
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)
+    return server
