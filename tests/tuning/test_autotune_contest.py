@@ -12,6 +12,7 @@ from autotuned import GPU
 
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
+from warploom.runtime import trial
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families import family
 from warploom.runtime.trial import difference_share, exactly, sets_for
@@ -140,6 +141,38 @@ def test_what_does_not_fit_the_budget_is_not_measured() -> None:
         run(times(0.02))
 
 
+def test_launches_of_five_milliseconds_are_compared() -> None:
+    """Each was begun twice and three rounds were wanted: nothing was left to compare with."""
+    seconds = times(5e-3) | {OTHERS[1]: 4.6e-3}
+    found, stage = run(seconds, differs=lambda spec: 0.0)
+    assert found.winner == OTHERS[1] and found.spent <= 0.05
+    assert all(len(timing.rounds) >= contest.SCREENED for timing in found.timings.values())
+    assert len(stage.laps) == len(found.timings[PRESENT].rounds)  # nothing but rounds
+    with pytest.raises(NotMeasured, match=r"do not suffice, where a launch takes 12\.0"):
+        run(times(12e-3))
+
+
+@pytest.mark.parametrize("usual", [1e-4, 4e-4, 1.3e-3, 3e-3])
+def test_there_is_time_left_to_compare_the_results_of_the_fastest(usual: float) -> None:
+    """Rounds took all of it: a kernel that was 7 % faster was never compared, and never ran."""
+
+    class Comparing(FakeStage):
+        def timed(self, act: Callable[[], Any]) -> tuple[Any, float]:
+            return act(), 0.006 + usual
+
+    stage = Comparing(times(usual) | {OTHERS[0]: 0.9 * usual})
+    made = Contest(PRESENT, (), stage.calls, lambda _: 0.0, stage, 0.05, compared=0.006)
+    found = made.run(SPECS)
+    assert found.winner == OTHERS[0] and found.spent <= 0.055
+
+
+def test_what_could_not_be_compared_is_not_told_to_be_slower() -> None:
+    """The present kernel was recorded as the fastest, and never was the problem tuned again."""
+    rounds = [at for at, name in enumerate(stalled(-1)[1].steps) if name == "round"]
+    last = rounds[len(SPECS) + contest.SCREENED - 1]  # each was begun by a round of its own
+    assert stalled(last)[0] is None
+
+
 def stalled(at: int) -> tuple[Measured | None, StallingStage]:
     stage = StallingStage(times(4e-5) | {OTHERS[2]: 2e-5}, at)
     try:
@@ -191,6 +224,21 @@ def test_other_roundings_pass_and_a_lost_step_of_k_does_not(dtype: torch.dtype) 
     assert difference_share(lost, kept) > 1
     kept[0, 0], other[0, 0] = torch.nan, torch.nan
     assert difference_share(other, kept) == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_one_value_that_is_not_finite_is_found_in_every_chunk(
+    dtype: torch.dtype, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's max of a number and NaN is the number, if that comes first."""
+    monkeypatch.setattr(trial, "_CHUNK", 16)
+    kept = torch.linspace(1, 2, 64)
+    assert difference_share(kept.to(dtype), kept.to(dtype)) == 0
+    for at in (0, 20, 63):
+        found = kept.clone()
+        found[at] = value
+        assert difference_share(found.to(dtype), kept.to(dtype)) > 1
 
 
 def test_integers_are_equal_or_rounded_apart() -> None:

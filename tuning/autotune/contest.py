@@ -1,7 +1,8 @@
 """Which of a few kernels is the fastest for a problem, within a budget of GPU time.
 
 Kernels take turns, a launch each, behind a flush of the L2 cache and a pause: as they run between
-the other kernels of a model (runtime/alone.py).
+the other kernels of a model (runtime/alone.py). What comes first is begun, one kernel after the
+other, as long as there is time left to compare two.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ TIE = 0.02  # of its time, within which the present kernel stays
 ROUNDS, FEWEST = 12, 3  # of those left in the end
 SCREENED = 2  # rounds after which only those close to the fastest stay:
 CLOSE = 1.10
+LONG = 1e-3  # seconds: of longer launches the first is a time, and so many rounds are enough
 SHORT = 1e-4  # seconds: longer launches on further operands are first made in the rounds
 PAUSE = (2e-5, 1e-3)  # seconds: as long as the kernel takes, within these
 FLUSH = 1e-4  # seconds, about, with the host's time for a turn
+LAP = 4e-4  # seconds, about, that a lap takes beside its turns
 
 T = TypeVar("T")
 
@@ -73,7 +76,9 @@ class Contest:
     kept      what is timed to the end however slow it is: what records are relative to
     calls     the launches of a kernel, one for each set of operands; WarploomError and
               RuntimeError where it cannot be launched
-    differs   runs a kernel and says how far its results are off, as a share of what they may be
+    differs   runs a kernel and says how far its results are off, as a share of what they may be;
+              it is asked about the present one first, which has just run, to keep its results
+    compared  seconds, about, of a comparison beside its launch, before there was one
     """
 
     present: KernelSpec
@@ -83,48 +88,54 @@ class Contest:
     stage: Stage
     budget: float
     spent: float = 0.0
+    compared: float = 0.0
     failed: dict[KernelSpec, str] = field(default_factory=dict)
     _calls: dict[KernelSpec, Sequence[Call]] = field(default_factory=dict)
     _seconds: dict[KernelSpec, float] = field(default_factory=dict)  # of one launch, so far
     _right: set[KernelSpec] = field(default_factory=set)
-    _comparison: float = 0.0  # seconds that one took, which the end may need again
+    _comparison: float | None = None  # seconds that one took, which the end may need again
 
     def run(self, candidates: Sequence[KernelSpec]) -> Measured:
         """Measure the candidates. NotMeasured where the budget does not suffice for any."""
         every = list(dict.fromkeys([self.present, *self.kept, *candidates]))
         for spec in every:
-            if self._over or not self._begin(spec):
+            if self._over or not self._room:
                 break
+            self._begin(spec)
         if self.present in self.failed:
             raise NotMeasured(self.failed[self.present])
-        if self.present not in self._seconds:
-            raise self._short
-        rounds = self._rounds(self._field(SCREENED))
+        if len(self.failed) == len(every) - 1:
+            raise NotMeasured("there is nothing to compare its kernel with")
+        rounds = self._rounds(self._field())
         timings = {spec: Timing(tuple(taken)) for spec, taken in rounds.items()}
         return Measured(self._winner(timings), timings, self.spent, self.failed)
 
-    def _begin(self, spec: KernelSpec) -> bool:
-        """Load a kernel and time it once; False where there is no time for more."""
+    def _begin(self, spec: KernelSpec) -> None:
+        """Load a kernel and time it once; without a time where the budget is spent meanwhile."""
         try:
             calls = self.calls(spec)
-            self._launch(calls[0])
+            taken = self._launch(calls[0])
             if self._over:
-                return False
-            (taken,), spent = self.stage.lap([Turn(calls[0], PAUSE[0])])
+                return
+            if spec == self.present:
+                self.differs(spec)
+            if taken <= LONG:
+                (taken,), spent = self.stage.lap([Turn(calls[0], PAUSE[0])])
+                self.spent += spent
         except Exception as error:
             self.failed[spec] = (str(error) or type(error).__name__).splitlines()[0]
-            return True
-        self.spent += spent
+            return
         if taken < SHORT:  # the other sets' launches are bound to their addresses, too
             for call in calls[1:]:
                 if self._over:
-                    return False
+                    return
                 self._launch(call)
         self._calls[spec], self._seconds[spec] = calls, taken
-        return self.spent + FEWEST * self._cost([self.present, spec]) < self.budget
 
-    def _launch(self, call: Call) -> None:
-        self.spent += self.stage.launched(call)
+    def _launch(self, call: Call) -> float:
+        taken = self.stage.launched(call)
+        self.spent += taken
+        return taken
 
     @property
     def _over(self) -> bool:
@@ -133,19 +144,45 @@ class Contest:
 
     @property
     def _short(self) -> NotMeasured:
-        return NotMeasured(f"{self.budget * 1e3:g} ms of GPU time do not suffice")
+        taken = self._seconds.get(self.present, 0.0)
+        long = f", where a launch takes {taken * 1e3:.1f}" if taken > LONG else ""
+        return NotMeasured(f"{self.budget * 1e3:g} ms of GPU time do not suffice{long}")
 
-    def _field(self, rounds: int) -> list[KernelSpec]:
+    @property
+    def _room(self) -> bool:
+        """Whether another kernel can be begun, and two of the present one's time be compared."""
+        if self.present not in self._seconds:
+            return self.present not in self.failed
+        one = self._seconds[self.present]
+        begun = one if one > LONG else LAP + FLUSH + 2 * one
+        return self.spent + begun + self._end([self.present] * 2) <= self.budget
+
+    def _field(self) -> list[KernelSpec]:
         """The kernels that there is time for: the slowest go first, the present one never."""
         found = sorted(self._seconds, key=lambda spec: self._seconds[spec])
-        while self.spent + max(rounds, FEWEST) * self._cost(found) > self.budget:
-            leaving = [spec for spec in found if spec != self.present]
-            if not leaving:
-                raise self._short
-            found.remove(leaving[-1])
+        if self.present not in found:
+            raise self._short
+        while len(found) > 1 and self.spent + self._end(found) > self.budget:
+            found.remove([spec for spec in found if spec != self.present][-1])
         if found == [self.present]:
-            raise NotMeasured("there is nothing to compare its kernel with")
+            raise self._short
         return found
+
+    @property
+    def _fewest(self) -> int:
+        """Rounds that are worth a comparison."""
+        return SCREENED if self._seconds[self.present] > LONG else FEWEST
+
+    def _end(self, running: Sequence[KernelSpec]) -> float:
+        """The GPU seconds, about, of as few rounds as there may be and of comparing results."""
+        return self._fewest * self._cost(running) + self._last
+
+    @property
+    def _last(self) -> float:
+        """The GPU seconds, about, of comparing the results of one more kernel."""
+        if self._comparison is not None:
+            return self._comparison
+        return self.compared + self._seconds[self.present]
 
     def _rounds(self, running: list[KernelSpec]) -> dict[KernelSpec, list[float]]:
         """The times of those that stay to the end, in as many rounds as there is time for."""
@@ -161,8 +198,8 @@ class Contest:
             if self._over and number < SCREENED:
                 raise self._short
             if self._over or (
-                number >= FEWEST
-                and self.spent + self._cost(running) + self._comparison > self.budget
+                number >= self._fewest
+                and self.spent + self._cost(running) + self._last > self.budget
             ):
                 break
             shuffled.shuffle(running)
@@ -178,7 +215,9 @@ class Contest:
 
     def _cost(self, running: Sequence[KernelSpec]) -> float:
         """The GPU seconds of a round, about."""
-        return sum(self._turn(spec, 0).pause + FLUSH + self._seconds[spec] for spec in running)
+        return LAP + sum(
+            self._turn(spec, 0).pause + FLUSH + self._seconds[spec] for spec in running
+        )
 
     def _winner(self, timings: Mapping[KernelSpec, Timing]) -> KernelSpec:
         """The fastest whose results are right; the present one where that is no faster."""
@@ -187,11 +226,18 @@ class Contest:
         return best if medians[best] <= (1 - TIE) * medians[self.present] else self.present
 
     def _fastest(self, seconds: Mapping[KernelSpec, float]) -> KernelSpec:
-        """The fastest whose results are right, as the present one's are taken to be."""
+        """The fastest whose results are right, as the present one's are taken to be.
+
+        NotMeasured where nothing was compared that is faster, and there is no time to.
+        """
         for spec in sorted(seconds, key=lambda spec: seconds[spec]):
             if spec == self.present or spec in self._right:
                 return spec
-            if spec in self.failed or self._over:
+            if spec in self.failed:
+                continue
+            if self._over:
+                if not self._right and seconds[spec] <= (1 - TIE) * seconds[self.present]:
+                    raise self._short  # it may well be the fastest
                 continue
             share, self._comparison = self.stage.timed(partial(self.differs, spec))
             self.spent += self._comparison

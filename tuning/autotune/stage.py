@@ -36,7 +36,9 @@ from warploom.tuning.autotune.contest import Contest, Measured, NotMeasured, Tur
 LEAD = 3e-4  # seconds that the GPU waits first, so that the host is ahead of it
 AGAIN = 3  # times that turns are taken again to which the GPU came before the host was done
 REHEARSED = 1 << 16  # elements
-ROOM = 0.5  # of the memory that is free: what scratch may take
+ROOM = 0.5  # of the memory that is free: what scratch may take,
+DRAWN = 1 << 30  # and bytes of it: 18 GB of operands took most of a budget to draw
+COMPARED = (5e-4, 1e-11)  # seconds, about, of comparing results, and of each of their elements
 T = TypeVar("T")
 
 
@@ -70,9 +72,11 @@ def measure(
         before = torch.cuda.memory_reserved()
         try:
             stage = GpuStage(device)
-            trial, spent = stage.timed(lambda: _trial(operation, shape))
+            trial, spent = _drawn(stage, operation, shape)
+            elements = sum(one.numel() for one in trial.results)
             contest = Contest(
-                present, kept, trial.calls, _Difference(trial, present, stage), stage, budget, spent
+                *(present, kept, trial.calls, _Difference(trial, present), stage, budget, spent),
+                compared=COMPARED[0] + COMPARED[1] * elements,
             )
             return contest.run(candidates)
         except torch.OutOfMemoryError as error:
@@ -146,8 +150,15 @@ def _apart(device: int) -> Iterator[None]:
             check(driver.cuThreadExchangeStreamCaptureMode(mode))
 
 
+def _drawn(stage: GpuStage, operation: Operation, shape: Shape) -> tuple[Trial, float]:
+    """Random operands, and the GPU's seconds for them, not the host's, which allocates memory."""
+    found: list[Trial] = []
+    spent = stage.launched(lambda: found.append(_trial(operation, shape)))
+    return found[0], spent
+
+
 def _trial(operation: Operation, shape: Shape) -> Trial:
-    """Random operands: four sets of them, or as many as there is room for."""
+    """Random operands: four sets of them, or as many as there is room for and are soon drawn."""
     draw, seed = family(operation.family).trial, int.from_bytes(os.urandom(7))
     before = torch.cuda.memory_allocated()
     with exactly(1):
@@ -155,7 +166,7 @@ def _trial(operation: Operation, shape: Shape) -> Trial:
     one = max(1, torch.cuda.memory_allocated() - before)
     free, _ = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    sets = min(FEWEST, int(ROOM * free) // one)
+    sets = min(FEWEST, int(ROOM * free) // one, DRAWN // one)
     if sets < 2:
         return trial
     del trial
@@ -182,7 +193,8 @@ class GpuStage:
     def launched(self, call: Call) -> float:
         """Make a launch for the first time; the seconds from when the host was done with it.
 
-        Until then the GPU waits: the host lays the launch out, and the driver loads the kernel.
+        Until then the GPU waits: the host lays the launch out, and the driver loads the kernel, or
+        allocates memory.
         """
         begin, end = marks()
         begin.record()
@@ -234,13 +246,14 @@ class GpuStage:
 class _Difference:
     """How far a kernel's results are off those of the present one, on the first set of operands."""
 
-    def __init__(self, trial: Trial, present: KernelSpec, stage: GpuStage) -> None:
-        self._trial, self._present, self._stage = trial, present, stage
+    def __init__(self, trial: Trial, present: KernelSpec) -> None:
+        self._trial, self._present = trial, present
         self._kept: list[torch.Tensor] = []
 
     def __call__(self, spec: KernelSpec) -> float:
-        if not self._kept:
-            self._kept = [one.clone() for one in self._run(self._present)]
+        if spec == self._present:  # whose launch was the last
+            self._kept = [one.clone() for one in self._trial.results]
+            return 0.0
         found = zip(self._run(spec), self._kept, strict=True)
         return max(difference_share(one, kept) for one, kept in found)
 
