@@ -10,14 +10,13 @@ and model; no shape is decided by a branch here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator import names, rules
 from warploom.generator.families import family
 from warploom.generator.launches import NO_GPU, DeviceLimits
+from warploom.generator.portfolio import legal, listed
 from warploom.generator.records import Record
 from warploom.generator.shapes import Shape, distance
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
@@ -85,8 +84,8 @@ def untuned(
     """Return what a legal operation gets without records: the model's choice, else the table's."""
     name, constants = operation.family, known(device.gpu).constants
     if constants and constants.decides(name) and family(name).table.modelled(operation):
-        listed = portfolio(operation, shape, device, requires)
-        found = modelled(constants, listed, shape, environment(device, name))
+        among = portfolio(operation, shape, device, requires)
+        found = modelled(constants, among, shape, environment(device, name))
         if found:
             return found
     return tabled(operation, shape, device, requires)
@@ -101,7 +100,7 @@ def tabled(
     refusal: SpecificationError | None = None
     for row in table.rows(operation, shape):
         try:
-            candidate = _listed(row, operation, shape, device, requires)
+            candidate = listed(row, operation, shape, device.arch, requires)
         except SpecificationError as error:
             refusal = error
             continue
@@ -137,34 +136,8 @@ def portfolio(
     features = table.features(operation, shape)
     kind = (operation, device.arch, requires, *(features[name] for name in table.kinds))
     if kind not in _portfolios:
-        _portfolios[kind] = [*_legal(operation, shape, device, requires)]
+        _portfolios[kind] = [*legal(operation, shape, device.arch, requires)]
     return (found for found in _portfolios[kind] if table.suits(found.schedule, shape))
-
-
-def _legal(
-    operation: Operation, shape: Shape, device: DeviceLimits, requires: object
-) -> Iterator[KernelSpec]:
-    for row in family(operation.family).table.portfolio(operation, shape):
-        with suppress(SpecificationError):
-            yield _listed(row, operation, shape, device, requires)
-
-
-def _listed(
-    row: Mapping[str, Any],
-    operation: Operation,
-    shape: Shape,
-    device: DeviceLimits,
-    requires: object,
-) -> KernelSpec:
-    """The kernel of a row of the table, in the first way that is legal."""
-    described, arch = family(operation.family), device.arch
-    refusal: SpecificationError | None = None
-    for fields in described.table.fields(row, operation, shape, requires):
-        try:
-            return KernelSpec(arch, operation, described.complete(arch, operation, fields))
-        except SpecificationError as error:
-            refusal = error
-    raise refusal or SpecificationError(f"{row}")
 
 
 def _of_record(

@@ -10,7 +10,7 @@ measurements do not tell (Gauss-Newton with damping, after Levenberg and Marquar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -33,11 +33,12 @@ BEHIND, LEAST = 0.15, 0.05
 PULL = 0.15  # towards the start: of one measurement's error of 100 %, for a constant e times off
 ROUNDS = 60
 SWEPT = 150  # schedules of one problem that make a sweep,
-WHOLE = 0.9  # or this share of all that are legal, where these are fewer
+WHOLE = 0.9  # or this share of all that are legal, or that the model chooses among
 FIRST = 12  # schedules that the model proposes
 NEAR = 1.03  # what they must be within, of the best known
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 Legal = Callable[[Operation, Shape], int]
+Choosable = Callable[[Operation, Shape], Collection[Schedule]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,14 @@ def fit(
     known: Constants | None = None,
     legal: Legal = lambda operation, shape: 0,
     unseen: Sequence[Measurement] = (),
+    choosable: Choosable = lambda operation, shape: (),
 ) -> Constants:
     """Return constants of every family measured; those of the others are `known`'s.
 
     What they are worth the sweeps of `unseen` say, of problems that they are not fitted to. `legal`
-    counts the schedules that a problem can be swept over; 0 where that is not known. Raises
-    RecordsError where nothing was measured, and for a problem that is in both.
+    counts the schedules that a problem can be swept over, 0 where that is not known, `choosable`
+    has those that the model may choose among. Raises RecordsError where nothing was measured, and
+    for a problem that is in both.
     """
     if not measurements:
         raise RecordsError(
@@ -83,7 +86,7 @@ def fit(
         if own and family(name).constants:
             held = [one for one in unseen if one.operation.family == name]
             found, arch = _fit(name, own), kind(gpu).arch
-            worth = quality(name, found.values, held, legal, arch)
+            worth = quality(name, found.values, held, legal, choosable, arch)
             families[name] = replace(found, quality=worth)
     return Constants(gpu, measurements[0].multiprocessors, families)
 
@@ -169,24 +172,29 @@ def quality(
     values: Mapping[str, float],
     measured: Sequence[Measurement],
     legal: Legal,
+    choosable: Choosable,
     arch: str,
 ) -> Quality | None:
     """Hold a model against every problem of which enough schedules were measured.
 
     SWEPT are more than a search measures, which begins with what a model proposes; small spaces are
-    measured nearly whole. None where there is no such problem: a model that was held against none
-    decides nothing.
+    measured nearly whole. Of fewer, where they have nearly all that it may choose among, it chooses
+    among these, and the best of all counts. None where there is no such problem: a model that was
+    held against none decides nothing.
     """
     fitted = FamilyConstants(values, 0, 0, 0.0)
     firsts, kept = [], []
     for group in _groups(measured):
         one = group[0]
-        enough = min(SWEPT, WHOLE * (legal(one.operation, one.shape) or math.inf))
-        if len({m.schedule for m in group}) < enough:
-            continue
-        constants = Constants("", one.multiprocessors, {name: fitted})
         times = {m.schedule: m.seconds for m in group}
-        specs = [KernelSpec(arch, one.operation, schedule) for schedule in times]
+        among: Collection[Schedule] = times
+        if len(times) < min(SWEPT, WHOLE * (legal(one.operation, one.shape) or math.inf)):
+            every = choosable(one.operation, one.shape)
+            among = [schedule for schedule in every if schedule in times]
+            if len(among) < max(1, WHOLE * len(every)):
+                continue
+        constants = Constants("", one.multiprocessors, {name: fitted})
+        specs = [KernelSpec(arch, one.operation, schedule) for schedule in among]
         ranked = rank(constants, specs, one.shape, one.multiprocessors)
         proposed = [times[spec.schedule] for spec in proposals(ranked, FIRST)]
         best = min(times.values())

@@ -27,6 +27,10 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
             "sharing": shape.sharing,
         }
 
+    def modelled(self, operation: OperationT) -> bool:
+        """No sweep had caps of scores."""
+        return not operation.softcap
+
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""
         low, high = self.first(operation, shape)["seq"]

@@ -12,6 +12,7 @@ postprocess kernels move bytes, and do nothing else that takes time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from warploom.generator.architectures import architecture
 from warploom.generator.families._attention import AttentionShape
@@ -24,6 +25,7 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.gpus import DEFAULT
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.model.arithmetic import Value, slowest
 from warploom.generator.wgmma import WGMMA_M
 
@@ -40,14 +42,17 @@ START = {
     "free": 0.3,  # more of it where one warpgroup has nobody else's products beside it
     "direct_bandwidth": 1.3e11,  # bytes a second of dq that one multiprocessor adds from registers
     "l2_bandwidth": 1e11,  # bytes a second that one multiprocessor gets of L2
+    "misaligned": 0.5,  # more of q's and do's, where rows of a head begin within its sectors
     "latency": 8e-7,  # seconds from a TMA request to its data, which one stage does not hide
     "step": 1e-7,  # seconds of a step that nothing hides: barriers, first wait
     "turn": 2e-7,  # more of it where blocks add to dq in turn
     "block": 2.8e-6,  # seconds of a block beside its steps: k and v, the first q, dk and dv
+    "gathering": 5e-7,  # seconds more of it for each other block of a cluster, which it waits for
     "uneven": 0.2,  # of the longest block, that the last multiprocessor takes longer
     "softcap": 0.5,  # more of the scores' work where they are capped
     "hbm_bandwidth": 3.5e12,  # bytes a second of memory, in the kernels of rows
 }
+SECTOR = 32  # bytes that L2 reads at least
 PREPROCESS_BYTES, POSTPROCESS_BYTES = 2 + 2 + 4, 4 + 2  # an element: o, do, zeros; sums and dq
 
 
@@ -71,29 +76,41 @@ class Blocks:
 
         Under a mask the first tile is seen by all rows, the last by its own alone.
         """
-        columns = shape.total_k / shape.batch if shape.total_k else float(shape.seq_k)
-        rows = shape.total_q / shape.batch if shape.total_q else float(shape.seq_q)
-        tiles = (
-            columns / schedule.kv_tile + 0.5 if shape.total_k else -(-columns // schedule.kv_tile)
-        )
+        packed = bool(shape.total_q)
+        columns = shape.total_k / shape.batch if packed else float(shape.seq_k)
+        rows = shape.total_q / shape.batch if packed else float(shape.seq_q)
+        tiles = columns / schedule.kv_tile + 0.5 if packed else -(-columns // schedule.kv_tile)
         longest, mean = float(shape.seq_q), rows
+        apart, diagonal = gcd(schedule.q_tile, schedule.kv_tile), shape.seq_k - shape.seq_q
+        even = not packed or (shape.total_q, shape.seq_q) == (shape.total_k, shape.seq_k)
+
+        def beyond(bound: int) -> float:
+            """What of q tiles lies beyond a bound, which moves by kv_tile from block to block."""
+            least = bound % apart if even else apart / 2
+            return (least + (schedule.q_tile - apart) / 2) / schedule.q_tile
+
+        ends = 0.0
         if operation.mask != "none":
             # Rows see `columns` less the ramp of the diagonal, which ends at the bottom right.
             mean = rows * (1 - min(rows, columns) / 2 / columns) + schedule.kv_tile / 2
-        if shape.window:
-            longest, mean = (min(seen, shape.window + schedule.kv_tile) for seen in (longest, mean))
+            ends = beyond(-diagonal)
+        width = shape.window + schedule.kv_tile - 1
+        if shape.window and width < mean:
+            longest = mean = width
+            ends += beyond(diagonal - shape.window + 1)
         # A cluster ends with its last block, which has the most heads.
         heads = -(-shape.sharing // schedule.cluster)
 
-        def steps(seen: float) -> float:
-            whole = operation.mask == "none" and not shape.total_q
-            tall = seen / schedule.q_tile
-            return heads * max(1.0, -(-seen // schedule.q_tile) if whole else tall + 0.5)
+        def steps(seen: float, most: float) -> float:
+            tall = most / schedule.q_tile + 0.5 if packed else -(-most // schedule.q_tile)
+            if seen >= most:
+                return heads * max(1.0, tall)
+            return heads * max(1.0, min(tall, seen / schedule.q_tile + ends))
 
         return cls(
             count=tiles * shape.batch * shape.kv_heads * parts * schedule.cluster,
-            longest=steps(longest),
-            mean=steps(min(mean, rows)),
+            longest=steps(longest, shape.seq_q),
+            mean=steps(mean, rows),
         )
 
 
@@ -109,13 +126,14 @@ def seconds(
         return constants["launch"]
     layout = attention_backward_layout(architecture(DEFAULT.arch), operation, schedule)
     blocks = Blocks.of(operation, schedule, shape, layout.parts)
-    step = _step(constants, operation, schedule, layout)
+    step = _step(constants, operation, schedule, layout, shape)
     once = constants["block"] + _sums(constants, schedule, layout)
     mean, longest = (steps * step + once for steps in (blocks.mean, blocks.longest))
-    multiprocessors -= multiprocessors % schedule.cluster_size  # those that whole clusters are on
-    rounds = blocks.count / multiprocessors
+    size = schedule.cluster_size
+    at_a_time = size * DeviceLimits(multiprocessors).clusters(size)
+    rounds = blocks.count / at_a_time
     if operation.mask == "none" and operation.lengths == "fixed":
-        work = -(-blocks.count // multiprocessors) * mean
+        work = -(-blocks.count // at_a_time) * mean
     else:
         work = max(longest, rounds * mean + constants["uneven"] * longest)
     return constants["launch"] + work + _rows(constants, operation, schedule, shape)
@@ -128,7 +146,9 @@ def _sums(
     if schedule.cluster == 1:
         return 0.0
     gradients = 2 * schedule.kv_tile * layout.columns * 4
-    return 2 * gradients / 128 / constants["shared_clock"]
+    return 2 * gradients / 128 / constants["shared_clock"] + constants["gathering"] * (
+        schedule.cluster - 1
+    )
 
 
 def _rows(
@@ -151,6 +171,7 @@ def _step(
     operation: AttentionBackwardOperation,
     schedule: AttentionBackwardSchedule,
     layout: AttentionBackwardLayout,
+    shape: AttentionShape,
 ) -> float:
     """Seconds of one step of all warpgroups of a block."""
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
@@ -161,7 +182,10 @@ def _step(
     tensor = q * products / 2048 / constants["tensor_clock"]
     shared = _shared_bytes(operation, schedule, layout) / 128 / constants["shared_clock"]
     sums = q * layout.columns * 4
-    l2 = (2 * 2 * q * dim + sums) / constants["l2_bandwidth"]
+    loaded = 2.0 * 2 * q * shape.dim
+    if 2 * shape.dim % SECTOR:
+        loaded *= 1 + constants["misaligned"]
+    l2 = (loaded + sums) / constants["l2_bandwidth"]
     cap = 1 + constants["softcap"] if operation.softcap else 1.0
     arithmetic = 1 / 16 / constants["exponential_clock"] + constants["arithmetic"]
     scores = cap * q * layout.kv_rows * arithmetic

@@ -28,6 +28,10 @@ class AttentionBackwardTable(AttentionTable[AttentionBackwardOperation, Attentio
         found = super().features(operation, shape)
         return {**found, "deterministic": operation.deterministic}
 
+    def modelled(self, operation: AttentionBackwardOperation) -> bool:
+        """No sweep had sums in a fixed order either."""
+        return super().modelled(operation) and not operation.deterministic
+
     def suits(self, schedule: AttentionBackwardSchedule, shape: AttentionShape) -> bool:
         """A cluster is legal with any heads, but has nothing to share out of a single one."""
         return shape.sharing > 1 or schedule.cluster == 1

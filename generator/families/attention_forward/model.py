@@ -13,6 +13,8 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
 )
+from warploom.generator.families.attention_forward.section import section_of
+from warploom.generator.families.attention_forward.work import Work, work_of
 from warploom.generator.model.arithmetic import Value, slowest
 
 # Where a fit begins, and what it is drawn to where measurements do not tell.
@@ -24,16 +26,24 @@ START = {
     "rescaling": 5e-12,  # seconds of one element of the output, where every step rescales it
     "overlapped": 0.3,  # of the shorter of products and softmax that is not hidden
     "serial": 0.8,  # the same without overlap
-    "free": 0.05,  # more of it where warpgroups do not take turns
+    "free": 0.05,  # more of it where warpgroups do not take turns,
+    "alone": 0.05,  # and where one has nobody else's products beside it
+    "third": 0.7,  # of it where three warpgroups take turns, or do not
     "step": 1e-7,  # seconds of a step that nothing hides: barriers, first wait
+    "l2_bandwidth": 4e10,  # bytes a second of k and v that one multiprocessor gets of L2
+    "misaligned": 0.5,  # more of that time where rows of a head begin within its sectors
     "tile": 1.5e-6,  # seconds of a tile beside its steps: q's load, the last division, o's store
     "store_bandwidth": 8e10,  # bytes a second at which one multiprocessor finishes o
     "single": 0.5,  # of the longest tile, that the last multiprocessor takes longer
     "static": 0.4,
     "dynamic": 0.3,
+    "dealt": 0.1,  # more of all time where tiles that differ are dealt in advance
+    "bounded": 0.3,  # of the exponentials' time, more in a step that a mask's bound goes through
     "softcap": 0.5,  # more exponentials' time where scores are capped
     "hbm_bandwidth": 4.2e12,  # bytes a second of memory
 }
+
+SECTOR = 32  # bytes that L2 reads at least
 
 
 def seconds(
@@ -46,49 +56,77 @@ def seconds(
     """Predict the time of one launch; shapes without scores take the launch alone."""
     if not (shape.batch and shape.heads and shape.seq_q and shape.seq_k):
         return constants["launch"]
-    rows = shape.total_q or shape.batch * shape.seq_q
-    padded = shape.batch * schedule.q_tile / 2 if shape.total_q else 0  # of each sequence's end
-    tiles = shape.heads * (rows + padded) / schedule.q_tile
-    if not shape.total_q:
-        tiles = shape.heads * shape.batch * -(-shape.seq_q // schedule.q_tile)
-    columns = shape.total_k / shape.batch if shape.total_k else shape.seq_k
-    longest = _steps(operation, schedule, shape, shape.seq_k, last=True)
-    mean = _steps(operation, schedule, shape, columns, last=False)
-    step = _step(constants, operation, schedule)
+    work = work_of(operation, schedule, shape)
+    step, bounded = _step(constants, operation, schedule, shape)
     finish = constants["tile"] + schedule.q_tile * operation.dim * 2 / constants["store_bandwidth"]
-    rounds = tiles / multiprocessors
-    uneven = operation.mask != "none" or operation.lengths == "packed"
-    if not uneven and schedule.scheduler != "single":
-        rounds = -(-tiles // multiprocessors)
-    work = rounds * (mean * step + finish)
-    if uneven or schedule.scheduler == "single":
-        work += constants[schedule.scheduler] * (longest * step + finish)
+    finish += work.bounded * bounded
+
+    def tile(steps: float) -> float:
+        return steps * step + finish
+
+    times = tile(work.longest), tile(work.mean), tile(work.shortest)
+    if operation.mask == "none" and operation.lengths == "fixed":
+        busiest = -(-work.tiles // multiprocessors) * times[1]
+        if schedule.scheduler == "single":
+            busiest = work.tiles / multiprocessors * times[1] + constants["single"] * times[0]
+    elif operation.mask == "causal" and operation.lengths == "fixed":
+        busiest = _dealt(constants, schedule, shape, work, times, multiprocessors)
+    else:
+        dealt = constants["dealt"] if schedule.scheduler == "static" else 0.0
+        rounds = work.tiles / multiprocessors
+        busiest = rounds * times[1] * (1 + dealt) + constants[schedule.scheduler] * times[0]
+    rows = shape.total_q or shape.batch * shape.seq_q
     read = 2 * shape.kv_heads * (shape.total_k or shape.batch * shape.seq_k)
     moved = 2 * operation.dim * (2 * shape.heads * rows + read)
-    return constants["launch"] + slowest(work, moved / constants["hbm_bandwidth"])
+    memory = moved / constants["hbm_bandwidth"]
+    return constants["launch"] + slowest(max(busiest, times[0]), memory)
 
 
-def _steps(
+def _dealt(
+    constants: Value,
+    schedule: AttentionSchedule,
+    shape: AttentionShape,
+    work: Work,
+    times: tuple[float, float, float],
+    multiprocessors: int,
+) -> float:
+    """The busiest multiprocessor's seconds of a causal mask, whose tiles shorten evenly.
+
+    There and back, an even number of rounds has the same sum for all, an odd one a longest tile of
+    the round more; what is left over comes on top. Taken from a counter, each tile one ahead of
+    need, the second round is dealt as blocks begin: the longest may get its longest.
+    """
+    first, mean, last = times
+    rounds = work.tiles / multiprocessors
+    if schedule.scheduler != "static":
+        second = first - (first - last) / rounds if rounds > 1 else 0.0
+        balanced = rounds * mean + constants[schedule.scheduler] * last
+        return max(first + second, balanced) if rounds <= 2 else balanced
+    blocks = int(min(work.tiles, multiprocessors))
+    kv_head_bytes = 4 * shape.seq_k * shape.dim
+    whole = section_of(
+        kv_head_bytes, shape.sharing, int(work.q_tiles), work.heads, blocks, dealt=True
+    )
+    sections, rounds = work.heads / whole, whole * work.q_tiles / blocks
+    full = int(rounds + 1e-9)
+    drop = (first - last) / rounds
+    if full % 2 == 0:
+        each = full * (first - drop * full / 2) + (first - drop * full if rounds > full else 0.0)
+    else:
+        each = (full - 1) * (first - drop * (full - 1) / 2) + first - drop * (full - 1)
+        if rounds > full:
+            each += first - drop * full - drop
+    even = rounds * mean
+    return (sections - 1) * (even + each) / 2 + each + constants["static"] * last
+
+
+def _step(
+    constants: Value,
     operation: AttentionOperation,
     schedule: AttentionSchedule,
     shape: AttentionShape,
-    columns: float,
-    *,
-    last: bool,
-) -> float:
-    """Tiles of k and v that a tile of q goes through: the longest, or the mean of all."""
-    seen = columns
-    if operation.mask != "none":
-        ramp = 0 if last else min(columns, shape.seq_q) / 2
-        seen = max(1.0, columns - ramp + schedule.q_tile / 2)
-    if shape.window:
-        seen = min(seen, shape.window + schedule.q_tile)
-    seen = min(seen, columns)
-    return max(1.0, seen / schedule.kv_tile + (0.5 if operation.mask != "none" else 0.0))
-
-
-def _step(constants: Value, operation: AttentionOperation, schedule: AttentionSchedule) -> float:
-    """Seconds of one step of all warpgroups of a block."""
+) -> tuple[float, float]:
+    """Seconds of one step of all warpgroups of a block, and what a bound adds to it."""
     q, kv, dim = schedule.q_tile, schedule.kv_tile, operation.dim
     # Two products of q kv dim; the tensor core does 2048 multiplications of 16 bits a cycle.
     tensor = 2 * q * kv * dim / 2048 / constants["tensor_clock"]
@@ -100,5 +138,13 @@ def _step(constants: Value, operation: AttentionOperation, schedule: AttentionSc
     if not schedule.pingpong:
         exposed += constants["free"]
     if schedule.warpgroups == 1:  # nobody else's softmax runs under its products
-        exposed += constants["free"]
-    return max(tensor, soft) + exposed * min(tensor, soft) + constants["step"]
+        exposed += constants["alone"]
+    if schedule.warpgroups == 3:
+        exposed *= constants["third"]
+    row = 2 * shape.dim
+    load = 2 * kv * row / constants["l2_bandwidth"]
+    if row % SECTOR:
+        load *= 1 + constants["misaligned"]
+    bounded = constants["bounded"] * q * kv / 16 / constants["exponential_clock"]
+    computed = max(tensor, soft) + exposed * min(tensor, soft) + constants["step"]
+    return slowest(computed, load), bounded

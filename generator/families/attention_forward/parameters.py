@@ -20,6 +20,7 @@ from warploom.generator.families.attention_forward.schedule import (
     AttentionSchedule,
     AttentionSpec,
 )
+from warploom.generator.families.attention_forward.section import section_of
 from warploom.generator.parameters import (
     Field,
     ParameterBlock,
@@ -30,9 +31,6 @@ from warploom.generator.parameters import (
     tensor_map,
 )
 from warploom.generator.wgmma import WGMMA_M
-
-# Of k and v that the tiles in flight are kept within: with q and o they then stay in 50 MB of L2.
-SECTION_BYTES = 32 << 20
 
 
 class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionProblem]):
@@ -61,11 +59,11 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
 
     @property
     def section(self) -> int:
-        """Query heads whose k and v stay in L2 together: whole groups, at least one."""
-        problem = self.problem
-        kv_head_bytes = 2 * problem.seq_k * problem.dim * 2
-        kv_heads = max(1, SECTION_BYTES // kv_head_bytes)
-        return min(kv_heads * (problem.heads // problem.kv_heads), self.all_heads)
+        """Query heads whose k and v stay in L2 together."""
+        problem, blocks = self.problem, min(self.tiles, self.device.multiprocessors)
+        dealt = self.schedule.scheduler == "static" and self.operation.mask != "none"
+        sharing, kv_head_bytes = problem.heads // problem.kv_heads, 4 * problem.seq_k * problem.dim
+        return section_of(kv_head_bytes, sharing, self.q_tiles, self.all_heads, blocks, dealt=dealt)
 
 
 _EVERY: tuple[Field[AtLaunch], ...] = (

@@ -164,7 +164,7 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
             rule=f"must be of {', '.join(gpus)}",
             fix="leave those of other GPUs out",
         )
-    constants = fitted(gpus.pop(), measured, known, _legal(), held)
+    constants = fitted(gpus.pop(), measured, known, _legal(), held, _choosable)
     rows = [
         [
             name,
@@ -203,6 +203,19 @@ def _legal() -> Callable[[Operation, Shape], int]:
         return sum(table.suits(one, shape) for one in schedules.get(operation, ()))
 
     return count
+
+
+def _choosable(operation: Operation, shape: Shape) -> list[Schedule]:
+    """What the model chooses among for dense tensors of a problem, where it decides."""
+    from warploom.generator.families import family
+    from warploom.generator.gpus import DEFAULT
+    from warploom.generator.portfolio import legal
+
+    table = family(operation.family).table
+    if not table.modelled(operation):
+        return []
+    found = legal(operation, shape, DEFAULT.arch, table.required(operation, shape))
+    return [one.schedule for one in found if table.suits(one.schedule, shape)]
 
 
 def _measurements(sources: Sequence[Path]) -> tuple[set[str], list[Measurement]]:

@@ -33,8 +33,8 @@ def square(seq: int, dim: int = 128) -> AttentionShape:
     [
         ({}, square(512), 4 * 16 * 32, 8, 8),
         ({}, replace(square(512), seq_q=513), 4 * 16 * 32, 9, 9),  # one row more is a step more
-        ({"mask": "causal"}, square(1024), 8 * 16 * 16, 16.5, 9.5),  # 576 rows of 1024, and a half
-        ({"mask": "window"}, replace(square(16384), window=1024), 128 * 16, 18.5, 18.5),
+        ({"mask": "causal"}, square(1024), 8 * 16 * 16, 16, 9),  # of 1024 rows 576 on the mean
+        ({"mask": "window"}, replace(square(16384), window=1024), 128 * 16, 18, 18),
         ({}, AttentionShape(1, 64, 8, 1024, 1024, 128), 8 * 8, 8 * 16, 8 * 16),  # 8 heads share
         ({"dim": 256}, square(512, 256), 4 * 8 * 32 * 2, 8, 8),  # two blocks for a tile
     ],

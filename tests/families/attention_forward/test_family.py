@@ -18,6 +18,7 @@ from warploom.generator.families.attention_forward import (
     AttentionSchedule,
     attention_layout,
 )
+from warploom.generator.families.attention_forward.section import section_of
 from warploom.generator.launches import Address, Argument, DeviceLimits, Launch
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec, parse_name
@@ -259,6 +260,27 @@ def test_a_section_is_heads_whose_keys_and_values_share_the_second_level_cache()
     assert section() == 24  # all: 256 kB of k and v each
     assert section(seq_k=16_384, total_k=16_384) == 4 * 4  # 8 MB a head, four to a group
     assert section(seq_k=1 << 20, total_k=1 << 20) == 4  # never less than a group
+
+
+def test_sections_that_are_dealt_in_advance_leave_few_multiprocessors_idle() -> None:
+    """Two tiles of a head, and one head of keys a section: all but a few waited for those few."""
+    few = {"batch": 2, "heads": 16, "kv_heads": 16, "seq_q": 256, "seq_k": 1 << 17}
+
+    def section(mask: str, scheduler: str) -> object:
+        one = replace(spec(), operation=replace(spec().operation, mask=mask))
+        one = replace(one, schedule=replace(one.schedule, scheduler=scheduler))
+        return launch(one, problem(**few)).parameters["section"]
+
+    assert section("causal", "static") == 32  # 64 tiles for 132 multiprocessors
+    assert section("causal", "dynamic") == 1
+    assert section("none", "static") == 1  # such tiles are dealt all at once
+    for q_tiles, all_heads, sharing in ((2, 1000, 1), (48, 16, 1), (5, 240, 4), (3, 7, 7)):
+        blocks = min(132, q_tiles * all_heads)
+        heads = section_of(1 << 30, sharing, q_tiles, all_heads, blocks, dealt=True)
+        assert heads % sharing == 0
+        sections = [*([heads] * (all_heads // heads)), all_heads % heads]
+        rounds = sum(-(-section * q_tiles // blocks) for section in sections)
+        assert rounds * blocks <= 1.1 * all_heads * q_tiles
 
 
 # ---- Text ----------------------------------------------------------------------------------------

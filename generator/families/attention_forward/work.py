@@ -1,0 +1,68 @@
+"""What an attention's forward pass has to do: tiles of q, each in steps over tiles of k and v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families.attention_forward.schedule import (
+    AttentionOperation,
+    AttentionSchedule,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tiles of all heads, and the steps of one.
+
+    q_tiles   of one head
+    heads     of all batches; packed: of one sequence's
+    longest, mean, shortest   steps of the tiles that have most, of all, of those that have least
+    bounded   steps of a tile, of the mean, that a mask's bound goes through
+    """
+
+    q_tiles: float
+    heads: int
+    longest: float
+    mean: float
+    shortest: float
+    bounded: float
+
+    @property
+    def tiles(self) -> float:
+        """Of all heads."""
+        return self.q_tiles * self.heads
+
+
+def work_of(
+    operation: AttentionOperation, schedule: AttentionSchedule, shape: AttentionShape
+) -> Work:
+    """Count the tiles, and their steps."""
+    q, kv = schedule.tile
+    packed = bool(shape.total_q)
+    heads = shape.heads * (1 if packed else shape.batch)
+    # A tile of each sequence ends with it.
+    q_tiles = shape.total_q / q + shape.batch / 2 if packed else float(-(-shape.seq_q // q))
+    rows = shape.total_q / shape.batch if packed else float(shape.seq_q)
+    columns = shape.total_k / shape.batch if packed else float(shape.seq_k)
+    if operation.mask == "none":
+        mean = columns / kv + 0.5 if packed else float(-(-shape.seq_k // kv))
+        mean = max(1.0, mean)
+        return Work(q_tiles, heads, float(-(-shape.seq_k // kv)), mean, mean, 0)
+    # A bound moves by q from one tile to the next: what of tiles of k and v lies beyond it.
+    apart, diagonal = gcd(q, kv), shape.seq_k - shape.seq_q
+    even = not packed or (shape.total_q, shape.seq_q) == (shape.total_k, shape.seq_k)
+
+    def beyond(bound: int) -> float:
+        return (bound % apart if even else apart / 2) + (kv - apart) / 2
+
+    ramp, width = min(columns, rows), shape.window + q - 1
+    seen = [columns, min(columns, columns - ramp / 2 + q / 2), min(columns, columns - ramp + q)]
+    ends, bounded = beyond(-diagonal), q / kv + 1 - apart / kv
+    if shape.window and width < seen[1]:
+        seen = [min(float(width), one) for one in seen]
+        ends += beyond(diagonal - shape.window + 1)
+        bounded *= 2
+    longest, mean, shortest = (max(1.0, (one + ends) / kv) for one in seen)
+    return Work(q_tiles, heads, longest, mean, shortest, min(bounded, mean))
