@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +50,7 @@ def problems(
     listed = []
     for operation, specs in spaces.items():
         for shape in shapes_of(operation, shapes, model, rows):
-            found = [fitting(operation, shape, spec.schedule, spec.arch) for spec in specs]
-            space = tuple(dict.fromkeys(spec for spec in found if spec is not None))
+            space = tuple(dict.fromkeys(_fitted(specs, shape)))
             if not space:
                 rule, fix = family(operation.family).table.unsuited
                 raise ProblemError(f"{path}: no schedule for {shape}", rule=rule, fix=fix)
@@ -63,6 +62,19 @@ def problems(
             fix="give --shapes",
         )
     return listed
+
+
+def _fitted(specs: Iterable[KernelSpec], shape: Shape) -> Iterator[KernelSpec]:
+    """The kernels of one operation that dense tensors can have, as these want them."""
+    for spec in specs:
+        operation, schedule = spec.operation, spec.schedule
+        table = family(operation.family).table
+        requires = table.required(operation, shape)
+        found: KernelSpec | None = spec  # to make it anew, all its rules would be asked
+        if not table.suits(schedule, shape) or table.fitted(schedule, requires) != schedule:
+            found = fitting(operation, shape, schedule, spec.arch)
+        if found is not None:
+            yield found
 
 
 def shapes_of(

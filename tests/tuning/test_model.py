@@ -135,6 +135,12 @@ def small_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "SWEPT", 50)
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit ends after two steps: of tests that ask for something else than its constants."""
+    monkeypatch.setattr(fits, "ROUNDS", 2)
+
+
 @pytest.mark.usefixtures("small_sweeps")
 def test_a_fit_finds_the_constants_that_times_were_made_with(listed: list[Problem]) -> None:
     true = {**START, "tensor_clock": 1.1e9, "hbm_bandwidth": 2.9e12, "step": 4e-8}
@@ -167,13 +173,14 @@ def test_the_fast_ones_of_a_problem_count_for_more(listed: list[Problem]) -> Non
     assert list(weights) == pytest.approx([1, math.exp(-1), math.exp(-2), fits.LEAST])
 
 
+@pytest.mark.usefixtures("begun")
 def test_what_a_search_measured_is_no_sweep(listed: list[Problem]) -> None:
     assert fits.SWEPT > search.FIRST + search.GENERATIONS * search.NEIGHBOURS + 1
     found = measured(listed)
     assert fit(GPU, found, unseen=unseen(found)).families["gemm"].quality is None
 
 
-@pytest.mark.usefixtures("small_sweeps")
+@pytest.mark.usefixtures("small_sweeps", "begun")
 def test_a_model_is_held_against_problems_that_it_has_not_seen_alone(
     listed: list[Problem],
 ) -> None:
@@ -188,6 +195,7 @@ def counting(count: int) -> Callable[[object, object], int]:
     return lambda operation, shape: count if operation == BF16 else 0
 
 
+@pytest.mark.usefixtures("begun")
 def test_a_small_space_that_was_measured_nearly_whole_is_a_sweep(listed: list[Problem]) -> None:
     found = measured(listed)
     points = len({one.schedule for one in found if one.operation == BF16})
@@ -244,7 +252,7 @@ def test_a_gpu_without_constants_gets_a_stand_in_that_decides_nothing() -> None:
     assert found and found.stand_in == GPU
 
 
-@pytest.mark.usefixtures("small_sweeps")
+@pytest.mark.usefixtures("small_sweeps", "begun")
 def test_the_command_fits_journals_and_results(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "constants.json"
     unmeasured = Journal(
