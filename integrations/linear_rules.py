@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from warploom.generator.limits import LARGEST
 from warploom.integrations.devices import unserved
+from warploom.integrations.transforms import foreign, transforming
 from warploom.runtime.operator import is_distributed
 
 PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains
@@ -74,15 +75,7 @@ def _taken(tensor: torch.Tensor) -> bool:
 
 def _transformed(x: torch.Tensor, weight: torch.Tensor) -> str | None:
     """Why torch takes tensors that are more than memory, or calls that it transforms."""
-    if not (_taken(x) and _taken(weight)):
-        other = weight if _taken(x) else x
-        return f"torch knows what to do with a {type(other).__name__}"
-    if x.is_nested or x.layout != torch.strided or weight.layout != torch.strided:
-        return "a tensor is nested or sparse"
-    if torch._C._are_functorch_transforms_active():
-        return "this is inside of vmap, grad or another transform of torch.func"
-    if forward_ad._current_level >= 0:
+    found = foreign((x, weight), _taken) or transforming()
+    if found is None and forward_ad._current_level >= 0:
         return "forward-mode differentiation is on"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace records torch's operators"
-    return None
+    return found

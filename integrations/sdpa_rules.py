@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from warploom.generator.families._attention import DIMS
 from warploom.integrations.devices import unserved
+from warploom.integrations.transforms import foreign, transforming
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.tensors import launchable
 
@@ -156,20 +157,12 @@ def _fit(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
 
 def transformed(tensors: tuple[torch.Tensor, ...]) -> str | None:
     """Why torch takes tensors that are more than memory, or that it transforms."""
-    for tensor in tensors:
-        if tensor.is_nested or tensor.layout != torch.strided:
-            return "a tensor is nested or sparse"
-        if not _is_plain(tensor):
-            return f"torch knows what to do with a {type(tensor).__name__}"
-    if torch.compiler.is_compiling():
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "this is inside of vmap, grad or another transform of torch.func"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace records torch's operators"
+    found = foreign(tensors, _is_plain)
+    if found or torch.compiler.is_compiling():
+        return found
     if forward_ad._current_level >= 0 and any(map(_has_tangent, tensors)):
         return "a tensor has a tangent"
-    return None
+    return transforming()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -20,11 +20,13 @@ from warploom.generator.portfolio import legal, listed
 from warploom.generator.records import Record
 from warploom.generator.shapes import Shape, distance
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
+from warploom.runtime.bounded import remember
 from warploom.runtime.decision import Asked, Choice, carried, modelled, recorded
 from warploom.runtime.records import environment, known
 from warploom.runtime.tensors import shown
 
-_portfolios: dict[object, list[KernelSpec]] = {}  # each is built once: it takes milliseconds
+_PORTFOLIOS = 256  # kept, of operations; each is built once: it takes milliseconds
+_portfolios: dict[object, list[KernelSpec]] = {}
 NEAR = 0.5  # how far a record may lie that has a say beside a model that decides
 
 
@@ -135,9 +137,11 @@ def portfolio(
     table = family(operation.family).table
     features = table.features(operation, shape)
     kind = (operation, device.arch, requires, *(features[name] for name in table.kinds))
-    if kind not in _portfolios:
-        _portfolios[kind] = [*legal(operation, shape, device.arch, requires)]
-    return (found for found in _portfolios[kind] if table.suits(found.schedule, shape))
+    found = _portfolios.get(kind)
+    if found is None:
+        found = [*legal(operation, shape, device.arch, requires)]
+        remember(_portfolios, kind, found, _PORTFOLIOS)
+    return (spec for spec in found if table.suits(spec.schedule, shape))
 
 
 def _of_record(

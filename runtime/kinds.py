@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from warploom.generator.locks import ForkLock
 from warploom.runtime.alike import guard, properties
-from warploom.runtime.launch_plan import remember
+from warploom.runtime.bounded import remember
 
 KindT = TypeVar("KindT")
 Entry = tuple[object, Callable[..., bool], KindT]

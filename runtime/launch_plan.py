@@ -13,15 +13,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from warploom.generator.families import family
 from warploom.generator.launches import Launch, Workspace
-from warploom.generator.locks import ForkLock
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import driver, kept
+from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.operands import without_memory
@@ -29,26 +28,15 @@ from warploom.runtime.template import POINTER, Bound, Template
 
 Launches = tuple[Prepared, ...]
 Launched = tuple[Launches, Bound]
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 _ALIGN = 128  # bytes, of a workspace
 _BOUND = 1 << 14  # calls kept over all plans, by addresses, stream and scalars: 1.3 KB each
 _STREAMS = 64  # of a plan, that launches are kept configured for
-_lock = ForkLock()
 # Ordered: the oldest of a dict is found behind all places of those that went before it.
 _bound: OrderedDict[tuple[object, ...], Bound] = OrderedDict()
 _numbers = itertools.count()
 
 os.register_at_fork(after_in_child=_bound.clear)
-
-
-def remember(known: dict[Key, Value], key: Key, value: Value, bound: int) -> None:
-    """Keep `value` in a map of at most `bound` entries; the oldest go first."""
-    with _lock:
-        while len(known) >= bound:
-            known.pop(next(iter(known)))
-        known[key] = value
 
 
 @dataclass

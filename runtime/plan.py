@@ -14,10 +14,11 @@ from typing import Any, Generic, TypeVar
 from warploom import hooks
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
+from warploom.runtime.bounded import remember
 from warploom.runtime.call import Arguments, Call, DetailsT, Key, ResultsT
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
-from warploom.runtime.launch_plan import LaunchPlan, plan_launches, remember
+from warploom.runtime.launch_plan import LaunchPlan, plan_launches
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, require_memory
 
 _BOUND = 4096  # plans remembered

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.runtime import driver
 from warploom.runtime.alike import alike
+from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
@@ -23,7 +24,7 @@ from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.epilogue import Keywords
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.problem import CheckedCall
-from warploom.runtime.launch_plan import LaunchPlan, remember
+from warploom.runtime.launch_plan import LaunchPlan
 from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.template import Bound
 from warploom.runtime.tensors import explained

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,14 +194,17 @@ def _legal() -> Callable[[Operation, Shape], int]:
     from warploom.generator.families import family
     from warploom.generator.space import expand_file
 
-    schedules: dict[Operation, list[Schedule]] = {}
-    for path in {path for paths in spaces().values() for path in paths}:
-        for spec in expand_file(path).specs:
-            schedules.setdefault(spec.operation, []).append(spec.schedule)
+    @cache  # and not before a sweep asks: it takes seconds
+    def schedules() -> dict[Operation, list[Schedule]]:
+        found: dict[Operation, list[Schedule]] = {}
+        for path in {path for paths in spaces().values() for path in paths}:
+            for spec in expand_file(path).specs:
+                found.setdefault(spec.operation, []).append(spec.schedule)
+        return found
 
     def count(operation: Operation, shape: Shape) -> int:
         table = family(operation.family).table
-        return sum(table.suits(one, shape) for one in schedules.get(operation, ()))
+        return sum(table.suits(one, shape) for one in schedules().get(operation, ()))
 
     return count
 

@@ -19,6 +19,7 @@ from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmSh
 from warploom.generator.families.gemm.table import waves
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
+from warploom.runtime import dispatch
 from warploom.runtime.dispatch import choose, portfolio
 
 CELLS = yaml.safe_load((Path(__file__).parents[3] / "benchmarks" / "cells.yaml").read_text())[
@@ -183,3 +184,15 @@ def test_the_model_chooses_what_was_swept_and_the_table_keeps_backward_products(
     assert found.spec.schedule.tile in ((128, 256, 64), (256, 128, 64))
     promoted = GemmOperation("e4m3", "e4m3", "bf16", accumulation="promoted")
     assert choose(promoted, shape, device=device).reason.startswith("least waves * cost")
+
+
+def test_what_the_model_chooses_from_is_kept_of_some_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It grew with every epilogue that a process met."""
+    monkeypatch.setattr(dispatch, "_PORTFOLIOS", 2)
+    monkeypatch.setattr(dispatch, "_portfolios", kept := {})
+    plain, shape = GemmOperation("bf16", "bf16", "bf16"), GemmShape(96, 640, 512)
+    for steps in ((), (Bias("bf16"),), (Bias("fp32"),), ()):
+        assert [*portfolio(replace(plain, epilogue=steps), shape, H200, "tma")]
+    assert [operation.epilogue for operation, *_ in kept] == [(Bias("fp32"),), ()]
