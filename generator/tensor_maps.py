@@ -68,7 +68,8 @@ class OperandTile:
     extent: int  # of m or n
     tile_k: int
     span: int
-    slices: int  # a multicast loads the tile in this many parts, one per block of the cluster
+    slices: int  # a multicast loads the tile in this many parts, one by each block that shares it
+    blocks: int  # of a cluster, that share the tile
 
     @property
     def box_columns(self) -> int:
@@ -79,6 +80,11 @@ class OperandTile:
     def rows(self) -> int:
         """Rows of one whole box."""
         return self.extent if self.k_major else self.tile_k
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether blocks that share the tile load all of it, by turns: it has no equal slices."""
+        return self.blocks > self.slices
 
     @property
     def slice_rows(self) -> int:
@@ -127,24 +133,24 @@ class OperandTile:
 
 
 def operand_tile(
-    element: Element, *, k_major: bool, extent: int, tile_k: int, slices: int
+    element: Element, *, k_major: bool, extent: int, tile_k: int, blocks: int
 ) -> OperandTile:
-    """Lay out one operand's tile; `operand_reason` says whether it is legal."""
+    """Lay out one operand's tile, which so many `blocks` of a cluster share; `operand_reason` says
+    whether it is legal. A slice is whole groups of 8 rows, which swizzles repeat in.
+    """
     span = widest_span(tile_k if k_major else extent, element.bits)
-    return OperandTile(element, k_major, extent, tile_k, span, slices)
+    slices = blocks if (extent if k_major else tile_k) % (8 * max(1, blocks)) == 0 else 1
+    return OperandTile(element, k_major, extent, tile_k, span, slices, blocks)
 
 
 def operand_reason(field: str, tile: OperandTile) -> Reason:
-    """The tile can be loaded in boxes and slices, and wgmma can read it."""
+    """The tile can be loaded in boxes, and wgmma can read it."""
     if not tile.k_major and tile.element.bits != 16:
         return f"{field} {tile.element.name} not K-major: wgmma reads only 16-bit types MN-major"
     if tile.k_major and tile.span != 128:
         return f"{field} tile k {tile.tile_k}: a K-major row is 128 bytes"
     if not tile.k_major and tile.span < 32:
         return f"{field} extent {tile.extent}: an MN-major tile must be a multiple of 16"
-    if tile.slice_rows % 8 or tile.rows % tile.slices:
-        sliced = f"{field} {tile.rows} rows in {tile.slices} slices"
-        return f"{sliced}: a slice must be a multiple of 8 rows"
     if tile.slice_rows > 256:
         return f"{field} box of {tile.slice_rows} rows: a box has at most 256"
     return None

@@ -28,6 +28,7 @@ from warploom.generator.families.gemm import (
 from warploom.generator.families.gemm import (
     tiles as tile_count,
 )
+from warploom.generator.families.gemm.rules import CLUSTERS
 from warploom.generator.specification import KernelSpec
 
 GEMM, ATTENTION = family("gemm"), family("attention_forward")
@@ -78,8 +79,7 @@ def gemm_specs(draw: st.DrawFn) -> KernelSpec:
     if fields["swap"] and element(operation.d).bits != 16:
         fields["store"] = "direct"
     fields["tile"] = draw(tiles(operation, fields))
-    clusters = ((1, 1), (2, 1), (1, 2))
-    fields["cluster"] = (1, 1) if fields["split"] > 1 else draw(st.sampled_from(clusters))
+    fields["cluster"] = (1, 1) if fields["split"] > 1 else draw(st.sampled_from(CLUSTERS))
     if fields["consumers"] == 1 or fields["cluster"] != (1, 1) or fields["split"] > 1:
         fields["producer_registers"] = 40
     fields["group"] = draw(st.integers(1, 1024))

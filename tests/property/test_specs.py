@@ -78,7 +78,7 @@ def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> No
     steps = (step,) * most
     operation = GemmOperation(*types, accumulation="promoted", batched=True, epilogue=steps)
     wordy: dict[str, Any] = {"group": 1024, "store": "direct", "swap": True, "l2_promotion": 128}
-    for more in ({"cluster": (2, 1)}, {"producer_registers": 24}):  # which exclude each other
+    for more in ({"cluster": (2, 4)}, {"producer_registers": 24}):  # which exclude each other
         schedule = GemmSchedule((112, 128, 128), 3, **wordy, **more)
         assert len(KernelSpec("sm_90a", operation, schedule).name) <= NAME_LIMIT
 
@@ -281,7 +281,7 @@ BREAKS: dict[str, list[Any]] = {
         *((128, n, 64) for n in (-8, 0, 4, 12, 264)),
         *((128, 128, k) for k in (0, 16, 256)),
     ],
-    "cluster": [(0, 1), (2, 2), (4, 1), (1, 3)],
+    "cluster": [(0, 1), (4, 4), (16, 1), (1, 3)],
     "consumers": [0, 3, -1],
     "stages": [-1, 0, 1, 33],
     "group": [0, -1, 1025],
@@ -329,7 +329,7 @@ def test_numbers_without_sense_construct_only_where_they_fit(
     schedule = GemmSchedule(
         tile=(data.draw(wild), data.draw(wild), data.draw(wild)),
         stages=data.draw(st.integers(-2, 40)),
-        cluster=data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3))),
+        cluster=data.draw(st.tuples(st.integers(0, 5), st.integers(0, 5))),
         consumers=data.draw(st.integers(0, 3)),  # type: ignore[arg-type]
         group=data.draw(st.integers(-2, 2000)),
         swap=data.draw(st.booleans()),

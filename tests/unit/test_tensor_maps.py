@@ -16,12 +16,12 @@ from warploom.generator.tensor_maps import (
 BF16, E4M3 = element("bf16"), element("e4m3")
 
 
-def k_major(extent: int, slices: int = 1) -> OperandTile:
-    return operand_tile(BF16, k_major=True, extent=extent, tile_k=64, slices=slices)
+def k_major(extent: int, blocks: int = 1) -> OperandTile:
+    return operand_tile(BF16, k_major=True, extent=extent, tile_k=64, blocks=blocks)
 
 
-def mn_major(extent: int, slices: int = 1) -> OperandTile:
-    return operand_tile(BF16, k_major=False, extent=extent, tile_k=64, slices=slices)
+def mn_major(extent: int, blocks: int = 1) -> OperandTile:
+    return operand_tile(BF16, k_major=False, extent=extent, tile_k=64, blocks=blocks)
 
 
 @pytest.mark.parametrize(
@@ -62,24 +62,31 @@ def test_an_mn_major_tile_is_boxes_side_by_side_with_a_row_for_each_k() -> None:
 
 
 def test_slices_of_a_multicast_cover_the_tile_exactly() -> None:
-    for tile in (k_major(256, 2), mn_major(256, 2)):
-        assert tile.slice_rows * tile.slices == tile.rows
+    for tile in (k_major(256, 2), k_major(96, 4), mn_major(256, 2), mn_major(16, 8)):
+        assert tile.slice_rows * tile.slices == tile.rows and tile.slice_rows % 8 == 0
         assert tile.box[1] == tile.slice_rows
+        assert tile.slices == tile.blocks and not tile.in_turn
         assert operand_reason("a", tile) is None
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(8, 2), (88, 4), (72, 2), (48, 8)])
+def test_a_tile_without_slices_of_8_rows_is_loaded_whole_by_turns(rows: int, blocks: int) -> None:
+    """A slice that is not whole atoms of the swizzle would lie where wgmma does not look."""
+    tile = k_major(rows, blocks)
+    assert (tile.slices, tile.slice_rows, tile.in_turn) == (1, rows, True)
 
 
 @pytest.mark.parametrize(
     ("tile", "reason"),
     [
-        (k_major(8, 2), "a 8 rows in 2 slices: a slice must be a multiple of 8 rows"),
         (k_major(264), "a box of 264 rows: a box has at most 256"),
         (mn_major(8), "a extent 8: an MN-major tile must be a multiple of 16"),
         (
-            operand_tile(E4M3, k_major=False, extent=128, tile_k=128, slices=1),
+            operand_tile(E4M3, k_major=False, extent=128, tile_k=128, blocks=1),
             "a e4m3 not K-major: wgmma reads only 16-bit types MN-major",
         ),
         (
-            operand_tile(BF16, k_major=True, extent=128, tile_k=32, slices=1),
+            operand_tile(BF16, k_major=True, extent=128, tile_k=32, blocks=1),
             "a tile k 32: a K-major row is 128 bytes",
         ),
     ],

@@ -16,6 +16,9 @@ from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
 
+# Blocks along (m, n): a power of two each, and as many in all as every GPU's clusters may have.
+CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8) for n in (1, 2, 4, 8) if m * n <= 8)
+
 
 def operation_reasons(operation: GemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
@@ -61,7 +64,7 @@ def schedule_reasons(
                 f"tile {columns}", schedule.columns, integer=element(operation.a).is_integer
             ),
             rules.one_of("tile k", k, (1024 // bits,)),
-            rules.one_of("cluster", schedule.cluster, ((1, 1), (2, 1), (1, 2))),
+            rules.one_of("cluster", schedule.cluster, CLUSTERS),
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
             else f"roles pingpong with {schedule.consumers} consumer: takes two",

@@ -83,7 +83,7 @@ class GemmSchedule:
     cluster: tuple[int, int] = knob(
         default=(1, 1),
         name="cluster{}x{}",
-        doc="blocks along (m, n) that multicast what they share: (1, 1), (2, 1) or (1, 2)",
+        doc="blocks along (m, n) that multicast what they share: 1, 2, 4 or 8 each, up to 8 in all",
     )
     consumers: Literal[1, 2] = knob(
         default=2,
@@ -158,6 +158,11 @@ class GemmSchedule:
     def multicast(self) -> int:
         """Blocks that load their operands together."""
         return self.cluster[0] * self.cluster[1]
+
+    @property
+    def along_both(self) -> bool:
+        """Whether a block shares A with some blocks of its cluster, and B with others."""
+        return min(self.cluster) > 1
 
     @property
     def cluster_size(self) -> int:

@@ -196,6 +196,16 @@ def test_a_weight_is_read_by_half_as_many_where_rows_share_a_cluster() -> None:
     assert time(together, 128, 4096, 14336) < 0.98 * time(apart, 128, 4096, 14336)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "rows"), [((1, 1), 160), ((4, 1), 88), ((2, 4), 64), ((1, 8), 104)]
+)
+def test_each_block_of_a_cluster_loads_a_part_of_what_it_shares(
+    cluster: tuple[int, int], rows: int
+) -> None:
+    schedule = GemmSchedule((64, 96, 64), 10, cluster, consumers=1)
+    assert gemm._stage_bytes(schedule, GemmShape(1024, 3072, 4096)) == 128 * rows
+
+
 def test_short_requests_suit_a_weight_of_few_rows() -> None:
     wide = GemmSchedule((64, 48, 64), 15, consumers=1)
     short = replace(wide, l2_promotion=128)

@@ -95,7 +95,6 @@ TYPES = [
     *(spec(a=a, d=d, store=store) for a, d in PAIRS for store in STORES),
 ]
 
-CLUSTERS = ((1, 1), (2, 1), (1, 2))
 LAYOUTS = [
     spec(tile, layouts=layouts, a=a, cluster=cluster, **others)
     for layouts in ("row col", "row row", "col col", "col row")
@@ -389,6 +388,9 @@ STREAMED = [
         ((128, 128), {"batched": True}),
         ((128, 96), {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
         ((64, 64), {"epilogue": BACKWARD, "batched": True, "split": 4, "consumers": 1}),
+        ((128, 128), {"cluster": (4, 1)}),
+        ((64, 88), {"cluster": (2, 4), "consumers": 1}),
+        ((192, 64), {"cluster": (1, 8), "swap": True, "consumers": 1, "store": "direct"}),
     )
 ]
 

@@ -71,6 +71,12 @@ MUTANTS = {
         r'do asm volatile\("ld\.acquire.*\n\s*while \(up == 0\);',
         (125, 128, 60_000),
     ),
+    # Blocks past the end of m store nothing and run ahead, with their slices of B.
+    "a producer waits for those only that share its A": Mutant(
+        cases.spec((64, 128), d="fp32", cluster=(2, 2), consumers=1, store="direct", stages=4),
+        r" \+ kClusterN - 1(?=\)\);)| \|\| block / kClusterM == rank / kClusterM",
+        (61, 38_400, 1024),
+    ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),
         r"\*flag\(other\) = 0;[^\n]*",

@@ -16,6 +16,7 @@ from warploom.errors import SpecificationError
 from warploom.generator.elements import element
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
+from warploom.generator.families.gemm.rules import CLUSTERS
 from warploom.generator.specification import KernelSpec
 
 COUNT = 300
@@ -59,7 +60,7 @@ def _kernel(random: Random) -> KernelSpec | None:
     rows, columns = random.choice((64, 128, 256)), 8 * random.randint(1, 32)
     fields: dict[str, Any] = {
         "tile": (*((columns, rows) if swap else (rows, columns)), 1024 // element(a).bits),
-        "cluster": random.choice(((1, 1), (2, 1), (1, 2))),
+        "cluster": random.choice(CLUSTERS),
         "group": random.choice((1, 3, 8, 64)),
         "swap": swap,
         **{
