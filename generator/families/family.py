@@ -84,6 +84,12 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         """Make a schedule of `fields`, of which those that may be `auto` may be missing, too."""
         return self.schedule(**fields)
 
+    def tailored(
+        self, operation: OperationT, shape: ShapeT, device: DeviceLimits
+    ) -> Sequence[ScheduleT]:
+        """Legal schedules for one shape, of dense tensors, that no space lists: it has too many."""
+        return ()
+
     def layout(self, spec: KernelSpec[OperationT, ScheduleT]) -> Layout:
         """Shared memory and registers, derived from operation and schedule."""
         return NoMemory()

@@ -23,6 +23,7 @@ from warploom.generator.families.gemm.shape import (
     parse_shape,
 )
 from warploom.generator.families.gemm.table import GemmTable
+from warploom.generator.families.gemm.tailored import tailored
 
 __all__ = [
     "FAMILY",
@@ -52,6 +53,7 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     operation_reasons = staticmethod(rules.operation_reasons)
     schedule_reasons = staticmethod(rules.schedule_reasons)
     complete = staticmethod(complete)
+    tailored = staticmethod(tailored)
     parameters = staticmethod(parameters)
     context = staticmethod(template.context)
     launches = staticmethod(launch.launches)
