@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import gemm_cases as cases
+import gemm_chosen
+import gemm_wider as wider
 import pytest
 from gemm_ledger import LEDGER
 from gemm_mutants import MUTANTS
@@ -19,4 +20,4 @@ def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[
     """Every GEMM of the tables, by name."""
     others = [*(entry.kernel for entry in LEDGER), *(sample.kernel for sample in SAMPLES)]
     mutants = [mutant.kernel for mutant in MUTANTS.values()]  # and nothing taken out of them
-    return build([*cases.ALL, *cases.ASKED, *others, *mutants])
+    return build([*wider.ALL, *gemm_chosen.ASKED, *others, *mutants])

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, get_args, get_type_hints
 
 import gemm_cases as cases
+import gemm_wider as wider
 
 from warploom.errors import SpecificationError
 from warploom.generator.elements import element
@@ -90,7 +91,7 @@ def _kernel(random: Random) -> KernelSpec | None:
 
 def _sample(random: Random, kernel: KernelSpec) -> Sample:
     m, n, k = (random.choice((1, 8, 63, 129, 257, 700, 1531)) for _ in range(3))
-    batches = random.choice(list(cases.BATCHES.values()))
+    batches = random.choice(list(wider.BATCHES.values()))
     batched = kernel.operation.batched  # type: ignore[attr-defined]
     return Sample(kernel, cases.fitting((m, n, k), kernel), batches if batched else ((), ()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import gemm_cases as cases
+import gemm_wider as wider
 import torch
 from processes import verify_each
 
@@ -17,7 +18,7 @@ from warploom.runtime.families.gemm import reference
 
 M, N, K = 131, 136, 200
 KERNELS = [cases.SIMPLE["tma"], cases.SIMPLE["direct"], cases.SIMPLE["layer"], cases.LAYOUTS[3]]
-KERNELS += [cases.SWAPPED[1], cases.SPLIT[0], cases.BATCHED[0], cases.SIMPLE["trained"]]
+KERNELS += [wider.SWAPPED[1], cases.SPLIT[0], wider.BATCHED[0], cases.SIMPLE["trained"]]
 
 
 def verify(kernel: KernelSpec) -> None:

@@ -8,6 +8,8 @@ from typing import cast
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_chosen
+import gemm_wider as wider
 import pytest
 import torch
 from gemm_cases import SHAPES, SIMPLE, short
@@ -28,7 +30,7 @@ def verify(kernel: KernelSpec, shape: tuple[int, int, int]) -> None:
 
 
 def test_no_kernel_spills_or_has_its_products_serialised(built: dict[str, Artifact]) -> None:
-    artifacts = [built[kernel.name] for kernel in cases.ALL]
+    artifacts = [built[kernel.name] for kernel in wider.ALL]
     resources = {artifact.name: artifact.resources[artifact.name] for artifact in artifacts}
     spilled = {name for name, used in resources.items() if used.spill_bytes or used.local_bytes}
     assert spilled == set()
@@ -66,7 +68,7 @@ def test_no_epilogue_is_out_of_order_or_misplaced(
 
 
 @over_shapes
-@pytest.mark.parametrize("kernel", cases.TRAINED, ids=short)
+@pytest.mark.parametrize("kernel", wider.TRAINED, ids=short)
 def test_no_output_of_a_step_is_of_other_rows_or_beside_its_place(
     kernel: KernelSpec, shape: tuple[int, int, int]
 ) -> None:
@@ -74,7 +76,7 @@ def test_no_output_of_a_step_is_of_other_rows_or_beside_its_place(
 
 
 @over_shapes
-@pytest.mark.parametrize("kernel", cases.OUTPUTS, ids=short)
+@pytest.mark.parametrize("kernel", wider.OUTPUTS, ids=short)
 def test_no_8_bit_output_is_rounded_or_saturated_wrongly(
     kernel: KernelSpec, shape: tuple[int, int, int]
 ) -> None:
@@ -82,7 +84,7 @@ def test_no_8_bit_output_is_rounded_or_saturated_wrongly(
 
 
 @over_shapes
-@pytest.mark.parametrize("kernel", cases.PROMOTED, ids=short)
+@pytest.mark.parametrize("kernel", wider.PROMOTED, ids=short)
 def test_promoted_sums_keep_the_bits_that_the_tensor_core_loses(
     kernel: KernelSpec, shape: tuple[int, int, int]
 ) -> None:
@@ -90,7 +92,7 @@ def test_promoted_sums_keep_the_bits_that_the_tensor_core_loses(
 
 
 @over_shapes
-@pytest.mark.parametrize("kernel", cases.SWAPPED, ids=short)
+@pytest.mark.parametrize("kernel", wider.SWAPPED, ids=short)
 def test_no_swapped_kernel_mistakes_rows_for_columns(
     kernel: KernelSpec, shape: tuple[int, int, int]
 ) -> None:
@@ -105,9 +107,9 @@ def test_no_part_of_k_is_lost_or_added_twice(
     verify(kernel, shape)
 
 
-@pytest.mark.parametrize("batches", cases.BATCHES.values(), ids=cases.BATCHES)
+@pytest.mark.parametrize("batches", wider.BATCHES.values(), ids=wider.BATCHES)
 @pytest.mark.parametrize("shape", [(257, 131, 193), (1, 512, 37), (61, 200, 520)], ids=str)
-@pytest.mark.parametrize("kernel", cases.BATCHED, ids=short)
+@pytest.mark.parametrize("kernel", wider.BATCHED, ids=short)
 def test_no_batch_is_taken_for_another(
     kernel: KernelSpec,
     shape: tuple[int, int, int],
@@ -130,12 +132,12 @@ def test_an_extent_of_0_is_not_handed_to_the_tensor_memory_accelerator(
     arena.verify(arena.call(kernel, m, n, k))
 
 
-@pytest.mark.parametrize("shape", cases.CHOSEN_SHAPES, ids=str)
-@pytest.mark.parametrize("operation", cases.CHOSEN_OPERATIONS, ids=lambda o: o.a)
+@pytest.mark.parametrize("shape", gemm_chosen.CHOSEN_SHAPES, ids=str)
+@pytest.mark.parametrize("operation", gemm_chosen.CHOSEN_OPERATIONS, ids=lambda o: o.a)
 def test_the_table_chooses_a_kernel_that_is_right(
     operation: GemmOperation, shape: tuple[int, int, int]
 ) -> None:
-    chosen = cases.chosen(operation, shape)
+    chosen = gemm_chosen.chosen(operation, shape)
     made = arena.call(chosen, *shape)
     d = warploom.gemm(made.a.view, made.b.view, epilogue=made.listed, out_dtype=torch.bfloat16)
     bound = reference.gemm_bound(made.a.view, made.b.view, made.listed, d.dtype)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_wider as wider
 import pytest
 import torch
 from gemm_cases import short
@@ -28,13 +29,13 @@ TILES: dict[str, Tiles] = {  # of as many clusters as run at a time
     "two waves and a half": lambda clusters: 2 * clusters + clusters // 2,
 }
 over_tiles = pytest.mark.parametrize("tiles", TILES.values(), ids=TILES)
-over_kernels = pytest.mark.parametrize("kernel", cases.STREAMED, ids=short)
-SIMPLE = cases.STREAMED[0]
+over_kernels = pytest.mark.parametrize("kernel", wider.STREAMED, ids=short)
+SIMPLE = wider.STREAMED[0]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> None:
-    artifacts = build(cases.STREAMED)
+    artifacts = build(wider.STREAMED)
     assert all(one.resources[one.name].spill_bytes == 0 for one in artifacts.values())
     assert [one.name for one in artifacts.values() if one.serialised] == []
 
@@ -87,7 +88,7 @@ def test_no_part_of_a_tile_is_lost_or_added_twice(kernel: KernelSpec, tiles: Til
         assert all(map(torch.equal, results(made), first))
 
 
-@pytest.mark.parametrize("kernel", cases.STREAMED[:10:3], ids=short)
+@pytest.mark.parametrize("kernel", wider.STREAMED[:10:3], ids=short)
 def test_a_hundred_launches_behind_each_other_have_the_same_bits(kernel: KernelSpec) -> None:
     made = call(kernel, TILES["fewer tiles than clusters"])
     first = results(made)[0]

@@ -6,6 +6,7 @@ from typing import Any
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_wider as wider
 import pytest
 import torch
 from gemm_cases import short
@@ -56,7 +57,7 @@ def test_a_derivative_is_as_near_as_its_bound_says_and_has_its_tail(function: Fu
 
 
 @pytest.mark.parametrize(
-    "kernel", [kernel for kernel in cases.TRAINED if "column_sum" in kernel.name], ids=short
+    "kernel", [kernel for kernel in wider.TRAINED if "column_sum" in kernel.name], ids=short
 )
 def test_sums_are_bit_equal_from_run_to_run(kernel: KernelSpec) -> None:
     """Added by whichever block came first, they would differ in their last bits."""

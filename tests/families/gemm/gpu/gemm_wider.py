@@ -1,0 +1,173 @@
+"""More kernels that gpu tests run: of wider operations, and that share out k, a tile or batches."""
+
+from __future__ import annotations
+
+from gemm_cases import (
+    BACKWARD,
+    EPILOGUES,
+    FORWARD,
+    LAYOUTS,
+    ORDERS,
+    QUANTISED,
+    SCALES,
+    SCHEDULES,
+    SIMPLE,
+    SPLIT,
+    STORES,
+    TWICE,
+    TYPES,
+    spec,
+)
+from gemm_chosen import CHOSEN
+
+from warploom.generator.epilogue import STEPS, Amax, Residual, Scale
+
+TRAINED = [
+    spec(tile, epilogue=steps, **others)
+    for steps in (FORWARD, BACKWARD, TWICE)
+    for tile, others in (
+        ((128, 128), {"roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 256), {"store": "direct"}),
+        ((256, 96), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((64, 24), {"consumers": 1, "d": "fp32"}),
+        ((64, 176), {"roles": "pingpong", "a": "fp16", "d": "fp16", "layouts": "col row"}),
+        ((128, 128), {"a": "e4m3", "d": "e5m2"}),
+        ((128, 96), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
+        ((128, 96), {"a": "int8", "store": "direct"}),
+        ((128, 96), {"split": 3}),
+        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
+        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
+        ((16, 64), {"swap": True, "consumers": 1}),
+        ((8, 64), {"swap": True, "consumers": 1, "store": "direct"}),
+        ((32, 128), {"swap": True, "roles": "pingpong", "stages": 3}),
+        ((64, 128), {"swap": True, "cluster": (1, 2)}),
+    )
+]
+OUTPUTS = [
+    *(
+        spec((128, 96), a=a, d=d, store=store, epilogue=epilogue)
+        for a in ("bf16", "e4m3", "int8")
+        for d in ("e4m3", "e5m2", "int8")
+        for store, epilogue in (("tma", QUANTISED), ("direct", QUANTISED), ("tma", ()))
+    ),
+    *(
+        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=QUANTISED)
+        for a, d in (("bf16", "e4m3"), ("e4m3", "e4m3"), ("int8", "int8"), ("bf16", "bf16"))
+    ),
+    spec((128, 256), a="e4m3", d="e4m3", cluster=(2, 1), epilogue=QUANTISED),
+]
+
+PROMOTED = [
+    spec(tile, a=a, b=b, d=d, accumulation="promoted", **others)
+    for tile, a, b, d, others in (
+        ((128, 160), "e4m3", "e4m3", "bf16", {"cluster": (2, 1)}),
+        ((128, 128), "e4m3", "e5m2", "fp32", {"cluster": (1, 2), "raster": "along_n"}),
+        ((64, 64), "e5m2", "e4m3", "bf16", {"consumers": 1, "store": "direct"}),
+        ((256, 64), "e4m3", "e4m3", "fp16", {}),
+        ((64, 96), "e4m3", "e4m3", "bf16", {"roles": "pingpong"}),
+        ((128, 96), "e4m3", "e4m3", "bf16", {"epilogue": ORDERS["layer"]}),
+        ((32, 128), "e4m3", "e5m2", "bf16", {"swap": True}),
+    )
+]
+
+SWAPPED = [
+    spec(tile, swap=True, **others)
+    for tile, others in (
+        ((8, 64), {"consumers": 1, "store": "direct"}),
+        ((16, 64), {"consumers": 1}),
+        ((24, 128), {"store": "direct", "a": "fp16", "cluster": (2, 1)}),
+        ((32, 64), {"consumers": 1, "cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((48, 128), {"roles": "pingpong", "stages": 3}),
+        ((64, 256), {"cluster": (2, 1), "l2_promotion": 128}),
+        ((128, 64), {"roles": "pingpong", "producer_registers": 24, "group": 1}),
+        ((256, 128), {"layouts": "col row"}),
+        ((64, 128), {"layouts": "row row", "a": "fp16"}),
+        ((16, 128), {"a": "e4m3", "l2_promotion": 64}),
+        ((32, 128), {"a": "int8", "store": "direct"}),
+        (
+            (64, 64),
+            {"a": "e4m3", "d": "e4m3", "consumers": 1, "store": "direct", "epilogue": QUANTISED},
+        ),
+        ((64, 64), {"d": "fp32", "consumers": 1, "store": "direct", "epilogue": ORDERS["twice"]}),
+        ((32, 128), {"epilogue": ORDERS["vectors"]}),
+        ((64, 128), {"epilogue": ORDERS["layer"], "roles": "pingpong"}),
+        ((24, 64), {"epilogue": ORDERS["six"], "consumers": 1, "store": "direct"}),
+        ((16, 64), {"epilogue": QUANTISED, "consumers": 1}),
+        *(
+            ((16, 64), {"epilogue": (step,), "consumers": 1, "store": store})
+            for step in STEPS
+            for store in STORES
+        ),
+    )
+]
+
+BATCHED = [
+    spec(tile, batched=True, **others)
+    for tile, others in (
+        ((128, 128), {"cluster": (2, 1), "roles": "pingpong"}),
+        ((128, 96), {"store": "direct", "epilogue": ORDERS["vectors"]}),
+        ((64, 96), {"consumers": 1, "epilogue": ORDERS["twice"], "raster": "along_n"}),
+        ((128, 128), {"layouts": "col row", "cluster": (1, 2)}),
+        ((64, 128), {"swap": True, "epilogue": ORDERS["layer"]}),
+        ((32, 64), {"swap": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
+        ((128, 96), {"a": "e4m3", "accumulation": "promoted", "epilogue": (*SCALES, *QUANTISED)}),
+        ((128, 64), {"a": "int8"}),
+        ((128, 96), {"epilogue": FORWARD}),
+        ((128, 128), {"epilogue": BACKWARD, "roles": "pingpong", "cluster": (2, 1)}),
+        ((64, 96), {"epilogue": TWICE, "consumers": 1, "store": "direct"}),
+        ((32, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((64, 64), {"epilogue": BACKWARD, "split": 4, "consumers": 1}),
+    )
+]
+BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "one": ((), ()),
+    "each": ((3,), (3,)),
+    "one B": ((3,), (1,)),
+    "one A": ((), (5,)),
+    "repeated": ((2, 1), (1, 3)),
+    "wrapped": ((3,), (2, 3)),
+    "inner": ((2, 3), (2, 1)),
+}
+
+# Clusters that share tiles beside blocks that do, every way to hold and to finish what they have;
+# only who finishes a tile has its epilogue.
+STREAMED = [
+    spec(tile, stream_k=True, **others)
+    for tile, others in (
+        ((128, 256), {"cluster": (2, 1)}),
+        ((256, 128), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((128, 128), {}),
+        ((128, 176), {"store": "direct", "stages": 2}),
+        ((64, 8), {"consumers": 1, "stages": 2}),
+        ((64, 96), {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
+        ((192, 128), {"swap": True}),
+        ((16, 64), {"swap": True, "consumers": 1, "store": "direct"}),
+        ((64, 256), {"split": 8, "consumers": 1}),
+        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
+        ((128, 96), {"split": 3, "a": "fp16"}),
+        ((128, 128), {"split": 2, "group": 1}),
+        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
+        ((128, 256), {"a": "int8", "cluster": (1, 2)}),
+        ((128, 128), {"a": "int8", "split": 4, "store": "direct"}),
+        ((128, 256), {"a": "e4m3", "cluster": (2, 1)}),
+        ((128, 128), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
+        ((128, 64), {"a": "e4m3", "accumulation": "promoted", "split": 4}),
+        ((128, 256), {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
+        ((128, 96), {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
+        ((128, 128), {"epilogue": FORWARD, "cluster": (2, 1)}),
+        ((128, 96), {"epilogue": BACKWARD, "split": 3}),
+        ((64, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((128, 96), {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
+        ((128, 128), {"batched": True}),
+        ((128, 96), {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
+        ((64, 64), {"epilogue": BACKWARD, "batched": True, "split": 4, "consumers": 1}),
+        ((128, 128), {"cluster": (4, 1)}),
+        ((64, 88), {"cluster": (2, 4), "consumers": 1}),
+        ((192, 64), {"cluster": (1, 8), "swap": True, "consumers": 1, "store": "direct"}),
+    )
+]
+
+WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *BATCHED)
+ALL = list(
+    dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
+)
