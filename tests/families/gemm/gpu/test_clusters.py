@@ -8,6 +8,7 @@ from typing import cast
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_wider as wider
 import pytest
 import torch
 from gemm_cases import short
@@ -65,7 +66,7 @@ def call(kernel: KernelSpec, shape: str, seed: int = 0) -> arena.Call:
     clusters = (m * schedule.cluster[0], n * schedule.cluster[1], k)
     batched = cast("GemmOperation", kernel.operation).batched
     extents = cases.fitting(SHAPES[shape](schedule.tile, clusters), kernel)
-    batches = cases.BATCHES["repeated" if batched else "one"]
+    batches = wider.BATCHES["repeated" if batched else "one"]
     return arena.call(kernel, *extents, seed=seed, batches=batches)
 
 
