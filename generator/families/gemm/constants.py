@@ -14,7 +14,8 @@ START = {
     "l2_bandwidth": 2.2e11,  # bytes a second that a TPC, two multiprocessors, gets of L2
     "l2_total": 1.2e13,  # bytes a second that all of them get
     "misaligned": 0.1,  # more of its time where rows of an operand begin within its lines,
-    "straddling": 0.7,  # and more again where they do within its sectors
+    "straddling": 0.7,  # more again where they do within its sectors,
+    "overfetched": 0.4,  # and more where it fetches 256 bytes for a request of these
     "crossing": 2e13,  # bytes a second from one half of L2 to the other
     "hbm_bandwidth": 4.2e12,  # bytes a second of memory
     "written": 3e12,  # bytes a second of D to memory

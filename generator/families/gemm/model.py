@@ -115,7 +115,7 @@ def _step(
     step = slowest(
         max(multiplied, _shared(constants, operation, schedule)),
         alone * (_TPC if _doubled(tiling.blocks, multiprocessors) else 1),
-        together * _misfit(constants, operation, shape),
+        together * _misfit(constants, operation, schedule, shape),
         constants["latency"] / schedule.stages,
         constants["step"],
     )
@@ -179,11 +179,14 @@ def _stage_bytes(schedule: GemmSchedule, shape: GemmShape) -> float:
     return _LINE * rows
 
 
-def _misfit(constants: Value, operation: GemmOperation, shape: GemmShape) -> float:
+def _misfit(
+    constants: Value, operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape
+) -> float:
     """How much longer L2 takes where rows of A or B begin within its lines or its sectors.
 
     With k = 78600, whose rows of bf16 begin at any 16 bytes, it gave 5e12 bytes a second to all
-    multiprocessors; where rows are whole lines, 1.1e13 and more.
+    multiprocessors; where rows are whole lines, 1.1e13 and more. Of such rows it gives less where
+    it fetches 256 bytes for a request: 4096x7216x17048 took 1559 us so, and 1296 by 128.
     """
     extents = (
         shape.k if operation.layout_a == "row" else shape.m,
@@ -195,6 +198,8 @@ def _misfit(constants: Value, operation: GemmOperation, shape: GemmShape) -> flo
         found += constants["misaligned"]
     if any(pitch % _SECTOR for pitch in pitches):
         found += constants["straddling"]
+        if schedule.l2_promotion > 128:
+            found += constants["overfetched"]
     return found
 
 

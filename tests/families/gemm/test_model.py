@@ -162,14 +162,18 @@ def test_no_block_loads_rows_of_a_past_the_end() -> None:
 
 def test_rows_that_begin_within_lines_or_sectors_cost_more_to_load() -> None:
     """k = 78600 took 1.5 times what its neighbours do, by what L2 gives."""
+    narrow = replace(COOPERATIVE, l2_promotion=128)
     whole, lines, sectors = (
-        gemm._misfit(START, BF16, GemmShape(1024, 1600, k)) for k in (4096, 4096 + 16, 4096 + 8)
+        gemm._misfit(START, BF16, narrow, GemmShape(1024, 1600, k))
+        for k in (4096, 4096 + 16, 4096 + 8)
     )
     assert whole == 1 < lines == 1 + START["misaligned"]
     assert sectors == lines + START["straddling"]
+    overfetched = gemm._misfit(START, BF16, COOPERATIVE, GemmShape(1024, 1600, 4096 + 8))
+    assert overfetched == sectors + START["overfetched"]
     columns = replace(BF16, layout_a="col")  # whose rows are of m
-    assert gemm._misfit(START, columns, GemmShape(1024, 1600, 4096)) == 1
-    assert gemm._misfit(START, columns, GemmShape(1032, 1600, 4096)) > 1
+    assert gemm._misfit(START, columns, narrow, GemmShape(1024, 1600, 4096)) == 1
+    assert gemm._misfit(START, columns, narrow, GemmShape(1032, 1600, 4096)) > 1
 
 
 def test_tiles_that_end_within_sectors_cost_more_to_store() -> None:
