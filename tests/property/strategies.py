@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Any, get_args, get_type_hints
 
@@ -36,9 +37,12 @@ ATTENTION_BACKWARD = family("attention_backward")
 ATTENTION_LITERALS = ("element", "dim", "mask", "lengths")
 
 
+_hints = cache(get_type_hints)  # texts, which are evaluated each time
+
+
 def literal(source: type, field: str) -> st.SearchStrategy[Any]:
     """Any value of a field that is declared a Literal or a bool."""
-    hint = get_type_hints(source)[field]
+    hint = _hints(source)[field]
     return st.booleans() if hint is bool else st.sampled_from(get_args(hint))
 
 

@@ -175,6 +175,14 @@ def test_doctor_finds_nothing_amiss_without_a_gpu(monkeypatch: pytest.MonkeyPatc
     assert result.output.count("none: kernels compile here and run elsewhere") == 2
 
 
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers compile: to see it takes seconds, and other tests do."""
+    good = doctor.Check("compiling", "the headers of kernels")
+    monkeypatch.setattr(doctor, "_compiling", lambda found: good)
+
+
+@pytest.mark.usefixtures("compiling")
 def test_doctor_fails_on_a_driver_too_old_for_the_cubins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         device,
@@ -208,6 +216,7 @@ def test_doctor_says_which_nvrtc_is_too_old_and_shows_the_rest(
     assert (result.exit_code, list(report["advice"])) == (1, ["NVRTC"])
 
 
+@pytest.mark.usefixtures("compiling")
 def test_doctor_names_a_header_that_is_not_as_installed(
     install: Callable[..., Component], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +253,7 @@ def test_doctor_compiles_what_kernels_include_and_names_the_cause(
     assert f"CCCL in {tmp_path} are of two installations" in doctor._cause(two)
 
 
+@pytest.mark.usefixtures("compiling")
 def test_doctor_shows_every_version_place_record_and_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

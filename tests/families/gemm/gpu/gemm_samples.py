@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any, get_args, get_type_hints
 
@@ -49,7 +50,12 @@ def draw(count: int, seed: int) -> list[Sample]:
 
 
 def _choice(random: Random, source: type, field: str) -> Any:  # noqa: ANN401 (of any type)
-    return random.choice(get_args(get_type_hints(source)[field]))
+    return random.choice(_values(source, field))
+
+
+@cache  # hints are texts, which are evaluated each time
+def _values(source: type, field: str) -> tuple[Any, ...]:
+    return get_args(get_type_hints(source)[field])
 
 
 def _kernel(random: Random) -> KernelSpec | None:
