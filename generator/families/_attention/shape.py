@@ -42,9 +42,33 @@ class AttentionShape(Shape):
         return self.heads // max(1, self.kv_heads)
 
     @property
+    def packed_rows(self) -> tuple[float, float]:
+        """Of packed sequences, those that a tile of q is of, and one of k: its sequence's rows."""
+        of_k = _seen(self.batch, (self.seq_q, self.total_q), (self.seq_k, self.total_k))
+        return _seen(self.batch, *[(self.seq_q, self.total_q)] * 2), of_k
+
+    @property
+    def packed_columns(self) -> tuple[float, float]:
+        """Of packed sequences, those that a tile of q is of, and one of k: its columns."""
+        of_q = _seen(self.batch, (self.seq_k, self.total_k), (self.seq_q, self.total_q))
+        return of_q, _seen(self.batch, *[(self.seq_k, self.total_k)] * 2)
+
+    @property
     def compared(self) -> tuple[int, ...]:
         """How many query heads share a kv head is compared, too: schedules depend on it."""
         return (*astuple(self), self.sharing)
+
+
+def _seen(batch: int, lengths: tuple[int, int], by: tuple[int, int]) -> float:
+    """The mean length, at least 1, that an element of `by` sees; each has the longest, and all.
+
+    Most elements are of long sequences. The longest belong together, the rest is as long as it
+    must be on average: lengths are on the device, and nobody reads them.
+    """
+    (longest, total), (by_longest, by_total) = lengths, by
+    longest, by_longest = min(longest, total), min(by_longest, by_total)
+    rest = (total - longest) * (by_total - by_longest) / max(1, batch - 1)
+    return max(1.0, (longest * by_longest + rest) / max(1, by_total))
 
 
 def parse_shape(operation: Operation, text: str) -> AttentionShape:

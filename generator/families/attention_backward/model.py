@@ -77,9 +77,11 @@ class Blocks:
         Under a mask the first tile is seen by all rows, the last by its own alone.
         """
         packed = bool(shape.total_q)
-        columns = shape.total_k / shape.batch if packed else float(shape.seq_k)
-        rows = shape.total_q / shape.batch if packed else float(shape.seq_q)
-        tiles = columns / schedule.kv_tile + 0.5 if packed else -(-columns // schedule.kv_tile)
+        rows, columns = float(shape.seq_q), float(shape.seq_k)
+        tiles = shape.batch * -(-columns // schedule.kv_tile)
+        if packed:
+            rows, columns = shape.packed_rows[1], shape.packed_columns[1]
+            tiles = max(shape.batch, shape.total_k / schedule.kv_tile + shape.batch / 2)
         longest, mean = float(shape.seq_q), rows
         apart, diagonal = gcd(schedule.q_tile, schedule.kv_tile), shape.seq_k - shape.seq_q
         even = not packed or (shape.total_q, shape.seq_q) == (shape.total_k, shape.seq_k)
@@ -95,8 +97,8 @@ class Blocks:
             mean = rows * (1 - min(rows, columns) / 2 / columns) + schedule.kv_tile / 2
             ends = beyond(-diagonal)
         width = shape.window + schedule.kv_tile - 1
-        if shape.window and width < mean:
-            longest = mean = width
+        if shape.window and width < longest:
+            longest, mean = width, min(mean, width)
             ends += beyond(diagonal - shape.window + 1)
         # A cluster ends with its last block, which has the most heads.
         heads = -(-shape.sharing // schedule.cluster)
@@ -108,7 +110,7 @@ class Blocks:
             return heads * max(1.0, min(tall, seen / schedule.q_tile + ends))
 
         return cls(
-            count=tiles * shape.batch * shape.kv_heads * parts * schedule.cluster,
+            count=tiles * shape.kv_heads * parts * schedule.cluster,
             longest=steps(longest, shape.seq_q),
             mean=steps(mean, rows),
         )

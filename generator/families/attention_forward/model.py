@@ -75,6 +75,10 @@ def seconds(
         dealt = constants["dealt"] if schedule.scheduler == "static" else 0.0
         rounds = work.tiles / multiprocessors
         busiest = rounds * times[1] * (1 + dealt) + constants[schedule.scheduler] * times[0]
+        if operation.lengths == "packed" and schedule.scheduler == "static":
+            # Who gets a longest tile gets as many others as all, and does not wait for them.
+            others = -(-work.dealt // multiprocessors) - 1
+            busiest = max(busiest, times[0] + others * times[1] * work.tiles / work.dealt)
     rows = shape.total_q or shape.batch * shape.seq_q
     read = 2 * shape.kv_heads * (shape.total_k or shape.batch * shape.seq_k)
     moved = 2 * operation.dim * (2 * shape.heads * rows + read)

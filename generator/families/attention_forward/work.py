@@ -20,6 +20,7 @@ class Work:
     heads     of all batches; packed: of one sequence's
     longest, mean, shortest   steps of the tiles that have most, of all, of those that have least
     bounded   steps of a tile, of the mean, that a mask's bound goes through
+    dealt     tiles of all heads, with those that packed sequences could need, and do not
     """
 
     q_tiles: float
@@ -28,6 +29,7 @@ class Work:
     mean: float
     shortest: float
     bounded: float
+    dealt: float
 
     @property
     def tiles(self) -> float:
@@ -43,13 +45,16 @@ def work_of(
     packed = bool(shape.total_q)
     heads = shape.heads * (1 if packed else shape.batch)
     # A tile of each sequence ends with it.
-    q_tiles = shape.total_q / q + shape.batch / 2 if packed else float(-(-shape.seq_q // q))
-    rows = shape.total_q / shape.batch if packed else float(shape.seq_q)
-    columns = shape.total_k / shape.batch if packed else float(shape.seq_k)
+    q_tiles, rows, columns = float(-(-shape.seq_q // q)), float(shape.seq_q), float(shape.seq_k)
+    dealt = heads * q_tiles
+    if packed:
+        q_tiles = max(shape.batch, shape.total_q / q + shape.batch / 2)
+        rows, columns = shape.packed_rows[0], shape.packed_columns[0]
+        dealt = heads * (shape.total_q // q + shape.batch)
     if operation.mask == "none":
         mean = columns / kv + 0.5 if packed else float(-(-shape.seq_k // kv))
         mean = max(1.0, mean)
-        return Work(q_tiles, heads, float(-(-shape.seq_k // kv)), mean, mean, 0)
+        return Work(q_tiles, heads, float(-(-shape.seq_k // kv)), mean, mean, 0, dealt)
     # A bound moves by q from one tile to the next: what of tiles of k and v lies beyond it.
     apart, diagonal = gcd(q, kv), shape.seq_k - shape.seq_q
     even = not packed or (shape.total_q, shape.seq_q) == (shape.total_k, shape.seq_k)
@@ -65,4 +70,4 @@ def work_of(
         ends += beyond(diagonal - shape.window + 1)
         bounded *= 2
     longest, mean, shortest = (max(1.0, (one + ends) / kv) for one in seen)
-    return Work(q_tiles, heads, longest, mean, shortest, min(bounded, mean))
+    return Work(q_tiles, heads, longest, mean, shortest, min(bounded, mean), dealt)
