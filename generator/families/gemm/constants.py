@@ -27,6 +27,7 @@ START = {
     "sparse": 0.1,  # more of memory's time where no TPC has two, and fewer requests are under way
     "epilogue": 5e-7,  # seconds of an epilogue beside its bytes
     "chunk": 1e-7,  # seconds of each chunk of a tile that a consumer finishes
+    "scattered": 1e-11,  # more of each element of D that swapped tiles store directly
     "exchange": 6e-7,  # seconds in which two blocks that share k find each other's sums
     "further": 6e-8,  # seconds more for each further block
     "slowest_part": 0.03,  # more of all time for each block beside the first: the slowest ends

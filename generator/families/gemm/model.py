@@ -221,6 +221,8 @@ def _epilogue(
     moved += sum(step.moved(rows, columns, d) for step in operation.epilogue)
     found = constants["epilogue"] + moved / schedule.split / constants["store_bandwidth"]
     found += constants["chunk"] * _chunks(operation, schedule, shape)
+    if schedule.swap and schedule.store == "direct":  # a thread's elements are of different rows
+        found += constants["scattered"] * rows * columns / schedule.split
     if schedule.split > 1:
         sums = 4 * schedule.tile[0] * schedule.tile[1]
         found += constants["exchange"] + sums / constants["exchange_bandwidth"]

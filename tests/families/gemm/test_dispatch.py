@@ -177,7 +177,7 @@ def test_the_model_chooses_what_was_swept_and_the_table_keeps_backward_products(
     shape = GemmShape(3001, 5000, 1288)  # near no record
     listed = [*portfolio(plain, shape, device, "tma")]
     assert choose(plain, shape, device=device, requires="tma").spec in listed
-    assert 30 < len(listed) < 60
+    assert 30 < len(listed) <= 80  # each costs the first call of a shape 0.1 ms of the host's time
     backward = replace(plain, layout_a=layout_a, layout_b="row")
     found = choose(backward, shape, device=device, requires="tma")
     assert found.reason.startswith("least waves * cost")
