@@ -6,8 +6,8 @@ from __future__ import annotations
 BYTES = 32 << 20
 # Where tiles are dealt in advance, each section is by itself, and what its last round leaves idle
 # is lost: sections of fewer rounds grow until that is at most this share of all. (Four heads of 256
-# rows over 12,506 columns, which BYTES allow, are 8 tiles for 132 multiprocessors: 688 us, and 185
-# with a counter.)
+# rows over 12,506 columns, which BYTES allow, are 8 tiles, which leave most of an H200 idle:
+# 688 us, and 185 with a counter.)
 IDLE, ROUNDS = 0.1, 2
 
 

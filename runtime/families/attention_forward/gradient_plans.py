@@ -19,7 +19,6 @@ from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.kinds import Kinds
-from warploom.runtime.operands import emptied
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import UnlikeError, launchable, refuse_dual
 
@@ -94,15 +93,16 @@ def differentiate(
         not plan.copies and saved[4].is_contiguous() and (dlse is None or dlse.is_contiguous())
     )
     if kind is None and in_place and launchable(*read):
-        dq, dk, dv = found
-        like = (emptied(dq), emptied(dk), emptied(dv))
-        _kinds.keep(_Pass(plan, like), options, *read)
+        _kinds.keep(_Pass(plan, _like(found)), options, *read)
     return found
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Pass:
-    """What is known of a kind of backward pass: its plan, and tensors that gradients are like."""
+    """What is known of a kind of backward pass: its plan, and tensors that gradients are like.
+
+    These are on no device, and have no memory.
+    """
 
     plan: AttentionBackwardPlan
     like: Gradients
@@ -117,8 +117,8 @@ class _Pass:
         *saved: torch.Tensor,
     ) -> Gradients:
         if into is None:
-            of_q, of_k, of_v = self.like
-            dq, dk, dv = torch.empty_like(of_q), torch.empty_like(of_k), torch.empty_like(of_v)
+            device = saved[0].device
+            dq, dk, dv = (torch.empty_like(one, device=device) for one in self.like)
         else:
             dq, dk, dv = into
         q, k, v, out, lse, *offsets = [one.data_ptr() for one in saved]
@@ -135,6 +135,11 @@ class _Pass:
 
 
 _kinds: Kinds[_Pass] = Kinds(_BOUND)
+
+
+def _like(found: Gradients) -> Gradients:
+    dq, dk, dv = (torch.empty_like(one, device="meta") for one in found)
+    return dq, dk, dv
 
 
 def _call(

@@ -29,7 +29,10 @@ _NUMBERS = (float, int)
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Kind:
-    """What is known of a kind of call: its plan, and tensors that results are made like."""
+    """What is known of a kind of call: its plan, and tensors that results are made like.
+
+    `out` is as large as q: what it is like is on no device, as `emptied` takes the memory at first.
+    """
 
     plan: AttentionPlan
     out: torch.Tensor
@@ -45,7 +48,8 @@ class _Kind:
         v: torch.Tensor,
         *offsets: torch.Tensor,
     ) -> Pair:
-        out, lse = torch.empty_like(self.out), torch.empty_like(self.lse)
+        out = torch.empty_like(self.out, device=q.device)
+        lse = torch.empty_like(self.lse)
         addresses: tuple[int, ...] = (
             q.data_ptr(),
             k.data_ptr(),
@@ -125,7 +129,8 @@ def keep(asked: Asked, plan: AttentionPlan, call: AttentionCall, results: Pair) 
     read = (call.q, call.k, call.v, *call.offsets[: asked.offsets])
     if not plan.copies and launchable(*read):
         out, lse = results
-        kind = _Kind(plan, emptied(out), emptied(lse), out.requires_grad)
+        like = torch.empty_like(out, device="meta", requires_grad=False)
+        kind = _Kind(plan, like, emptied(lse), out.requires_grad)
         _kinds.keep(kind, asked, *read)
 
 
