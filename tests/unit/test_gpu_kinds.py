@@ -166,7 +166,15 @@ def test_only_the_tables_say_what_a_gpu_or_an_architecture_is() -> None:
     written = re.compile(rf"\b{DEFAULT.multiprocessors}\b|sm_\d|\(9, 0\)|AT_A_TIME")
     found = [
         f"{path}:{number}: {line.strip()}"
-        for room in ("generator", "integrations", "runtime", "tuning", "src", "benchmarks")
+        for room in (
+            "generator",
+            "integrations",
+            "quantization",
+            "runtime",
+            "tuning",
+            "src",
+            "benchmarks",
+        )
         for path in sorted((ROOT / room).rglob("*.py"))
         if str(path.relative_to(ROOT)) not in tables
         for number, line in enumerate(path.read_text().splitlines(), 1)

@@ -30,7 +30,7 @@ README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 SECTIONS = ("Calling it", "Numerics", "Limits", "Choosing a schedule", "Every field", "Messages")
 FUNCTIONS = ("produce", "consume")  # of every kernel that has a producer, called by its entry
-ROOMS = ("src/warploom", "generator", "integrations", "runtime", "tuning")
+ROOMS = ("src/warploom", "generator", "integrations", "quantization", "runtime", "tuning")
 
 
 def blocks(text: str, language: str) -> list[str]:

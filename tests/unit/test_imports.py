@@ -22,6 +22,7 @@ ROOMS = {
     "runtime": {"generator", "configs"},
     "tuning": {"generator", "runtime", "configs"},
     "integrations": {"generator", "runtime"},
+    "quantization": {"generator"},
     "configs": set(),
     "templates": set(),
 }

@@ -11,7 +11,7 @@ from warploom.generator import families
 from warploom.generator.epilogue import STEPS
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("generator", "runtime", "tuning", "src/warploom/cli", "benchmarks")
+ROOMS = ("generator", "quantization", "runtime", "tuning", "src/warploom/cli", "benchmarks")
 # A family's own places, what several share, and the functions that users call.
 PLACES = re.compile(r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py")
 

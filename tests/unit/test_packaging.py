@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LINKED = ("configs", "generator", "integrations", "runtime", "templates", "tuning")
+LINKED = ("configs", "generator", "integrations", "quantization", "runtime", "templates", "tuning")
 PACKAGE = ROOT / "src" / "warploom"
 
 

@@ -1,0 +1,8 @@
+"""Weights in 4 and 8 bits: quantising, packing as kernels read them, and the way back."""
+
+from __future__ import annotations
+
+from warploom.quantization.metadata import Metadata
+from warploom.quantization.packed_weight import PackedWeight
+
+__all__ = ["Metadata", "PackedWeight"]

@@ -1,0 +1,147 @@
+"""What `from_codes` may be given: each function raises ProblemError with the value, or returns.
+
+Contents are looked at, range of rows by range of rows; a GPU is waited for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from warploom.errors import ProblemError, WarploomError
+from warploom.generator.formats import SCALE_TYPES, WeightFormat, weight_format
+from warploom.quantization import slabs
+from warploom.quantization.metadata import Metadata, dtype_of
+
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+_NAN_E8M0 = 255
+
+
+def metadata_of(
+    codes: Tensor, scales: Tensor, format: str, group: int | None, step: int
+) -> Metadata:
+    """Return what the packed weight will be; names, types and shapes of codes and scales fit it."""
+    row = known(format)
+    for name, tensor in (("codes", codes), ("scales", scales)):
+        require_tensor(name, tensor)
+    able = (*INTEGERS, torch.float8_e4m3fn) if row.nans else INTEGERS
+    if codes.dtype not in able:
+        raise ProblemError(
+            f"codes {codes.dtype}", rule=f"must be one of {_listed(able)} for format {format}"
+        )
+    if codes.dim() != 2 or 0 in codes.shape:
+        raise ProblemError(f"codes {list(codes.shape)}", rule="must be [N, K], and not empty")
+    n, k = codes.shape
+    metadata = Metadata(format, group, _scale_name(scales.dtype, row), step, n, k)
+    expected = (n, metadata.groups)
+    if tuple(scales.shape) != expected:
+        of_group = "a row" if group is None else f"a row and {group} of k"
+        raise ProblemError(
+            f"scales {list(scales.shape)}",
+            rule=f"must be {list(expected)}: one for {of_group} of codes {[n, k]}",
+        )
+    require_device("scales", scales, codes)
+    return metadata
+
+
+def known(format: str) -> WeightFormat:
+    """Return the row of a format's name."""
+    try:
+        return weight_format(format)
+    except WarploomError as error:
+        raise ProblemError(error.value, rule=error.rule, fix=error.fix) from None
+
+
+def require_tensor(name: str, value: object) -> None:
+    """Raise for what is no tensor with contents."""
+    if not isinstance(value, Tensor):
+        raise ProblemError(f"{name} {value!r:.80}", rule="must be a tensor")
+    if value.device.type == "meta":
+        raise ProblemError(f"{name} on the device meta", rule="must have contents")
+
+
+def require_device(name: str, tensor: Tensor, codes: Tensor) -> None:
+    """Raise for a tensor that lies elsewhere than the codes."""
+    if tensor.device != codes.device:
+        raise ProblemError(
+            f"{name} on {tensor.device}", rule=f"must be on {codes.device}, where the codes are"
+        )
+
+
+def scales_of(scales: Tensor, metadata: Metadata) -> Tensor:
+    """Return the scales in their own type (e8m0 may come as uint8); all of them are finite."""
+    if metadata.scale == "e8m0":
+        bits = scales.contiguous().view(torch.uint8)
+        _refuse(bits == _NAN_E8M0, bits, "scale", "be below 255, which is NaN as e8m0")
+        return bits.view(metadata.scale_dtype)
+    _refuse(~torch.isfinite(scales), scales, "scale", "be finite")
+    return scales.detach()
+
+
+def require_zeros(zeros: Tensor | None, scales: Tensor, metadata: Metadata) -> None:
+    """Raise for zero points that are missing, not asked for, of another shape, or out of range."""
+    row = metadata.slab.row
+    if row.highest_zero is None:
+        if zeros is not None:
+            raise ProblemError(
+                f"zero points for format {row.name}",
+                rule="must be None",
+                fix="uint4 has zero points",
+            )
+        return
+    if zeros is None:
+        raise ProblemError(
+            f"no zero points for format {row.name}",
+            rule=f"must be {list(scales.shape)} integers from 0 to {row.highest_zero}",
+            fix="where all are 8, take format int4, and codes less 8",
+        )
+    require_tensor("zero points", zeros)
+    if zeros.dtype not in INTEGERS or zeros.shape != scales.shape:
+        raise ProblemError(
+            f"zero points {zeros.dtype} {list(zeros.shape)}",
+            rule=f"must be integers {list(scales.shape)}, as the scales",
+        )
+    require_device("zero points", zeros, scales)
+    outside = (zeros < 0) | (zeros > row.highest_zero)
+    _refuse(outside, zeros, "zero point", f"be from 0 to {row.highest_zero}")
+
+
+def require_codes(codes: Tensor, metadata: Metadata) -> None:
+    """Raise for a code that the format does not have, or that stands for no number."""
+    row = metadata.slab.row
+    for first, end in slabs.row_ranges(metadata):
+        part = codes[first:end]
+        if part.dtype.is_floating_point:
+            part = part.view(torch.uint8)
+        low, high = (int(bound) for bound in torch.aminmax(part))
+        if low < row.lowest or high > row.highest:
+            outside = (part < row.lowest) | (part > row.highest)
+            rule = f"be from {row.lowest} to {row.highest} for format {row.name}"
+            _refuse(outside, part, "code", rule, first)
+        for nan in row.nans:
+            _refuse(part == nan, part, "code", f"not be {nan}, which is NaN as {row.name}", first)
+
+
+def _refuse(wrong: Tensor, values: Tensor, name: str, rule: str, first: int = 0) -> None:
+    """Raise for the first value that is `wrong`; rows count from `first`."""
+    if bool(wrong.any()):
+        row, column = (int(i) for i in wrong.nonzero()[0])
+        value = values[row, column].item()
+        where = f"row {first + row}, {'k' if name == 'code' else 'group'} {column}"
+        raise ProblemError(f"{name} {value} of {where}", rule=f"must {rule}")
+
+
+def _scale_name(dtype: torch.dtype, row: WeightFormat) -> str:
+    """Return what the table calls a type of scales that the format takes."""
+    able = {dtype_of(SCALE_TYPES[name].torch): name for name in row.scales}
+    if "e8m0" in row.scales:
+        able[torch.uint8] = "e8m0"
+    if dtype not in able:
+        raise ProblemError(
+            f"scales {dtype}", rule=f"must be one of {_listed(able)} for format {row.name}"
+        )
+    return able[dtype]
+
+
+def _listed(values: object) -> str:
+    return ", ".join(str(value).removeprefix("torch.") for value in values)  # type: ignore[attr-defined]

@@ -1,0 +1,123 @@
+"""What a packed weight is, beside its tensors: frozen, and plain data for a file or a state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import prod
+
+import torch
+
+from warploom.errors import ProblemError, WarploomError
+from warploom.generator.slabs import DEPTH, ROWS, SlabLayout
+
+VERSION = 1  # of the packed layout: what lies where in which bits
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Format, group, scale type and step (see SlabLayout), and the weight's N and K.
+
+    ProblemError where the version is another one, N or K is no size, or groups do not divide K.
+    """
+
+    format: str
+    group: int | None
+    scale: str
+    step: int
+    n: int
+    k: int
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ProblemError(
+                f"packed weight of version {self.version!r}",
+                rule=f"must be of version {VERSION}",
+                fix="pack the weight again with this release",
+            )
+        for name, size in (("n", self.n), ("k", self.k)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ProblemError(f"{name} {size!r}", rule="must be a positive integer")
+        try:
+            groups = self.slab.row.groups
+        except WarploomError as error:
+            raise ProblemError(error.value, rule=error.rule, fix=error.fix) from None
+        if self.group is not None and self.k % self.group:
+            able = [str(group) for group in groups if group is None or self.k % group == 0]
+            raise ProblemError(
+                f"group {self.group}",
+                rule=f"must divide k, which is {self.k}",
+                fix=f"groups of {self.format} that do: {', '.join(able) or 'none'}",
+            )
+
+    @property
+    def slab(self) -> SlabLayout:
+        """What each slab is made of."""
+        return SlabLayout(self.format, self.group, self.scale, self.step)
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        return self.k // self.group if self.group else 1
+
+    @property
+    def row_blocks(self) -> int:
+        """Slabs along n."""
+        return -(-self.n // ROWS)
+
+    @property
+    def slabs_of_k(self) -> int:
+        """Slabs along k."""
+        return -(-self.k // DEPTH)
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """The type of the scales, as torch has it."""
+        return dtype_of(self.slab.scale_type.torch)
+
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """The type of the codes, as torch has it."""
+        return dtype_of(self.slab.row.codes)
+
+    def tensors(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Name, shape and type of each tensor of a packed weight of this kind."""
+        slab, rows = self.slab, (self.row_blocks * ROWS,)
+        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "data": ((self.row_blocks, self.slabs_of_k, slab.bytes), torch.uint8)
+        }
+        if self.group is None:
+            found["channel_scales"] = (rows, self.scale_dtype)
+            if slab.row.has_zeros:
+                found["channel_zeros"] = (rows, torch.uint8)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the tensors."""
+        return sum(prod(shape) * dtype.itemsize for shape, dtype in self.tensors().values())
+
+    def as_dict(self) -> dict[str, int | str | None]:
+        """Plain data, which `from_dict` reads."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Metadata:
+        """Read what `as_dict` gave. ProblemError names what is missing, unknown or wrong."""
+        known = {field.name for field in fields(cls)}
+        if not isinstance(data, Mapping) or set(data) != known:
+            raise ProblemError(
+                f"metadata of a packed weight {data!r}",
+                rule=f"must have {', '.join(sorted(known))}, and nothing else",
+            )
+        try:
+            return cls(**data)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ProblemError(f"metadata of a packed weight {data!r}: {error}") from None
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Torch's type of that name."""
+    found: torch.dtype = getattr(torch, name)
+    return found

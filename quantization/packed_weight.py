@@ -1,0 +1,230 @@
+"""PackedWeight: a weight of few bits as kernels read it, its tensors and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from warploom.errors import ProblemError
+from warploom.generator.slabs import ROWS
+from warploom.quantization import checks, slabs
+from warploom.quantization.codes import codes as codes_of
+from warploom.quantization.codes import stored
+from warploom.quantization.dequantize import dequantize
+from warploom.quantization.metadata import Metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NAMES = ("data", "channel_scales", "channel_zeros")
+
+
+class PackedWeight:
+    """W [N, K] in few bits: W[n, k] = scale[n, k // group] * (code[n, k] - zero[n, k // group]).
+
+    `data` are the slabs, uint8 [row blocks, slabs of k, bytes]; `channel_scales` and
+    `channel_zeros` [N padded to 64] are there where scales are per channel (group None), and None
+    elsewhere. `metadata` says what is in them. Made by `quantize`, `from_codes`, `from_tensors` or
+    `load`: the constructor takes its arguments as they are. A packed weight is a node of torch's
+    trees (`torch.compile`, `tree_map`), is never changed in place, and has no gradient.
+    """
+
+    __slots__ = ("channel_scales", "channel_zeros", "data", "metadata")
+
+    def __init__(
+        self,
+        data: Tensor,
+        metadata: Metadata,
+        channel_scales: Tensor | None = None,
+        channel_zeros: Tensor | None = None,
+    ) -> None:
+        self.data = data
+        self.metadata = metadata
+        self.channel_scales = channel_scales
+        self.channel_zeros = channel_zeros
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
+        *,
+        format: str,
+        group: int | None,
+        step: int = 16,
+    ) -> PackedWeight:
+        """Pack what another quantiser has made.
+
+        `codes` [N, K] are integers of any type within the format's range; of e4m3 also
+        torch.float8_e4m3fn, whose bits are the codes; of mxfp4 the four bits. `scales` are
+        [N, K / group], or [N, 1] where `group` is None, of a type that the format takes (of mxfp4
+        uint8 or torch.float8_e8m0fnu); they may be negative. `zeros`, integers of that shape, go
+        with formats that have zero points. `step` is 16 for activations of 16 bits, 32 of 8 bits.
+
+        ProblemError names what does not fit, before anything is made.
+        """
+        metadata = checks.metadata_of(codes, scales, format, group, step)
+        scales = checks.scales_of(scales, metadata)
+        checks.require_zeros(zeros, scales, metadata)
+        checks.require_codes(codes, metadata)
+        packed = cls.empty(metadata, codes.device)
+        for first, end in slabs.row_ranges(metadata):
+            rows = slice(first, end)
+            part = None if zeros is None else zeros[rows].to(torch.uint8)
+            packed.write(first, end, stored(codes[rows], metadata.slab.row), scales[rows], part)
+        return packed
+
+    @classmethod
+    def empty(cls, metadata: Metadata, device: torch.device | str | None = None) -> PackedWeight:
+        """Return a packed weight whose bytes are whatever was in memory; padding is not set."""
+        kinds = metadata.tensors()
+        made = {name: torch.empty(s, dtype=t, device=device) for name, (s, t) in kinds.items()}
+        return cls(metadata=metadata, **made)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], metadata: Metadata) -> PackedWeight:
+        """Take the tensors that `tensors()` gave, as they are.
+
+        ProblemError names one that is missing, unknown, or of another shape, type or device.
+        """
+        kinds = metadata.tensors()
+        if set(tensors) != set(kinds):
+            raise ProblemError(
+                f"tensors {', '.join(sorted(tensors)) or 'none'} of a packed weight",
+                rule=f"must be {', '.join(kinds)}",
+            )
+        devices = {str(tensor.device) for tensor in tensors.values()}
+        for name, (shape, dtype) in kinds.items():
+            found = tensors[name]
+            if (tuple(found.shape), found.dtype) != (shape, dtype) or not found.is_contiguous():
+                raise ProblemError(
+                    f"{name} {found.dtype} {list(found.shape)}",
+                    rule=f"must be {dtype} {list(shape)}, contiguous, for {metadata}",
+                )
+        if len(devices) > 1:
+            raise ProblemError(
+                f"tensors on {', '.join(sorted(devices))}", rule="must be on one device"
+            )
+        return cls(metadata=metadata, **tensors)
+
+    def write(
+        self, first: int, end: int, codes: Tensor, scales: Tensor, zeros: Tensor | None
+    ) -> None:
+        """Fill a range of rows (see slabs.row_ranges) while the weight is being made."""
+        layout = self.metadata.slab
+        slabs.write(slabs.of_rows(self.data, first, end), layout, codes, scales, zeros)
+        if self.channel_scales is not None:
+            padded = slice(first, -(-end // ROWS) * ROWS)
+            self.channel_scales[padded] = 1
+            self.channel_scales[first:end] = scales[:, 0]
+            if self.channel_zeros is not None and zeros is not None:
+                self.channel_zeros[padded] = 0
+                self.channel_zeros[first:end] = zeros[:, 0]
+
+    # ---- What it is ------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K), without padding."""
+        return self.metadata.n, self.metadata.k
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.data.device
+
+    @property
+    def bits(self) -> float:
+        """Bits of memory for each weight, with scales, zero points and padding."""
+        return 8 * self.metadata.nbytes / (self.metadata.n * self.metadata.k)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors there are, by name: with `metadata`, all that is to be kept."""
+        found = {name: getattr(self, name) for name in NAMES}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def __repr__(self) -> str:
+        m = self.metadata
+        return (
+            f"PackedWeight(shape={self.shape}, format={m.format!r}, group={m.group}, "
+            f"scale={m.scale!r}, step={m.step}, bits={self.bits:.3f}, device={str(self.device)!r})"
+        )
+
+    # ---- What can be done with it ----------------------------------------------------------------
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PackedWeight:
+        """Return it on `device`; itself where it is there already."""
+        if isinstance(device, torch.dtype):
+            raise ProblemError(
+                f"a packed weight to {device}",
+                rule="must keep its types",
+                fix="dequantize(dtype) is the weight in that type",
+            )
+        moved = {
+            name: tensor.to(device, non_blocking=non_blocking)
+            for name, tensor in self.tensors().items()
+        }
+        same = all(moved[name] is tensor for name, tensor in self.tensors().items())
+        return self if same else PackedWeight(metadata=self.metadata, **moved)
+
+    def rows(self, first: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return codes, scales and zero points of one of slabs.row_ranges, as `unpack` does."""
+        m = self.metadata
+        part, count = slabs.of_rows(self.data, first, end), end - first
+        found = codes_of(slabs.read(part, m.slab, count, m.k), m.slab.row)
+        if self.channel_scales is None:
+            return found, *slabs.read_scales(part, m.slab, count, m.groups, m.scale_dtype)
+        zeros = self.channel_zeros
+        zeros = None if zeros is None else zeros[first:end, None]
+        return found, self.channel_scales[first:end, None], zeros
+
+    def unpack(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return codes [N, K], scales and zero points [N, groups], as `from_codes` takes them.
+
+        Codes are int8 (int4, int8), uint8 (uint4, mxfp4) or torch.float8_e4m3fn; scales of their
+        own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where there are none.
+        """
+        m = self.metadata
+        found = self.data.new_empty(self.shape, dtype=m.code_dtype)
+        scales = self.data.new_empty(m.n, m.groups, dtype=m.scale_dtype)
+        zeros = self.data.new_empty(m.n, m.groups) if m.slab.row.has_zeros else None
+        for first, end in slabs.row_ranges(m):
+            found[first:end], scales[first:end], points = self.rows(first, end)
+            if zeros is not None and points is not None:
+                zeros[first:end] = points
+        return found, scales, zeros
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Return W [N, K] of type `dtype`: fp16, bf16, fp32, or float64, in which it is exact."""
+        return dequantize(self, dtype)
+
+
+def _flatten(weight: PackedWeight) -> tuple[list[Any], Metadata]:
+    return [getattr(weight, name) for name in NAMES], weight.metadata
+
+
+def _flatten_with_keys(
+    weight: PackedWeight,
+) -> tuple[list[tuple[_pytree.KeyEntry, Any]], Metadata]:
+    return [(_pytree.GetAttrKey(name), getattr(weight, name)) for name in NAMES], weight.metadata
+
+
+def _unflatten(values: Iterable[Any], metadata: Metadata) -> PackedWeight:
+    data, channel_scales, channel_zeros = values
+    return PackedWeight(data, metadata, channel_scales, channel_zeros)
+
+
+_pytree.register_pytree_node(
+    PackedWeight,
+    _flatten,
+    _unflatten,
+    serialized_type_name="warploom.quantization.PackedWeight",
+    flatten_with_keys_fn=_flatten_with_keys,
+    to_dumpable_context=Metadata.as_dict,
+    from_dumpable_context=Metadata.from_dict,
+)

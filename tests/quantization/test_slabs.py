@@ -1,0 +1,145 @@
+"""Every code, scale and zero point lies where the layout says, and comes back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from packed_places import BITS, SCALE_BYTES, Places
+from packed_samples import KINDS, as_bytes, drawn, packed, same
+
+from warploom.generator.formats import FORMATS, REGISTERS
+from warploom.generator.slabs import position
+from warploom.quantization import PackedWeight, slabs
+
+SHAPES = [(64, 128), (1, 32), (65, 160), (130, 352)]
+
+
+def of(kind: tuple[str, int | None, str, int], n: int, k: int) -> tuple[int, int]:
+    """The shape, with k grown to a multiple of the group."""
+    return n, -(-k // (kind[1] or 1)) * (kind[1] or 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_code_scale_and_zero_point_lies_where_the_layout_says(
+    kind: tuple[str, int | None, str, int],
+) -> None:
+    """A kernel that reads by the same text would multiply other weights."""
+    format, group, scale, step = kind
+    n, k = of(kind, 66, 161)
+    codes, scales, zeros = drawn(format, group, scale, n, k)
+    made = PackedWeight.from_codes(codes, scales, zeros, format=format, group=group, step=step)
+    memory = bytes(made.data.flatten().numpy())
+    places = Places(format, group, scale, step, k)
+    assert len(memory) == 2 * -(-k // 128) * places.slab_bytes
+    signed = 8 if format == "int4" else 0
+    values = as_bytes(codes).tolist()
+    mask = 2 ** BITS[format] - 1
+    wrong = []
+    for row in range(n):
+        for deep in range(k):
+            byte, bit = places.code(row, deep)
+            if memory[byte] >> bit & mask != values[row][deep] + signed & mask:
+                wrong.append((row, deep))
+    assert wrong == []
+    if group is None:
+        assert made.channel_scales is not None
+        assert same(made.channel_scales[:n, None], scales)
+        assert made.channel_scales[n:].tolist() == [1] * (128 - n)
+        return
+    width = SCALE_BYTES[scale]
+    lines = as_bytes(scales).tolist()
+    for row in range(n):
+        for one in range(k // group):
+            byte = places.scale_byte(row, one * group)
+            assert [*memory[byte : byte + width]] == lines[row][one * width : (one + 1) * width]
+            if zeros is not None:
+                assert memory[places.zero_byte(row, one * group)] == zeros[row, one]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_what_was_packed_is_unpacked(
+    kind: tuple[str, int | None, str, int], n: int, k: int
+) -> None:
+    n, k = of(kind, n, k)
+    given = drawn(*kind[:3], n, k)
+    found = packed(*kind, n, k).unpack()
+    assert all(map(same, found, given))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_stands_for_zero(kind: tuple[str, int | None, str, int]) -> None:
+    """A kernel computes it like the rest: NaN or a number there would reach D, or a sum of it."""
+    format, group, _, step = kind
+    n, k = of(kind, 3, 40)
+    made = packed(*kind, n, k)
+    places = Places(format, group, kind[2], step, k)
+    memory = bytes(made.data.flatten().numpy())
+    nothing = 8 if format == "int4" else 0
+    for row in range(64):
+        for deep in range(128 if row >= n else k, 128):
+            byte, bit = places.code(row, deep)
+            assert memory[byte] >> bit & (2 ** BITS[format] - 1) == nothing
+    everything = made.metadata.slab
+    if group is not None:
+        part = made.metadata.scale_dtype
+        scales, zeros = slabs.read_scales(made.data, everything, 64, 128 // group, part)
+        assert set(scales[n:].float().flatten().tolist()) == {1.0}
+        assert zeros is None or not zeros[n:].any()
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 140),
+    st.integers(1, 300),
+    st.integers(0, 5),
+)
+def test_a_weight_is_packed_alike_in_one_range_of_rows_and_in_many(
+    kind: tuple[str, int | None, str, int], n: int, k: int, seed: int
+) -> None:
+    n, k = of(kind, n, k)
+    whole = packed(*kind, n, k, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slabs, "RANGE", 1)
+        parts = packed(*kind, n, k, seed)
+        again = whole.unpack()
+    assert all(map(same, parts.tensors().values(), whole.tensors().values()))
+    assert all(map(same, again, drawn(*kind[:3], n, k, seed)))
+
+
+def test_codes_may_lie_in_any_order_in_memory() -> None:
+    codes, scales, _ = drawn("int4", 32, "bf16", 70, 96)
+    turned = PackedWeight.from_codes(
+        codes.t().contiguous().t(),
+        scales.repeat_interleave(2, 1)[:, ::2],
+        format="int4",
+        group=32,
+    )
+    assert same(turned.data, packed("int4", 32, "bf16", 16, 70, 96).data)
+
+
+def test_codes_may_be_integers_of_any_type() -> None:
+    for format, group, scale, step in KINDS:
+        codes, scales, zeros = drawn(format, group, scale, 3, 128)
+        wide = codes.view(torch.uint8) if format == "e4m3" else codes
+        if zeros is not None:
+            zeros = zeros.long()
+        made = PackedWeight.from_codes(
+            wide.to(torch.int64), scales, zeros, format=format, group=group, step=step
+        )
+        assert all(map(same, made.unpack(), drawn(format, group, scale, 3, 128)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("step", [16, 32])
+def test_words_of_a_step_hold_each_register_and_element_once(format: str, step: int) -> None:
+    order = FORMATS[format].orders[step]
+    assert sorted(order) == [(r, e) for r in range(REGISTERS) for e in range(step // 8)]
+
+
+def test_scales_of_rows_8_apart_are_side_by_side() -> None:
+    assert [position(row) for row in range(64)] == [Places.position(row) for row in range(64)]
+    assert [position(row + 8) - position(row) for row in range(8)] == [1] * 8
+    assert sorted(map(position, range(64))) == [*range(64)]
