@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from warploom.quantization.error import ErrorReport
 from warploom.quantization.metadata import Metadata
 from warploom.quantization.packed_weight import PackedWeight
+from warploom.quantization.quantize import quantize
 
-__all__ = ["Metadata", "PackedWeight"]
+__all__ = ["ErrorReport", "Metadata", "PackedWeight", "quantize"]

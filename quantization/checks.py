@@ -5,6 +5,8 @@ Contents are looked at, range of rows by range of rows; a GPU is waited for.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -27,12 +29,12 @@ def metadata_of(
     able = (*INTEGERS, torch.float8_e4m3fn) if row.nans else INTEGERS
     if codes.dtype not in able:
         raise ProblemError(
-            f"codes {codes.dtype}", rule=f"must be one of {_listed(able)} for format {format}"
+            f"codes {codes.dtype}", rule=f"must be one of {listed(able)} for format {format}"
         )
     if codes.dim() != 2 or 0 in codes.shape:
         raise ProblemError(f"codes {list(codes.shape)}", rule="must be [N, K], and not empty")
     n, k = codes.shape
-    metadata = Metadata(format, group, _scale_name(scales.dtype, row), step, n, k)
+    metadata = Metadata(format, group, scale_name(scales.dtype, row), step, n, k)
     expected = (n, metadata.groups)
     if tuple(scales.shape) != expected:
         of_group = "a row" if group is None else f"a row and {group} of k"
@@ -72,9 +74,9 @@ def scales_of(scales: Tensor, metadata: Metadata) -> Tensor:
     """Return the scales in their own type (e8m0 may come as uint8); all of them are finite."""
     if metadata.scale == "e8m0":
         bits = scales.contiguous().view(torch.uint8)
-        _refuse(bits == _NAN_E8M0, bits, "scale", "be below 255, which is NaN as e8m0")
+        refuse(bits == _NAN_E8M0, bits, "scale", "be below 255, which is NaN as e8m0")
         return bits.view(metadata.scale_dtype)
-    _refuse(~torch.isfinite(scales), scales, "scale", "be finite")
+    refuse(~torch.isfinite(scales), scales, "scale", "be finite")
     return scales.detach()
 
 
@@ -103,7 +105,7 @@ def require_zeros(zeros: Tensor | None, scales: Tensor, metadata: Metadata) -> N
         )
     require_device("zero points", zeros, scales)
     outside = (zeros < 0) | (zeros > row.highest_zero)
-    _refuse(outside, zeros, "zero point", f"be from 0 to {row.highest_zero}")
+    refuse(outside, zeros, "zero point", f"be from 0 to {row.highest_zero}")
 
 
 def require_codes(codes: Tensor, metadata: Metadata) -> None:
@@ -117,31 +119,34 @@ def require_codes(codes: Tensor, metadata: Metadata) -> None:
         if low < row.lowest or high > row.highest:
             outside = (part < row.lowest) | (part > row.highest)
             rule = f"be from {row.lowest} to {row.highest} for format {row.name}"
-            _refuse(outside, part, "code", rule, first)
+            refuse(outside, part, "code", rule, first)
         for nan in row.nans:
-            _refuse(part == nan, part, "code", f"not be {nan}, which is NaN as {row.name}", first)
+            refuse(part == nan, part, "code", f"not be {nan}, which is NaN as {row.name}", first)
 
 
-def _refuse(wrong: Tensor, values: Tensor, name: str, rule: str, first: int = 0) -> None:
+def refuse(
+    wrong: Tensor, values: Tensor, name: str, rule: str, first: int = 0, fix: str = ""
+) -> None:
     """Raise for the first value that is `wrong`; rows count from `first`."""
     if bool(wrong.any()):
         row, column = (int(i) for i in wrong.nonzero()[0])
         value = values[row, column].item()
-        where = f"row {first + row}, {'k' if name == 'code' else 'group'} {column}"
-        raise ProblemError(f"{name} {value} of {where}", rule=f"must {rule}")
+        where = f"row {first + row}, {'k' if name in ('code', 'weight') else 'group'} {column}"
+        raise ProblemError(f"{name} {value} of {where}", rule=f"must {rule}", fix=fix)
 
 
-def _scale_name(dtype: torch.dtype, row: WeightFormat) -> str:
+def scale_name(dtype: torch.dtype, row: WeightFormat) -> str:
     """Return what the table calls a type of scales that the format takes."""
     able = {dtype_of(SCALE_TYPES[name].torch): name for name in row.scales}
     if "e8m0" in row.scales:
         able[torch.uint8] = "e8m0"
     if dtype not in able:
         raise ProblemError(
-            f"scales {dtype}", rule=f"must be one of {_listed(able)} for format {row.name}"
+            f"scales {dtype}", rule=f"must be one of {listed(able)} for format {row.name}"
         )
     return able[dtype]
 
 
-def _listed(values: object) -> str:
-    return ", ".join(str(value).removeprefix("torch.") for value in values)  # type: ignore[attr-defined]
+def listed(values: Iterable[torch.dtype]) -> str:
+    """Types by their names in torch, for a message."""
+    return ", ".join(str(value).removeprefix("torch.") for value in values)

@@ -15,6 +15,7 @@ from warploom.quantization import checks, slabs
 from warploom.quantization.codes import codes as codes_of
 from warploom.quantization.codes import stored
 from warploom.quantization.dequantize import dequantize
+from warploom.quantization.error import ErrorReport, report
 from warploom.quantization.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -202,6 +203,10 @@ class PackedWeight:
     def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Return W [N, K] of type `dtype`: fp16, bf16, fp32, or float64, in which it is exact."""
         return dequantize(self, dtype)
+
+    def error(self, weight: Tensor) -> ErrorReport:
+        """Return how far this is from `weight` [N, K], on the same device."""
+        return report(self, weight)
 
 
 def _flatten(weight: PackedWeight) -> tuple[list[Any], Metadata]:
