@@ -12,8 +12,11 @@ from warploom.generator.epilogue import STEPS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("generator", "quantization", "runtime", "tuning", "src/warploom/cli", "benchmarks")
-# A family's own places, what several share, and the functions that users call.
-PLACES = re.compile(r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py")
+# A family's own places, what several share, and the functions that users call; and a package that
+# calls a layout of weights as a family is called.
+PLACES = re.compile(
+    r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py|quantization/importers/awq\.py"
+)
 
 
 def words() -> re.Pattern[str]:

@@ -1,0 +1,7 @@
+"""Weights of checkpoints that others quantized, as packed weights: the same, number for number."""
+
+from __future__ import annotations
+
+from warploom.quantization.importers.recognition import SOURCES, import_weight
+
+__all__ = ["SOURCES", "import_weight"]

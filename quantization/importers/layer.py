@@ -1,0 +1,151 @@
+"""What an importer reads of one layer, in the words of the formats, and what all importers check.
+
+Codes, scales and zero points are those of the checkpoint; only their order and packing change, so
+that the weight is the same number for number. Whatever is refused is refused here or in the
+importer, before anything is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from warploom.errors import ProblemError
+from warploom.quantization.packed_weight import PackedWeight
+
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+GROUPS = (128, 64, 32)  # largest first: fewest scales
+
+Tensors = Mapping[str, Tensor]
+Config = Mapping[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer's weight W [n, k]: W = scale (code - zero), each scale for `group` of k.
+
+    codes: [n, k] as the format has them; scales and zeros: [n, k // group], [n, 1] where group is
+    None. `offsets`, like scales, is added to W: no format has it, so such a layer is quantized anew
+    or not at all.
+    """
+
+    format: str
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int | None
+    offsets: Tensor | None = None
+
+    def packed(self, step: int) -> PackedWeight:
+        """Return the same weight as kernels read it.
+
+        Raises:
+            ProblemError: it has offsets, or values that the format does not take.
+        """
+        if self.offsets is not None:
+            raise ProblemError(
+                "zero points that are no whole multiples of the scale",
+                rule="W must be scale (code - zero) with a whole zero from 0 to 16",
+                fix="dequantize the weight where it comes from, and quantize it anew",
+            )
+        return PackedWeight.from_codes(
+            self.codes, self.scales, self.zeros, format=self.format, group=self.group, step=step
+        )
+
+
+def refused(source: str, value: str, *, rule: str = "", fix: str = "") -> ProblemError:
+    """Return the error that names what `source` has and no importer reads."""
+    return ProblemError(f"{source}: {value}", rule=rule, fix=fix)
+
+
+def required(
+    source: str, tensors: Tensors, name: str, *, rank: int, types: Collection[torch.dtype]
+) -> Tensor:
+    """Return the tensor of that name, once it is known to be of this rank and one of these types.
+
+    Raises:
+        ProblemError: it is missing, or another.
+    """
+    if name not in tensors:
+        have = ", ".join(sorted(tensors)) or "none"
+        raise refused(source, f"no tensor {name}", rule=f"the layer has {have}")
+    tensor = tensors[name]
+    if tensor.dim() != rank or tensor.dtype not in types:
+        must = " or ".join(str(one).removeprefix("torch.") for one in types)
+        raise refused(
+            source,
+            f"{name} is {list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}",
+            rule=f"must be of rank {rank} and of {must}",
+        )
+    return tensor
+
+
+def shaped(source: str, name: str, tensor: Tensor, shape: tuple[int, ...], of: str) -> Tensor:
+    """Return `tensor`, once it is known to have the `shape` that follows from what `of` says.
+
+    Raises:
+        ProblemError: it has another shape.
+    """
+    if tuple(tensor.shape) != shape:
+        raise refused(
+            source, f"{name} is {list(tensor.shape)}", rule=f"must be {list(shape)} for {of}"
+        )
+    return tensor
+
+
+def fields(words: Tensor, bits: int) -> Tensor:
+    """Return the fields of 4 or 8 bits of int32 words, low first along the last dimension: uint8.
+
+    words [..., w] -> [..., w * 32 // bits].
+    """
+    octets = words.contiguous().view(torch.uint8)  # low first: GPUs and their hosts are like that
+    return octets if bits == 8 else nibbles(octets)
+
+
+def nibbles(octets: Tensor) -> Tensor:
+    """Return the halves of bytes, low first along the last dimension: uint8 [..., 2 w]."""
+    octets = octets.view(torch.uint8)
+    return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
+
+
+def grouped(source: str, scales: Tensor, size: int, k: int) -> tuple[Tensor, int | None]:
+    """Return `scales` [n, ceil(k / size)] for groups that formats have, and that group of k.
+
+    A scale of a wider group becomes that of several, and the last group may be shorter: exact. One
+    scale a row is that of no group.
+
+    Raises:
+        ProblemError: no group that formats have divides both `size` and k.
+    """
+    shaped(
+        source, "the scales", scales, (scales.shape[0], -(-k // size)), f"groups of {size} of {k}"
+    )
+    if scales.shape[1] == 1 and size not in GROUPS:
+        return scales, None
+    group = next((group for group in GROUPS if size % group == 0 and k % group == 0), None)
+    if group is None:
+        if scales.shape[1] == 1:
+            return scales, None
+        raise refused(
+            source,
+            f"groups of {size} of k = {k}",
+            rule="one of 32, 64 and 128 must divide the group and k",
+        )
+    return scales.repeat_interleave(size // group, dim=1)[:, : k // group], group
+
+
+def whole(source: str, config: Config, field: str, default: int) -> int:
+    """Return the integer that `config` has as `field`, or `default` where there is none.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    value = config.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refused(source, f"{field} is {value!r}", rule="must be an integer")
+    return value

@@ -1,0 +1,198 @@
+"""Which package wrote a checkpoint's layer, and that layer as a PackedWeight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from warploom.errors import ProblemError
+from warploom.quantization.importers import awq, compressed_tensors, fp8, gptq, mxfp4, torchao
+from warploom.quantization.importers.layer import Config, Layer, Tensors
+from warploom.quantization.packed_weight import PackedWeight
+from warploom.suggestions import suggestion
+
+SOURCES = ("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao")
+EXPERTS = ("blocks", "scales")  # what follows gpt-oss's names, after "_"
+
+
+def import_weight(
+    tensors: Tensors,
+    config: Config | None = None,
+    *,
+    name: str = "",
+    metadata: Mapping[str, str] | None = None,
+    expert: int | None = None,
+    step: int = 16,
+) -> PackedWeight:
+    """Return one layer's weight of a quantized checkpoint, the same number for number.
+
+    Args:
+        tensors: the layer's, by their names in it (`qweight`), or a whole checkpoint's.
+        config: `quantization_config` of the checkpoint's config.json, or all of that file. Without
+            it the tensors tell who wrote them; GPTQ's cannot.
+        name: the layer's path in the checkpoint (`model.layers.0.mlp.up_proj`), by which its
+            tensors are found in a whole one, and its group in compressed-tensors' configuration.
+        metadata: of the safetensors file, which torchao's tensors need.
+        expert: which one, of tensors that have several (gpt-oss's).
+        step: 16 for activations of 16 bits, 32 for those of 8.
+
+    Raises:
+        ProblemError: nobody known wrote it, or it is nothing that a packed weight could be:
+            act-order, other bits, layouts or shapes, activations that are transformed first, zero
+            points that are no whole numbers (most of torchao's int4).
+    """
+    try:
+        settings = _settings(config)
+        layer = _of_layer(tensors, name)
+        source = _source(settings, layer)
+        if expert is not None and source != "mxfp4":
+            raise ProblemError(f"{source}: expert={expert}", rule="the layer must have experts")
+        read = _read(source, layer, settings, name=name, metadata=metadata or {}, expert=expert)
+        return read.packed(step)
+    except ProblemError as error:
+        if not name:
+            raise
+        raise ProblemError(f"{name}: {error.value}", rule=error.rule, fix=error.fix) from None
+
+
+def _read(
+    source: str,
+    layer: Tensors,
+    config: Config,
+    *,
+    name: str,
+    metadata: Mapping[str, str],
+    expert: int | None,
+) -> Layer:
+    match source:
+        case "compressed-tensors":
+            return compressed_tensors.read(layer, config, name)
+        case "gptq":
+            return gptq.read(layer, config)
+        case "awq":
+            return awq.read(layer, config)
+        case "mxfp4":
+            return mxfp4.read(layer, expert)
+        case "fp8":
+            return fp8.read(layer, config)
+        case _:
+            return torchao.read(*_described(layer, name, metadata))
+
+
+def _settings(config: Config | None) -> Config:
+    """`quantization_config`, which may lie in the configuration of the model; empty without."""
+    if config is None:
+        return {}
+    if isinstance(config, Mapping) and "quant_method" not in config:
+        config = config.get("quantization_config", config)  # type: ignore[assignment]
+    if not isinstance(config, Mapping):
+        raise ProblemError(
+            f"quantization_config of type {type(config).__name__}",
+            rule="must be a dictionary",
+            fix="of transformers' configurations pass config.quantization_config.to_dict()",
+        )
+    return config
+
+
+def _of_layer(tensors: Tensors, name: str) -> Tensors:
+    """The tensors of the layer called `name`, or all, by their names in the layer."""
+    if not isinstance(tensors, Mapping):
+        raise ProblemError(
+            f"tensors of type {type(tensors).__name__}", rule="must be a dictionary by name"
+        )
+    found = {
+        key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")
+    }
+    if name and not found:
+        found = {key: tensors[f"{name}_{key}"] for key in EXPERTS if f"{name}_{key}" in tensors}
+    if not found:
+        found = dict(tensors)
+    if found and all("." in key for key in found):
+        raise ProblemError(
+            f"no tensors of the layer {name!r}" if name else "a checkpoint's tensors and no name",
+            rule="the layer's path must be that of tensors in the checkpoint",
+            fix="pass name='model.layers.0.mlp.up_proj' or the like",
+        )
+    short = {_short(key): tensor for key, tensor in found.items()}
+    if len(short) < len(found):
+        raise ProblemError(
+            f"tensors {', '.join(sorted(found))}",
+            rule="must be of one weight",
+            fix="pass the weight's own name: model.layers.0.mlp.experts.down_proj or the like",
+        )
+    return short
+
+
+def _short(key: str) -> str:
+    """What a tensor is called in its layer, without gpt-oss's and torchao's prefixes."""
+    if key.startswith("_weight_"):
+        return key.removeprefix("_weight_")
+    _, _, last = key.rpartition("_")
+    return last if last in EXPERTS else key
+
+
+def _source(config: Config, layer: Tensors) -> str:
+    """Who wrote the layer: as the configuration says, else as its tensors are called."""
+    method = config.get("quant_method")
+    if method is None:
+        return _by_names(layer)
+    if str(method) in SOURCES:
+        return str(method)
+    raise ProblemError(
+        f"quant_method {method!r}",
+        rule=f"must be one of {', '.join(SOURCES)}",
+        fix=suggestion(str(method), SOURCES),
+    )
+
+
+def _by_names(layer: Tensors) -> str:
+    if "blocks" in layer:
+        return "mxfp4"
+    if "qdata" in layer or hasattr(layer.get("weight"), "tensor_data_names"):
+        return "torchao"
+    if "weight_scale_inv" in layer:
+        return "fp8"
+    if "weight_packed" in layer or "weight_scale" in layer:
+        return "compressed-tensors"
+    if {"qweight", "qzeros", "scales"} <= set(layer) and "g_idx" not in layer:
+        words, scales = layer["qweight"], layer["scales"]
+        if words.dim() == 2 and scales.dim() == 2 and words.shape[1] * 8 == scales.shape[1]:
+            return "awq"
+    if "qweight" in layer:
+        raise ProblemError(
+            "qweight without a configuration",
+            rule="quant_method and checkpoint_format must be known",
+            fix="pass quantization_config of the checkpoint's config.json",
+        )
+    weight = layer.get("weight")
+    if isinstance(weight, Tensor) and weight.dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ):
+        raise ProblemError(
+            f"a weight of {str(weight.dtype).removeprefix('torch.')}",
+            rule="must be quantized",
+            fix="warploom.quantization.quantize(weight) does that",
+        )
+    raise ProblemError(
+        f"tensors {', '.join(sorted(layer)) or 'none'}",
+        rule=f"must be those of {', '.join(SOURCES)}",
+    )
+
+
+def _described(layer: Tensors, name: str, metadata: Mapping[str, str]) -> tuple[Tensors, Config]:
+    """torchao's tensors and what there is to know of them, of a tensor or of a file."""
+    weight = layer.get("weight")
+    if weight is not None and hasattr(weight, "tensor_data_names"):
+        return torchao.flattened(weight)
+    key = f"{name}.weight" if name else "weight"
+    if key not in metadata:
+        raise ProblemError(
+            f"torchao: no metadata of {key}",
+            rule="the safetensors file's must be given",
+            fix="pass metadata=safetensors.safe_open(file, 'pt').metadata()",
+        )
+    return layer, torchao.described(metadata[key])
