@@ -15,6 +15,7 @@ from torch import Tensor
 
 from warploom.errors import ProblemError
 from warploom.quantization.packed_weight import PackedWeight
+from warploom.quantization.quantize import quantize
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 GROUPS = (128, 64, 32)  # largest first: fewest scales
@@ -39,20 +40,29 @@ class Layer:
     group: int | None
     offsets: Tensor | None = None
 
-    def packed(self, step: int) -> PackedWeight:
+    def packed(self, step: int, requantize: str | None = None) -> PackedWeight:
         """Return the same weight as kernels read it.
 
+        One that has offsets is quantized anew, to the format `requantize` of the same groups.
+
         Raises:
-            ProblemError: it has offsets, or values that the format does not take.
+            ProblemError: it has offsets and is not to be quantized anew, or values that the format
+                does not take.
         """
-        if self.offsets is not None:
+        if self.offsets is None:
+            return PackedWeight.from_codes(
+                self.codes, self.scales, self.zeros, format=self.format, group=self.group, step=step
+            )
+        if requantize is None:
             raise ProblemError(
                 "zero points that are no whole multiples of the scale",
                 rule="W must be scale (code - zero) with a whole zero from 0 to 16",
-                fix="dequantize the weight where it comes from, and quantize it anew",
+                fix="requantize='int8' quantizes the weight anew, in finer steps",
             )
-        return PackedWeight.from_codes(
-            self.codes, self.scales, self.zeros, format=self.format, group=self.group, step=step
+        groups = self.codes.reshape(len(self.codes), self.scales.shape[1], -1).float()
+        weight = groups * self.scales.float()[..., None] + self.offsets.float()[..., None]
+        return quantize(
+            weight.flatten(1), requantize, self.group, scale_dtype=self.scales.dtype, step=step
         )
 
 

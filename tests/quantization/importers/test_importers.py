@@ -170,5 +170,13 @@ def test_zero_points_in_units_of_the_weight_are_whole_or_refused() -> None:
     plain = import_weight(case.tensors, name=NAME, metadata=case.metadata)
     assert whole.metadata.format == "uint4"
     assert torch.equal(whole.dequantize(torch.float64), plain.dequantize(torch.float64) + offset)
+    part = {**case.tensors, key: scale * 0.4}
     with pytest.raises(ProblemError, match="no whole multiples of the scale"):
-        import_weight({**case.tensors, key: scale * 0.4}, name=NAME, metadata=case.metadata)
+        import_weight(part, name=NAME, metadata=case.metadata)
+    near = import_weight(part, name=NAME, metadata=case.metadata, requantize="int8")
+    exact = plain.dequantize(torch.float64).add(
+        part[key].t().double().repeat_interleave(128, dim=1)
+    )
+    groups = (near.dequantize(torch.float64) - exact).reshape(9, 2, 128).abs().amax(dim=-1)
+    assert (near.metadata.format, near.metadata.group) == ("int8", 128)
+    assert bool((groups <= exact.reshape(9, 2, 128).abs().amax(dim=-1) / 128).all())
