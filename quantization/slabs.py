@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from warploom.generator.formats import elements_of
+from warploom.generator.formats import REGISTERS, elements_of
 from warploom.generator.slabs import BRICK_K, DEPTH, ROWS, SlabLayout
 from warploom.quantization.metadata import Metadata
 
-RANGE = 1 << 22  # codes that are converted at a time: few launches, little memory
+RANGE = 1 << 23  # codes that are converted at a time: few launches, little memory
 _WARPS, _LANES, _QUADS, _HALVES = 4, 8, 4, 2
 
 
@@ -42,11 +42,13 @@ def write(
     """
     blocks, deep = slabs.shape[:2]
     codes = _padded(stored, blocks * ROWS, deep * DEPTH, layout.row.offset)
-    fields = _by_thread(codes, layout)
-    places = _bytes_of_threads(slabs, layout)
-    for byte, held in enumerate(_fields_of_bytes(layout)):
-        low, *high = (_field(fields, *field) for field in held)
-        places[..., byte] = low | (high[0] << 4) if high else low
+    whole = codes.view(blocks, ROWS, deep, DEPTH).transpose(1, 2).reshape(blocks * deep, -1)
+    order = _order(layout, slabs.device)
+    if layout.row.bits == 4:
+        packed = _gathered(whole, order[::2]) | (_gathered(whole, order[1::2]) << 4)
+    else:
+        packed = _gathered(whole, order)
+    slabs[..., : layout.codes_bytes] = packed.view(blocks, deep, -1)
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
         # torch fills few types of 8 bits, so e8m0's one is given by its bits.
@@ -60,15 +62,11 @@ def write(
 def read(slabs: Tensor, layout: SlabLayout, rows: int, k: int) -> Tensor:
     """Return the stored codes [rows, k] that `write` was given."""
     blocks, deep = slabs.shape[:2]
-    codes = slabs.new_empty(blocks * ROWS, deep * DEPTH)
-    fields = _by_thread(codes, layout)
-    places = _bytes_of_threads(slabs, layout)
-    for byte, held in enumerate(_fields_of_bytes(layout)):
-        if len(held) == 1:
-            _field(fields, *held[0]).copy_(places[..., byte])
-        else:
-            _field(fields, *held[0]).copy_(places[..., byte] & 15)
-            _field(fields, *held[1]).copy_(places[..., byte] >> 4)
+    fields = slabs[..., : layout.codes_bytes].reshape(blocks * deep, -1)
+    if layout.row.bits == 4:
+        fields = torch.stack((fields & 15, fields >> 4), -1).flatten(1)
+    whole = _gathered(fields, _order(layout, slabs.device).argsort())
+    codes = whole.view(blocks, deep, ROWS, DEPTH).transpose(1, 2).reshape(blocks * ROWS, -1)
     return codes[:rows, :k]
 
 
@@ -94,38 +92,22 @@ def _padded(values: Tensor, rows: int, columns: int, padding: float) -> Tensor:
 # ---- Codes ---------------------------------------------------------------------------------------
 
 
-def _fields_of_bytes(layout: SlabLayout) -> list[tuple[tuple[int, int], ...]]:
-    """Which (register, element) each byte of a thread's step holds, low bits first."""
-    order = layout.row.orders[layout.step]
-    each = 8 // layout.row.bits
-    return [order[i : i + each] for i in range(0, len(order), each)]
-
-
-def _by_thread(codes: Tensor, layout: SlabLayout) -> Tensor:
-    """See codes as [block, slab, brick, piece, warp, lane, quad, step, k half, row half, element].
-
-    Thread 32 warp + 4 lane + quad holds them; a register is a half of k and one of the rows.
-    """
+def _order(layout: SlabLayout, device: torch.device) -> Tensor:
+    """Return which of a slab's 64 x 128 codes each field of its bricks holds, in memory's order."""
     width = elements_of(layout.step)
     steps = BRICK_K // layout.step // layout.pieces
-    rows = (codes.shape[0] // ROWS, _WARPS, _HALVES, _LANES)
-    bricks = (codes.shape[1] // DEPTH, DEPTH // BRICK_K)
-    seen = codes.view(*rows, *bricks, layout.pieces, steps, _HALVES, _QUADS, width)
-    # 0 block, 1 warp, 2 row half, 3 lane; 4 slab, 5 brick, 6 piece, 7 step, 8 k half, 9 quad, 10 e
-    return seen.permute(0, 4, 5, 6, 1, 3, 9, 7, 8, 2, 10)
+    depth = (DEPTH // BRICK_K, layout.pieces, steps, _HALVES, _QUADS, width)
+    codes = torch.arange(ROWS * DEPTH, device=device).view(_WARPS, _HALVES, _LANES, *depth)
+    # From 0 warp, 1 row half, 2 lane; 3 brick, 4 piece, 5 step, 6 k half, 7 quad, 8 element to what
+    # lies in memory: a thread is a warp, lane and quad, a register a half of k and one of the rows.
+    fields = codes.permute(3, 4, 0, 2, 7, 5, 6, 1, 8).reshape(-1, REGISTERS * width)
+    order = [register * width + element for register, element in layout.row.orders[layout.step]]
+    return fields[:, order].flatten()
 
 
-def _field(fields: Tensor, register: int, element: int) -> Tensor:
-    return fields[..., register // 2, register % 2, element]
-
-
-def _bytes_of_threads(slabs: Tensor, layout: SlabLayout) -> Tensor:
-    """See slabs as [block, slab, brick, piece, warp, lane, quad, step, byte], in memory's order."""
-    steps = BRICK_K // layout.step // layout.pieces
-    threads = (_WARPS, _LANES, _QUADS)
-    step = layout.row.words(layout.step) * 4
-    shape = (*slabs.shape[:2], DEPTH // BRICK_K, layout.pieces, *threads, steps, step)
-    return slabs[..., : layout.codes_bytes].view(shape)
+def _gathered(values: Tensor, order: Tensor) -> Tensor:
+    """Take the values of each slab in that order."""
+    return values.gather(1, order.expand(values.shape[0], -1))
 
 
 # ---- Scales and zero points ----------------------------------------------------------------------

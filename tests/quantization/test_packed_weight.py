@@ -66,6 +66,32 @@ def test_it_is_its_tensors_and_its_metadata(kind: tuple[str, int | None, str, in
     )
 
 
+class Layer(torch.nn.Module):
+    """A weight in a layer's state: tensors as buffers, metadata as extra state."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        super().__init__()
+        self.metadata = weight.metadata
+        for name, tensor in weight.tensors().items():
+            self.register_buffer(name, tensor)
+
+    def get_extra_state(self) -> dict[str, int | str | None]:
+        return self.metadata.as_dict()
+
+    def set_extra_state(self, state: dict[str, int | str | None]) -> None:
+        self.metadata = Metadata.from_dict(state)
+
+    def packed(self) -> PackedWeight:
+        return PackedWeight.from_tensors(dict(self.named_buffers()), self.metadata)
+
+
+def test_a_layers_state_brings_it_back() -> None:
+    layer, other = (Layer(packed("uint4", None, "fp16", 16, 66, 256, seed)) for seed in (0, 1))
+    assert not alike(layer.packed(), other.packed())
+    other.load_state_dict(layer.state_dict())
+    assert alike(layer.packed(), other.packed())
+
+
 def test_a_state_of_other_sizes_is_refused_by_name() -> None:
     weight = packed("int4", None, "bf16", 16, 66, 256)
     tensors = weight.tensors()

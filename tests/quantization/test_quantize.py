@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from nearest import e4m3, nearest
 from packed_samples import same
 from torch import Tensor
@@ -136,6 +138,25 @@ def test_weights_of_any_size_come_back_about_as_they_were(format: str, size: flo
         least = 2.0**-129 if format == "mxfp4" else 448 * 2.0**-149
         assert (back - w.double()).abs().max() <= 0.25 * size + least
         assert not back[1, 32:].any()
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([*FORMATS]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=32),
+)
+def test_no_finite_weight_comes_back_infinite_or_further_off_than_a_step(
+    format: str, dtype: torch.dtype, values: list[float]
+) -> None:
+    w = torch.zeros(1, 32)
+    w[0, : len(values)] = torch.tensor(values)
+    w = w.to(dtype).nan_to_num()
+    back = quantize(w, format, 32).dequantize(torch.float64)
+    largest = w.double().abs().max()
+    steps = {"int4": 8, "uint4": 7.5, "int8": 128, "e4m3": 14, "mxfp4": 4}
+    least = 2.0**-127 if format == "mxfp4" else 448 * torch.finfo(torch.bfloat16).tiny / 128
+    assert (back - w.double()).abs().max() <= 1.01 * largest / steps[format] + least
 
 
 def test_tiny_weights_keep_what_their_scales_can_say() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_places import BITS, SCALE_BYTES, Places
 from packed_samples import KINDS, as_bytes, drawn, packed, same
@@ -90,6 +90,7 @@ def test_padding_stands_for_zero(kind: tuple[str, int | None, str, int]) -> None
         assert zeros is None or not zeros[n:].any()
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from(KINDS),
     st.integers(1, 140),
