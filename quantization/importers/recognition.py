@@ -156,7 +156,7 @@ def _source(config: Config, layer: Tensors) -> str:
 def _by_names(layer: Tensors) -> str:
     if "blocks" in layer:
         return "mxfp4"
-    if "qdata" in layer or hasattr(layer.get("weight"), "tensor_data_names"):
+    if "qdata" in layer or _is_subclass(layer.get("weight")):
         return "torchao"
     if "weight_scale_inv" in layer:
         return "fp8"
@@ -192,7 +192,7 @@ def _by_names(layer: Tensors) -> str:
 def _described(layer: Tensors, name: str, metadata: Mapping[str, str]) -> tuple[Tensors, Config]:
     """torchao's tensors and what there is to know of them, of a tensor or of a file."""
     weight = layer.get("weight")
-    if weight is not None and hasattr(weight, "tensor_data_names"):
+    if weight is not None and _is_subclass(weight):
         return torchao.flattened(weight)
     key = f"{name}.weight" if name else "weight"
     if key not in metadata:
@@ -202,3 +202,8 @@ def _described(layer: Tensors, name: str, metadata: Mapping[str, str]) -> tuple[
             fix="pass metadata=safetensors.safe_open(file, 'pt').metadata()",
         )
     return layer, torchao.described(metadata[key])
+
+
+def _is_subclass(weight: object) -> bool:
+    """Whether it is a tensor of somebody's own class, as torchao's are."""
+    return isinstance(weight, Tensor) and type(weight) not in (Tensor, torch.nn.Parameter)

@@ -73,7 +73,9 @@ def read(tensors: Tensors, description: Config) -> Layer:
     """
     kind = description.get("_type")
     if kind not in KINDS:
-        raise refused(SOURCE, f"a {kind}", rule=f"must be one of {', '.join(KINDS)}")
+        raise refused(
+            SOURCE, f"a tensor of class {kind}", rule=f"must be one of {', '.join(KINDS)}"
+        )
     if "act_pre_scale" in tensors:
         raise refused(SOURCE, "act_pre_scale", rule="activations must not be scaled first")
     data = description.get("_data")

@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
     "sparse": (PACKED, "sparsity_config", configured(sparsity_config={"format": "sparse-24"})),
     "another kind": (
         INTX,
-        "a X: must be one of Int4Tensor",
+        "class X: must be one of Int4Tensor",
         lambda made: made[2].update(_type="X"),
     ),
     "no metadata": (INTX, "no metadata of", lambda made: made[2].clear()),
@@ -227,6 +227,18 @@ def test_experts_are_asked_for_one_by_one() -> None:
             import_weight(case.tensors, case.config, name=NAME, expert=expert)
     with pytest.raises(ProblemError, match="awq: expert=0: the layer must have experts"):
         imported(parts(AWQ), expert=0)
+
+
+def test_a_tensor_of_another_class_is_named() -> None:
+    """torchao's of former releases have a type of 16 bits, like weights that are not quantized."""
+
+    class AffineQuantizedTensor(torch.Tensor):
+        pass
+
+    weight = torch.zeros(8, 8).as_subclass(AffineQuantizedTensor)
+    for config in (None, {"quant_method": "torchao"}):
+        with pytest.raises(ProblemError, match="torchao: a tensor of class AffineQuantizedTensor"):
+            import_weight({"weight": weight}, config)
 
 
 @pytest.mark.parametrize(
