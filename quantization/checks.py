@@ -26,7 +26,8 @@ def metadata_of(
     row = known(format)
     for name, tensor in (("codes", codes), ("scales", scales)):
         require_tensor(name, tensor)
-    able = (*INTEGERS, torch.float8_e4m3fn) if row.nans else INTEGERS
+    own = dtype_of(row.codes)
+    able = INTEGERS if own in INTEGERS else (*INTEGERS, own)
     if codes.dtype not in able:
         raise ProblemError(
             f"codes {codes.dtype}", rule=f"must be one of {listed(able)} for format {format}"

@@ -20,7 +20,7 @@ def stored(codes: Tensor, row: WeightFormat) -> Tensor:
     return raised.bitwise_and(2**row.bits - 1)
 
 
-def codes(stored: Tensor, row: WeightFormat) -> Tensor:
+def from_stored(stored: Tensor, row: WeightFormat) -> Tensor:
     """Return stored codes as they are given, of the type that the format has for them."""
     return (stored - row.offset if row.offset else stored).view(dtype_of(row.codes))
 

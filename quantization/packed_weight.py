@@ -12,8 +12,7 @@ from torch.utils import _pytree
 from warploom.errors import ProblemError
 from warploom.generator.slabs import ROWS
 from warploom.quantization import checks, slabs
-from warploom.quantization.codes import codes as codes_of
-from warploom.quantization.codes import stored
+from warploom.quantization.codes import from_stored, stored
 from warploom.quantization.dequantize import dequantize
 from warploom.quantization.error import ErrorReport, report
 from warploom.quantization.metadata import Metadata
@@ -177,7 +176,7 @@ class PackedWeight:
         """Return codes, scales and zero points of one of slabs.row_ranges, as `unpack` does."""
         m = self.metadata
         part, count = slabs.of_rows(self.data, first, end), end - first
-        found = codes_of(slabs.read(part, m.slab, count, m.k), m.slab.row)
+        found = from_stored(slabs.read(part, m.slab, count, m.k), m.slab.row)
         if self.channel_scales is None:
             return found, *slabs.read_scales(part, m.slab, count, m.groups, m.scale_dtype)
         zeros = self.channel_zeros
