@@ -1,7 +1,10 @@
 // What the programs of both passes' ranges share; Corner and kBack are of the emitted text before it.
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <vector>
 
 static int random_below(int end) { return int(unsigned(rand()) % unsigned(end)); }
 
@@ -12,6 +15,25 @@ static int random_below(int end) { return int(unsigned(rand()) % unsigned(end));
     std::printf("\n");                                     \
     return 1;                                              \
   }
+
+// Counts that a row attends to columns side by side: most of what the programs do, so optimised.
+template <int kColumns> __attribute__((optimize("O3"))) static void count(unsigned char* times) {
+  for (int c = 0; c < kColumns; ++c) ++times[c];
+}
+
+// Each row has attended once to what its bounds leave of the columns, and never to the others.
+static int verify_times(const std::vector<unsigned char>& times, int rows, int columns, int left, int right) {
+  std::vector<unsigned char> wanted(columns);
+  for (int r = 0; r < rows; ++r) {
+    const int begin = std::max(0, std::min(columns, r - left)), end = std::max(begin, std::min(columns - 1, r + right) + 1);
+    std::memset(wanted.data(), 0, columns), std::memset(wanted.data() + begin, 1, end - begin);
+    const unsigned char* found = times.data() + size_t(r) * columns;
+    if (std::memcmp(found, wanted.data(), columns) == 0) continue;
+    for (int c = 0; c < columns; ++c)
+      REQUIRE(found[c] == wanted[c], "%d x %d, left %d, right %d: row %d, column %d: %d", rows, columns, left, right, r, c, found[c]);
+  }
+  return 0;
+}
 
 #ifdef PACKED
 // What cu_seqlens should not hold, and what they may.

@@ -6,6 +6,8 @@ The ranges, masks and turns of the emitted text run on the CPU, and what takes s
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +32,35 @@ def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
     run(host_text(kernel), folder)
 
 
+MASKS, LENGTHS = ("none", "causal", "window"), ("fixed", "packed")
+ORDERS = ((False, 1), (True, 1), (False, 2), (True, 4), (False, 8))  # deterministic, cluster
+TILES = ((64, 64, 64), (80, 128, 64), (64, 128, 192))  # of q, of k and v, the head dimension
+SHARED_ROWS = ((192, 64), (256, 48))  # head dimension, q tile
+
+
+def turns(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every combination of all but the last, which takes turns: any two values are met together.
+
+    What ranges and masks depend on is all there, and each of it with each tile.
+    """
+    *others, last = parameters
+    return [
+        (
+            *(values[i] for values, i in zip(others, places, strict=True)),
+            last[sum(places) % len(last)],
+        )
+        for places in product(*(range(len(values)) for values in others))
+    ]
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    ("deterministic", "cluster"),
-    [(False, 1), (True, 1), (False, 2), (True, 4), (False, 8)],
-    ids=["any_order", "deterministic", "cluster2", "deterministic_cluster4", "cluster8"],
+    ("mask", "lengths", "order", "tile"), turns(MASKS, LENGTHS, ORDERS, TILES), ids=str
 )
-@pytest.mark.parametrize("lengths", ["fixed", "packed"])
-@pytest.mark.parametrize("mask", ["none", "causal", "window"])
-@pytest.mark.parametrize("tile", [(64, 64, 64), (80, 128, 64), (64, 128, 192)], ids=str)
 def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
-    tile: tuple[int, int, int],
-    mask: str,
-    lengths: str,
-    deterministic: bool,
-    cluster: int,
-    tmp_path: Path,
+    mask: str, lengths: str, order: tuple[bool, int], tile: tuple[int, int, int], tmp_path: Path
 ) -> None:
+    deterministic, cluster = order
     q_tile, kv_tile, dim = tile
     operation = AttentionBackwardOperation(
         "bf16",
@@ -66,13 +80,15 @@ def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
 
 
 @needs_compiler
-@pytest.mark.parametrize("deterministic", [False, True], ids=["any_order", "deterministic"])
-@pytest.mark.parametrize("lengths", ["fixed", "packed"])
-@pytest.mark.parametrize("mask", ["none", "causal", "window"])
-@pytest.mark.parametrize(("dim", "q_tile"), [(192, 64), (256, 48)])
+@pytest.mark.parametrize(
+    ("mask", "lengths", "deterministic", "shape"),
+    turns(MASKS, LENGTHS, (False, True), SHARED_ROWS),
+    ids=str,
+)
 def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
-    dim: int, q_tile: int, mask: str, lengths: str, deterministic: bool, tmp_path: Path
+    mask: str, lengths: str, deterministic: bool, shape: tuple[int, int], tmp_path: Path
 ) -> None:
+    dim, q_tile = shape
     fields: Any = (dim, mask, False, lengths, deterministic)
     operation = AttentionBackwardOperation("bf16", *fields)
     schedule = AttentionBackwardSchedule(q_tile, 128, share="rows")
