@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from precompiled import compiled
 
 from warploom.cli.show import nvcc_command
-from warploom.generator.artifact import Artifact
-from warploom.generator.build import build_many
+from warploom.generator.build import build
 from warploom.generator.configurations import smoke
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
@@ -19,21 +19,12 @@ from warploom.generator.store import Store
 from warploom.generator.toolchain import find
 
 SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs}
-
-
-@pytest.fixture(scope="module")
-def artifacts(private_store: Path) -> dict[str, Artifact]:
-    results = build_many(list(SPECS.values()), Store.default())
-    failures = [str(result) for result in results if not isinstance(result, Artifact)]
-    assert failures == []
-    return {result.name: result for result in results if isinstance(result, Artifact)}
+FAMILIES = sorted({spec.operation.family for spec in SPECS.values()})
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
-    name: str, artifacts: dict[str, Artifact]
-) -> None:
-    artifact = artifacts[name]
+def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(name: str) -> None:
+    artifact = compiled(SPECS[name])
     assert name in artifact.resources
     for entry, resources in artifact.resources.items():
         assert entry.startswith(name)
@@ -43,6 +34,15 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(
     # What a thread may have, and what setmaxnreg shares out: in eights, of 65,536 by the threads.
     assert artifact.resources[name].registers <= min(255, 65_536 // schedule.threads // 8 * 8)
     assert artifact.cubin[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_headers_that_are_precompiled_make_no_other_kernel(family: str, tmp_path: Path) -> None:
+    """What is asked of kernels here and in property/test_compiled.py holds for the generator's."""
+    spec = next(spec for spec in SPECS.values() if spec.operation.family == family)
+    quick, built = compiled(spec), build(spec, Store(tmp_path))
+    assert quick.cubin == built.cubin
+    assert (quick.resources, quick.warnings) == (built.resources, built.warnings)
 
 
 @pytest.mark.parametrize("name", SPECS)
