@@ -85,10 +85,13 @@ def recorded() -> list[Any]:
 
 def tabled(operations: Iterable[Any]) -> Iterator[Any]:
     """Every spec of the untuned tables that is legal for one of `operations`."""
-    tables = {_of(path): path for path in sorted(configs().rglob("*schedules.yaml"))}
+    tables = {
+        _of(path): yaml.safe_load(path.read_text())["classes"]
+        for path in sorted(configs().rglob("*schedules.yaml"))
+    }
     for operation in operations:
         family = families()[operation.family]
-        for row in yaml.safe_load(tables[operation.family].read_text())["classes"]:
+        for row in tables[operation.family]:
             if _fits(row, operation):
                 for schedule in row["schedules"]:
                     yield from _legal(family, operation, schedule)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from click.testing import CliRunner
+from forked import Program
 
 from benchmarks import checkouts
-
-ROOT = Path(__file__).parents[2]
 
 
 class Server:
@@ -56,12 +53,5 @@ def test_what_is_measured_takes_nothing_but_the_public_interface() -> None:
         "from benchmarks import checkouts; print(len(checkouts.cells()))\n"
         "print([name for name in set(sys.modules) - before if name.startswith('warploom.')])\n"
     )
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (done,) = forked.run(Program(program))
     assert done.stdout.splitlines() == ["53", "[]"], done.stderr

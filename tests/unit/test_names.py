@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +13,13 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec, parse_name
 
 
-def kernels() -> Iterator[KernelSpec]:
+@functools.cache
+def kernels() -> frozenset[KernelSpec]:
     """Those of the small sets and the candidates, and what records have: tables' choices, too."""
+    return frozenset(_kernels())
+
+
+def _kernels() -> Iterator[KernelSpec]:
     for path in configurations.every():
         if not path.stem.startswith("space"):
             yield from expand_file(path).specs
@@ -25,7 +31,7 @@ def kernels() -> Iterator[KernelSpec]:
 
 
 def test_no_two_kernels_share_a_name_and_each_is_found_by_it() -> None:
-    found = set(kernels())
+    found = kernels()
     assert len(found) > 500
     by_name = {spec.name: spec for spec in found}
     assert len(by_name) == len(found)
