@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,24 @@ from sweeps import SHAPES, SPACE, write_sweep
 
 from warploom import hooks
 from warploom.generator import records_file
+from warploom.generator.records import Records
 from warploom.runtime import records
 from warploom.tuning.problems import Problem, problems
+
+SHIPPED = Path(str(resources.files("warploom.configs")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shipped_records_are_read_once() -> Iterator[None]:
+    """They take a third of a second, and many tests forget what was read."""
+    read, kept = records_file.read, functools.cache(records_file.read)
+
+    def reads(path: Path) -> Records:
+        return kept(path) if path.is_relative_to(SHIPPED) else read(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records_file, "read", reads)
+        yield
 
 
 @pytest.fixture(scope="session")
