@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+# All that is loaded while tests are collected stays: to look for garbage in it takes seconds.
+gc.disable()
 # Each of several processes has its share of the cores: threads that wait for a core of others spin.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     share = max(1, len(os.sched_getaffinity(0)) // int(workers))
@@ -51,6 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="a checkout of FlashAttention 2.8, whose own tests are run against ours",
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -132,7 +132,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
-    process = start(*options, "--pace", 1.0)
+    process = start(*options, "--pace", 0.3)
     signal.signal(signal.SIGINT, before)
     until(lambda: lines(log) >= 8, process)
     process.send_signal(signal.SIGINT)
