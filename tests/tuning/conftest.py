@@ -18,12 +18,12 @@ from warploom.runtime import records
 from warploom.tuning.problems import Problem, problems
 
 SHIPPED = Path(str(resources.files("warploom.configs")))
+read, kept = records_file.read, functools.cache(records_file.read)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # of these modules alone: others come after them
 def shipped_records_are_read_once() -> Iterator[None]:
     """They take a third of a second, and many tests forget what was read."""
-    read, kept = records_file.read, functools.cache(records_file.read)
 
     def reads(path: Path) -> Records:
         return kept(path) if path.is_relative_to(SHIPPED) else read(path)
