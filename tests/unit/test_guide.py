@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import forked
 import pytest
+import shell
 from forked import Program
 
 import warploom
@@ -50,18 +48,6 @@ def first_column(text: str, header: str = "") -> list[str]:
     return [word for row in rows for word in re.findall(r"\w+", row)]
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every configuration that the guide and the families' pages say to save."""
@@ -77,7 +63,7 @@ def test_every_command_that_needs_no_gpu_works(folder: Path) -> None:
     commands = [line.removeprefix("$ ") for line in lines.splitlines() if line.startswith("$ ")]
     assert len(commands) > 10
     for command in commands:
-        done = run(command, folder)
+        done = shell.run(command, folder)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
@@ -92,7 +78,7 @@ def test_every_program_that_needs_no_gpu_works(page: str, folder: Path) -> None:
 def test_the_configuration_of_the_readme_is_one(folder: Path) -> None:
     (block,) = blocks(README, "yaml")
     (folder / "readme.yaml").write_text(block)
-    done = run("warploom list readme.yaml", folder)
+    done = shell.run("warploom list readme.yaml", folder)
     assert len(done.stdout.splitlines()) == 1, done.stderr
 
 
@@ -147,7 +133,7 @@ def test_commands_that_need_a_gpu_have_the_options_that_they_are_given() -> None
     commands = re.findall(programs, text, re.MULTILINE)
     assert commands
     for program in dict(commands):
-        done = run(f"{program} --help", ROOT)
+        done = shell.run(f"{program} --help", ROOT)
         given = " ".join(arguments for other, arguments in commands if other == program)
         missing = set(re.findall(r"--\w+", given)) - set(re.findall(r"--\w+", done.stdout))
         assert missing == set(), (program, done.stderr)
