@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from click.testing import CliRunner, Result
 from disks import limited
+from forked import Program, Running
 from sweeps import GPU, SHAPES, entries, own_share, write_sweep
 
 from warploom.cli import main, tune
@@ -30,17 +31,9 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["tune", *map(str, arguments)])
 
 
-def start(*arguments: object, **keywords: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "warploom", "tune", *map(str, arguments)]
-    path = os.pathsep.join(sys.path)
-    return subprocess.Popen(
-        command,
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **keywords,
-    )
+def start(*arguments: object) -> Running:
+    code = "from warploom.cli import main; main()"
+    return forked.begin(Program(code, ["tune", *map(str, arguments)]))
 
 
 def picks(path: Path) -> dict[Any, Any]:
@@ -96,12 +89,15 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def until(condition: Any, process: subprocess.Popen[str]) -> None:  # noqa: ANN401 (a function)
+def until(condition: Callable[[], bool], running: Running) -> int:
+    """Wait for what a process does that runs, and return its id."""
+    (process,) = running.processes
     end = time.monotonic() + 600
     while not condition():
-        assert process.poll() is None, process.communicate()
+        assert Path(f"/proc/{process}").exists(), running.wait()
         assert time.monotonic() < end
         time.sleep(0.01)
+    return process
 
 
 def test_a_run_killed_at_any_time_goes_on_and_ends_as_if_it_had_not_been(
@@ -113,10 +109,10 @@ def test_a_run_killed_at_any_time_goes_on_and_ends_as_if_it_had_not_been(
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
     for more in (14, 20, 15):
         before = lines(log)
-        process = start(*options, "--pace", 0.2)
-        until(lambda before=before, more=more: lines(log) >= before + more, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        running = start(*options, "--pace", 0.2)
+        enough = before + more
+        os.kill(until(lambda enough=enough: lines(log) >= enough, running), signal.SIGKILL)
+        assert running.wait()[0].returncode == -signal.SIGKILL
         assert len(journal.read(log)) >= before + more - 1  # the first line is its head
     measured = lines(log)
     done = run(*options)
@@ -131,15 +127,12 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
 ) -> None:
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
-    process = start(*options, "--pace", 0.3)
-    signal.signal(signal.SIGINT, before)
-    until(lambda: lines(log) >= 8, process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert "the same command goes on" in err and "not reached" in out
-    assert "Traceback" not in err
+    running = start(*options, "--pace", 0.3)
+    os.kill(until(lambda: lines(log) >= 8, running), signal.SIGINT)
+    (ended,) = running.wait()
+    assert ended.returncode == 130
+    assert "the same command goes on" in ended.stderr and "not reached" in ended.stdout
+    assert "Traceback" not in ended.stderr
     assert run(*options).exit_code == 0
     assert len(picks(records)) == 3
 
@@ -147,12 +140,12 @@ def test_an_interrupt_keeps_what_is_done_and_says_so(
 def test_two_runs_do_not_share_a_journal(space: Path, sweep: Path, tmp_path: Path) -> None:
     records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
     options = (space, "--shapes", ALL, "--records", records, "--replay", sweep)
-    process = start(*options, "--pace", 1.0)
-    until(lambda: lines(log) >= 2, process)
+    running = start(*options, "--pace", 1.0)
+    process = until(lambda: lines(log) >= 2, running)
     done = run(*options)
+    os.kill(process, signal.SIGKILL)
+    running.wait()
     assert done.exit_code == 1 and "one run at a time" in done.stderr
-    process.kill()
-    process.communicate()
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(

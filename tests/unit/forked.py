@@ -25,6 +25,7 @@ gc.freeze()  # a program that ends would look for garbage in all of torch
 
 def begin(program, out, err):
     signal.alarm(240)  # seconds, after which it is ended
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else nohup's is inherited
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
     os.chdir(program["folder"])
@@ -50,6 +51,7 @@ for line in sys.stdin:
         if not process:
             begin(program, out, err)
         running.append((process, out, err))
+    print(json.dumps([process for process, *_ in running]), file=answers, flush=True)
     told = []
     for process, out, err in running:
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -78,13 +80,35 @@ class Ended:
     stderr: str
 
 
+@dataclass(frozen=True)
+class Running:
+    """Programs that were begun beside each other; no others begin before these have ended."""
+
+    processes: Sequence[int]  # their ids
+
+    def wait(self) -> list[Ended]:
+        """Wait until all have ended."""
+        return [Ended(*one) for one in _answer()]
+
+
 def run(*programs: Program) -> list[Ended]:
     """Run programs beside each other, and wait for all; they see no GPU's state of this process."""
+    return begin(*programs).wait()
+
+
+def begin(*programs: Program) -> Running:
+    """Run programs beside each other, without waiting: they may be sent signals."""
     server = _server()
-    assert server.stdin and server.stdout
+    assert server.stdin
     server.stdin.write(json.dumps([_asked(program) for program in programs]) + "\n")
     server.stdin.flush()
-    return [Ended(*one) for one in json.loads(server.stdout.readline())]
+    return Running(_answer())
+
+
+def _answer() -> Any:  # noqa: ANN401 (of JSON)
+    server = _server()
+    assert server.stdout
+    return json.loads(server.stdout.readline())
 
 
 def _asked(program: Program) -> dict[str, Any]:
