@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from precompiled import compiled_text
 
 from warploom.cli import main
 from warploom.errors import CompilationError
-from warploom.generator import toolchain
+from warploom.generator import toolchain, workers
 from warploom.generator.artifact import Artifact
-from warploom.generator.build import build
+from warploom.generator.build import build_many
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import every, names
 from warploom.generator.render import render
@@ -56,6 +57,12 @@ def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled in this process: that workers do it, one of the tests here is about."""
+    monkeypatch.setattr(workers.Worker, "compile", compiled_text)
 
 
 def test_list_gives_the_names_in_the_order_of_the_file() -> None:
@@ -181,6 +188,7 @@ def refuse_after(kernels: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Directory, "write_cubin", write_cubin)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_compile_that_stores_nothing_fails(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +204,7 @@ def test_compile_that_stores_nothing_fails(
     assert "file cannot be written" in error["rule"] and "WARPLOOM_CACHE_DIR" in error["fix"]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_compile_on_a_disk_that_fills_up_counts_what_is_stored_and_names_what_is_not(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,9 +223,10 @@ def test_compile_on_a_disk_that_fills_up_counts_what_is_stored_and_names_what_is
     assert (again["stored before"], again["compiled"], again["stored"]) == (1, 1, 1)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_show_gives_fields_resources_commands_and_source(private_store: Path) -> None:
     spec = SPECS[0]
-    build(spec)
+    build_many([spec])
     shown = report("show", spec.name)
     assert shown["source"] == render(spec)
     assert (shown["digest"], shown["stored"]) == (spec.digest, True)
@@ -254,6 +264,7 @@ def test_a_compilation_that_is_stopped_says_what_is_stored(
     assert "Stopped: 1 of 1 kernels are stored; the same command goes on" in result.stderr
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_show_takes_a_digest_and_a_file_of_the_name(small: Path, private_store: Path) -> None:
     spec = SPECS[3]
     for written in (spec.digest[:8], spec.digest, f"some/{spec.name}.cu", f"{spec.name}.cubin"):
