@@ -56,8 +56,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    from gpu_session import is_gpu_session  # a plugin by now
+
     gc.enable()
+    if not is_gpu_session(session.config):  # where garbage holds a GPU's memory
+        gc.set_threshold(20_000)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
