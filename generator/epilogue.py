@@ -1,9 +1,9 @@
 """The epilogue algebra: an ordered tuple of steps between the accumulators and D.
 
 This is the one table of steps. A step is a frozen dataclass here, a C++ part of the same name under
-templates/gemm/epilogue/, and a class in runtime/families/gemm/steps/ that knows torch's tensors;
-nothing else knows a step by name. A part works on a fragment of two rows by two columns in logical
-coordinates, so it does not depend on which side of wgmma is m.
+templates/_product/epilogue/, and a class in runtime/families/_product/steps/ that knows torch's
+tensors; nothing else knows a step by name. A part works on a fragment of two rows by two columns in
+logical coordinates, so it does not depend on which side of wgmma is m.
 """
 
 # ruff: noqa: D102 (the steps' properties are those that Step documents)

@@ -28,7 +28,7 @@ class Step:
     """What every step declares.
 
     step        its tag in YAML, and what its C++ part is called where there is one for all of it
-    arguments   the words by which a call's items ask for it, see runtime/families/gemm/steps
+    arguments   the words by which a call's items ask for it, see runtime/families/_product/steps
     auxiliary   its tensor is an output of its own: its C++ part is told the place in D of what it
                 is given, and finishes after the last tile
     partial     its C++ part stores sums over a few rows, which a launch of its own adds up
@@ -78,7 +78,7 @@ class Step:
     @property
     def parts(self) -> tuple[str, ...]:
         """The files that define the step's C++ class: under templates/, where a folder is named,
-        else under templates/gemm/epilogue/.
+        else under templates/_product/epilogue/.
         """
         return (f"{self.step}.cuh",)
 

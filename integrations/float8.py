@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch.autograd.function import once_differentiable
 
+from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.gemm.api import gemm
-from warploom.runtime.families.gemm.epilogue import Item
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 RECIPES: tuple[str, ...] = get_args(Recipe)

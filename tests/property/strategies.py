@@ -15,19 +15,17 @@ from warploom.generator.architectures import ARCHITECTURES, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import MOST_STEPS, STEPS, legal
 from warploom.generator.families import family
+from warploom.generator.families._product import Batches
+from warploom.generator.families._product import tiles as tile_count
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.gemm import (
-    Batches,
     GemmOperation,
     GemmProblem,
     GemmSchedule,
-)
-from warploom.generator.families.gemm import (
-    tiles as tile_count,
 )
 from warploom.generator.families.gemm.rules import CLUSTERS
 from warploom.generator.specification import KernelSpec

@@ -67,7 +67,7 @@ ATTENTION = {"attention_forward", "attention_backward"}
     ("file", "stale"),
     [
         ("generator/families/gemm/rules.py", {"gemm", "integrations"}),
-        ("templates/gemm/epilogue/bias.cuh", {"gemm", "integrations"}),
+        ("templates/_product/epilogue/bias.cuh", {"gemm", "integrations"}),
         ("runtime/families/attention_forward/plan.py", {"attention_forward", "integrations"}),
         ("templates/_attention/tile.cuh", {*ATTENTION, "integrations"}),
         ("runtime/families/_attention/mask.py", {*ATTENTION, "integrations"}),

@@ -6,7 +6,7 @@ from warploom.generator.families.family import Family
 from warploom.generator.families.gemm import launch, model, rules, template
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.parameters import parameters
-from warploom.generator.families.gemm.problem import Batches, GemmProblem, tiles
+from warploom.generator.families.gemm.problem import GemmProblem
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
     Accumulation,
@@ -14,7 +14,6 @@ from warploom.generator.families.gemm.schedule import (
     GemmSchedule,
     GemmSpec,
     Layout,
-    Store,
 )
 from warploom.generator.families.gemm.shape import (
     GemmShape,
@@ -28,16 +27,13 @@ from warploom.generator.families.gemm.tailored import tailored
 __all__ = [
     "FAMILY",
     "Accumulation",
-    "Batches",
     "GemmOperation",
     "GemmProblem",
     "GemmSchedule",
     "GemmShape",
     "Layout",
-    "Store",
     "complete",
     "gemm_layout",
-    "tiles",
 ]
 
 

@@ -1,8 +1,4 @@
-"""GEMM's shared memory and registers, derived from operation and schedule.
-
-D is finished by chunks: 64 rows of as many columns as staging rows (their span) and registers
-allow. All figures are bytes, or 32-bit registers of a thread.
-"""
+"""GEMM's shared memory and registers, derived from operation and schedule."""
 
 from __future__ import annotations
 
@@ -10,63 +6,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
 )
-from warploom.generator.tensor_maps import SPANS, OperandTile, operand_tile
-from warploom.generator.wgmma import WARPGROUP, WGMMA_M
-
-STORE_BUFFERS = 2  # staging buffers per consumer: one being filled, one being stored
-REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of consumers
-# Beside accumulators and the operands of a chunk, fitted to what a few hundred specs compiled to:
-# addressing takes so many registers, and each fragment in work so many more.
-BASE_REGISTERS = {"tma": 40, "direct": 56}
-FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
+from warploom.generator.tensor_maps import OperandTile, operand_tile
+from warploom.generator.wgmma import WARPGROUP
 
 
 @dataclass(frozen=True, slots=True)
-class GemmLayout:
+class GemmLayout(ProductLayout):
     """Where everything of one block lies."""
 
-    a: OperandTile
     b: OperandTile
-    chunk_columns: int  # of wgmma, that are finished, staged and stored at a time
-    store_box: tuple[int, int]  # columns and rows of D in a staging buffer; (0, 0): none
-    store_span: int  # bytes of a row of the staging buffers
-    stages: int
-    consumers: int
-    sums_bytes: int  # accumulators of a tile
-    registers: int  # that a consumer's thread is expected to need
-    register_budget: int  # that it may have
-    parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
-
-    @property
-    def trims_a(self) -> bool:
-        """Whether tiles load no row of A past the last: their boxes have a row for each of A's."""
-        return self.a.k_major
 
     @property
     def stage_bytes(self) -> int:
         """Operand bytes of one stage: what its full barrier expects."""
         return self.a.bytes + self.b.bytes
-
-    @property
-    def store_bytes(self) -> int:
-        """All staging buffers of D."""
-        return self.consumers * STORE_BUFFERS * self.store_box[1] * self.store_span
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Everything but the stages, with room to align the base to 1024."""
-        return -(-self.store_bytes // 1024) * 1024
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of the launch: stages, staging, a pair of barriers a stage."""
-        stages = self.stages * (self.stage_bytes + 2 * 8)
-        return -(-(self.fixed_bytes + stages) // 1024) * 1024
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -74,12 +32,10 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     """Lay out a schedule, legal or not."""
     m, n, k = schedule.tile
     cluster_m, cluster_n = schedule.cluster
-    chunk_columns, registers = _chunk(operation, schedule)
-    box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
-    store_box = box if schedule.store == "tma" else (0, 0)
-    budget = _budget(schedule)
+    chunk_columns, registers = chunk(operation, schedule, _accumulators(operation, schedule))
+    box = store_box(schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
-    left = budget - registers - element(operation.a).is_integer
+    left = budget(schedule) - registers - element(operation.a).is_integer
     return GemmLayout(
         a=operand_tile(
             element(operation.a),
@@ -96,65 +52,18 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
             blocks=cluster_m,
         ),
         chunk_columns=chunk_columns,
-        store_box=store_box,
-        store_span=store_box[0] * element(operation.d).bits // 8,
+        store_box=box,
+        store_span=box[0] * element(operation.d).bits // 8,
         stages=schedule.stages,
         consumers=schedule.consumers,
         sums_bytes=4 * m * n,
         registers=registers,
-        register_budget=budget,
+        register_budget=budget(schedule),
         parts_in_flight=16 if left >= 16 * 4 else 8,
     )
 
 
-def _budget(schedule: GemmSchedule) -> int:
-    """Registers of a consumer's thread: two consumers take what the producer leaves of all."""
-    launched = REGISTERS[schedule.consumers]
-    return (
-        (3 * launched - schedule.producer_registers) // 2 if schedule.consumers == 2 else launched
-    )
-
-
-def _chunk(operation: GemmOperation, schedule: GemmSchedule) -> tuple[int, int]:
-    """Columns of a chunk, the most with which registers suffice, and those registers."""
-    columns, registers = 0, 0
-    for columns in chunks(operation, schedule) or [8]:
-        registers = _registers(operation, schedule, columns // 8)
-        if registers <= _budget(schedule):
-            break
-    return columns, registers
-
-
-def chunks(operation: GemmOperation, schedule: GemmSchedule) -> list[int]:
-    """The widths that a chunk may have, the widest first; none where D cannot be staged.
-
-    A row of D's in a staging buffer is one of TMA's spans, and as wide as the chunk; swapped, it
-    is 64 elements long, and the width is the number of rows: 16 for what one stmatrix turns.
-    """
-    widths = [64, 32, 16, 8]
-    if schedule.store == "tma":
-        spans = [8 * span // element(operation.d).bits for span in SPANS]
-        widths = [64, 32, 16] if schedule.swap else [width for width in spans if width >= 8]
-    return [width for width in widths if schedule.finished % width == 0]
-
-
-def _registers(operation: GemmOperation, schedule: GemmSchedule, fragments: int) -> int:
-    accumulators = schedule.rows * schedule.columns // (WARPGROUP * schedule.sharing)
-    promoted = 2 if operation.accumulation == "promoted" else 1
-    pairs = "tma" if schedule.store == "tma" and not schedule.swap else "direct"
-    operands = sum(
-        step.registers(paired=pairs == "tma")
-        for step in operation.epilogue
-        if held(step, schedule) != "block"
-    )
-    work = operands + FRAGMENT_REGISTERS[pairs] if operation.epilogue else 0
-    return promoted * accumulators + fragments * work + BASE_REGISTERS[pairs]
-
-
-def held(step: EpilogueStep, schedule: GemmSchedule) -> str:
-    """For how long a thread holds what a step reads: one `block` of 64 rows of wgmma, in which its
-    rows stay the same, or one `fragment`; or `nothing`. A step with an output gets the `place`.
-    """
-    if step.auxiliary or step.reads == "nothing":
-        return "place" if step.auxiliary else "nothing"
-    return "block" if step.reads == ("column" if schedule.swap else "row") else "fragment"
+def _accumulators(operation: GemmOperation, schedule: GemmSchedule) -> int:
+    """Registers of a thread that have sums."""
+    one = schedule.rows * schedule.columns // (WARPGROUP * schedule.sharing)
+    return (2 if operation.accumulation == "promoted" else 1) * one

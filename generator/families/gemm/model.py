@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
+from warploom.generator.families._product.cut import cut
 from warploom.generator.families.gemm.constants import START
-from warploom.generator.families.gemm.cut import cut
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape

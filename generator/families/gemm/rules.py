@@ -10,7 +10,8 @@ from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import element
 from warploom.generator.epilogue import legal
-from warploom.generator.families.gemm.layout import chunks, gemm_layout
+from warploom.generator.families._product.layout import chunks
+from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason

@@ -10,21 +10,24 @@ from typing import Literal
 
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.families._product import (
+    ProductOperation,
+    ProductSchedule,
+    Raster,
+    Roles,
+    Store,
+)
 from warploom.generator.knob import ANY, frozen, knob
 from warploom.generator.specification import KernelSpec
-from warploom.generator.wgmma import WARPGROUP
 
 Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
 Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
-Roles = Literal["cooperative", "pingpong"]
-Raster = Literal["along_m", "along_n"]
-Store = Literal["tma", "direct"]
 
 
 @frozen
-class GemmOperation:
+class GemmOperation(ProductOperation):
     """What is computed. Accumulation is fp32, or int32 for int8 operands; then the epilogue."""
 
     a: Input = knob(name="{}|{}_{}_{}", doc="element type of A [M, K]")
@@ -64,7 +67,7 @@ class GemmOperation:
 
 
 @frozen
-class GemmSchedule:
+class GemmSchedule(ProductSchedule):
     """How it is computed."""
 
     tile: tuple[int, int, int] = knob(
@@ -148,46 +151,6 @@ class GemmSchedule:
         doc="clusters share the k of tiles that do not fill a wave, so that all end together: "
         "sums go through memory, and are added in one order",
     )
-
-    @property
-    def threads(self) -> int:
-        """Threads of one block."""
-        return WARPGROUP * (1 + self.consumers)
-
-    @property
-    def multicast(self) -> int:
-        """Blocks that load their operands together."""
-        return self.cluster[0] * self.cluster[1]
-
-    @property
-    def along_both(self) -> bool:
-        """Whether a block shares A with some blocks of its cluster, and B with others."""
-        return min(self.cluster) > 1
-
-    @property
-    def cluster_size(self) -> int:
-        """Blocks of one cluster."""
-        return self.multicast * self.split
-
-    @property
-    def rows(self) -> int:
-        """Rows of wgmma in one tile: its m, or its n when swapped."""
-        return self.tile[1] if self.swap else self.tile[0]
-
-    @property
-    def columns(self) -> int:
-        """Columns of wgmma in one tile, of one instruction."""
-        return self.tile[0] if self.swap else self.tile[1]
-
-    @property
-    def finished(self) -> int:
-        """Columns of wgmma in one tile that one block finishes."""
-        return self.columns // max(1, self.split)
-
-    @property
-    def sharing(self) -> int:
-        """Consumers that share one tile."""
-        return self.consumers if self.roles == "cooperative" else 1
 
 
 GemmSpec = KernelSpec[GemmOperation, GemmSchedule]

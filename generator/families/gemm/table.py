@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.gemm.cut import cut
-from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, Store
+from warploom.generator.families._product import Store
+from warploom.generator.families._product.cut import cut
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.families.table import Demand, Feature, Row, Table
 from warploom.generator.launches import DeviceLimits

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_forward import reference as forward
@@ -31,7 +32,6 @@ from warploom.runtime.families.attention_forward.reference import (
     score_error,
     scores,
 )
-from warploom.runtime.families.gemm.reference import accumulated
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_backward.call import BackwardCall

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from warploom.generator.families._attention import UNBOUNDED
+from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.families.gemm.reference import accumulated
 
 _CHUNK = 1 << 25  # scores held at a time
 FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation

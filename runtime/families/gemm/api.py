@@ -11,11 +11,11 @@ from torch.autograd import forward_ad
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import named
+from warploom.runtime.families._product.epilogue import Item, Keywords
+from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm import gradient, operators
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.epilogue import Item, Keywords
-from warploom.runtime.families.gemm.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.families.gemm.operands import check_gradient_options
 from warploom.runtime.families.gemm.plan import GemmPlan
@@ -57,7 +57,7 @@ def gemm(
     the residual. All of these may have the batches of the result before the dimensions given here.
     activation is relu, gelu, gelu_tanh or silu. amax, an fp32 tensor of one element, is raised to
     the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
-    any other order, as a list of items (see `runtime/families/gemm/steps`). `out` may be
+    any other order, as a list of items (see `runtime/families/_product/steps`). `out` may be
     exactly the residual. `spec` names the kernel.
 
     The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with

@@ -12,10 +12,12 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
-from warploom.runtime.families.gemm import epilogue, reference
-from warploom.runtime.families.gemm.epilogue import Item
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.epilogue import Item
+from warploom.runtime.families._product.operands import check_apart
+from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
-from warploom.runtime.families.gemm.operands import check_apart, named, refuse_grad
+from warploom.runtime.families.gemm.operands import named, refuse_grad
 from warploom.runtime.families.gemm.problem import CheckedCall, Options, check_call
 from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
 
@@ -143,7 +145,7 @@ class GemmCall:
         """Raise ProblemError for memory that is missing or shared, and for numbers not finite."""
         a, b, listed = self.a, self.b, self.listed
         require_memory(named(a, b, results, listed))
-        check_apart(results, a, b, listed)
+        check_apart(results, (("a", a), ("b", b)), listed)
         epilogue.check_finite(listed)
 
     def compute(self, details: CheckedCall, results: torch.Tensor) -> None:

@@ -11,11 +11,11 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime.call import Call
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families.gemm import api
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.families.gemm.samples import GemmData
-from warploom.runtime.families.gemm.steps import step_of
 from warploom.runtime.families.gemm.trial import GemmTrial
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make

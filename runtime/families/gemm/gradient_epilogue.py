@@ -12,13 +12,13 @@ import torch
 from warploom.generator.epilogue import Activation, Bias, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.step import Reads
+from warploom.runtime.families._product.reference import apply
+from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps.operand import Extents, natural
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.activation_backward.api import activation_backward
-from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_products import Scales, factor_type, product
 from warploom.runtime.families.gemm.gradient_rule import A, B, Metadata, Place, Rule
-from warploom.runtime.families.gemm.steps import step_of
-from warploom.runtime.families.gemm.steps.operand import Extents, natural
-from warploom.runtime.families.gemm.steps.step import Item
 
 Found = dict[Place, torch.Tensor]  # gradients of the items' tensors
 
@@ -125,7 +125,7 @@ def composite(
             if place in wanted and one is not None
         }
         given = [leaves.get(place, one) for place, one in enumerate(tensors)]
-        d = reference.apply(x, rule.listed(given, numbers))
+        d = apply(x, rule.listed(given, numbers))
         asked = [x] * x.requires_grad + list(leaves.values())
         found = list(torch.autograd.grad(d, asked, g.to(d.dtype)))
     of_products = found.pop(0) if x.requires_grad else None

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from warploom.runtime.families._product.operands import matrix
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import A, B, Rule
-from warploom.runtime.families.gemm.operands import matrix
 from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import without_memory
 from warploom.runtime.plan import Plan, planned

@@ -13,12 +13,12 @@ from math import prod
 import torch
 
 from warploom.generator.families.gemm import Accumulation
+from warploom.runtime.families._product.batches import broadcast
+from warploom.runtime.families._product.operands import matrix
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import plan as plans
-from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import Metadata, is_column_major
-from warploom.runtime.families.gemm.operands import matrix
-from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.tensors import WithoutMemoryError
 
 E5M2 = torch.float8_e5m2

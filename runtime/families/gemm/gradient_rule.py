@@ -16,8 +16,8 @@ import torch
 
 from warploom.generator.epilogue import MOST_STEPS, Activation, Bias, Residual, Scale
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.families.gemm.steps import OUTPUTS, step_of
-from warploom.runtime.families.gemm.steps.step import Item
+from warploom.runtime.families._product.steps import OUTPUTS, step_of
+from warploom.runtime.families._product.steps.step import Item
 
 Preactivation = Literal["save", "recompute"]
 Way = Literal["linear", "output", "save", "recompute", "composite"]

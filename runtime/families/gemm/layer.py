@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import torch
 
+from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm.api import gemm
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm.gradient import gradients, once
 from warploom.runtime.families.gemm.gradient_plans import Ways, simple
 from warploom.runtime.families.gemm.gradient_rule import (

@@ -9,6 +9,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from warploom.generator.families.gemm import Accumulation
+from warploom.runtime.families._product.steps import unflatten
+from warploom.runtime.families._product.steps.step import Given, Item
 from warploom.runtime.families.gemm.gradient import gradients, once
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
@@ -19,8 +21,6 @@ from warploom.runtime.families.gemm.gradient_rule import (
     rule,
     way_of,
 )
-from warploom.runtime.families.gemm.steps import unflatten
-from warploom.runtime.families.gemm.steps.step import Given, Item
 from warploom.runtime.operator import is_distributed
 
 

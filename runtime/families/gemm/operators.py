@@ -15,9 +15,13 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime.families._product.batches import broadcast
+from warploom.runtime.families._product.operands import unseen
+from warploom.runtime.families._product.result import result_type
+from warploom.runtime.families._product.steps import KINDS, flatten
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import plan as gemms
 from warploom.runtime.families.gemm import vmap
-from warploom.runtime.families.gemm.batches import broadcast
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
@@ -31,7 +35,6 @@ from warploom.runtime.families.gemm.graph_trees import keep_in_place, refuse_cop
 from warploom.runtime.families.gemm.operands import (
     refuse_grad,
     requiring_grad,
-    unseen,
     written_unseen,
 )
 from warploom.runtime.families.gemm.operator_gradients import (
@@ -43,9 +46,6 @@ from warploom.runtime.families.gemm.operator_gradients import (
     listed_of,
     save,
 )
-from warploom.runtime.families.gemm.result import result_type
-from warploom.runtime.families.gemm.steps import KINDS, flatten
-from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.operator import is_distributed, register
 
 

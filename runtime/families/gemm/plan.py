@@ -19,9 +19,9 @@ from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.families.gemm import epilogue
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.epilogue import Keywords
 from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.epilogue import Keywords
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.problem import CheckedCall
 from warploom.runtime.launch_plan import LaunchPlan

@@ -14,20 +14,21 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
+from warploom.generator.families._product import Store
 from warploom.generator.families.gemm import (
     Accumulation,
     GemmOperation,
     GemmProblem,
     GemmShape,
-    Store,
 )
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import NAMES, name_of
-from warploom.runtime.families.gemm import epilogue
-from warploom.runtime.families.gemm.batches import broadcast
-from warploom.runtime.families.gemm.epilogue import BoundEpilogue, Item, Keywords
-from warploom.runtime.families.gemm.operands import Copy, layouts, place_operand
-from warploom.runtime.families.gemm.result import check_out, result_type, storing
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.batches import broadcast
+from warploom.runtime.families._product.epilogue import BoundEpilogue, Item, Keywords
+from warploom.runtime.families._product.operands import Copy, place_operand
+from warploom.runtime.families._product.result import check_out, result_type, storing
+from warploom.runtime.families.gemm.operands import layouts
 from warploom.runtime.tensors import require_one_device
 
 INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])

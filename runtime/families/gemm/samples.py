@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from warploom.generator.epilogue import columns
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.gemm.steps import STEPS
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Draws, Item
+from warploom.runtime.families._product.samples import items
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Draws, Item
 from warploom.runtime.trial import generator, wrong
 
 
@@ -39,18 +38,13 @@ class GemmData:
         operation, shape = self.operation, self.shape
         a = self._matrix(operation.a, shape.m, shape.k, across=operation.layout_a == "col")
         b = self._matrix(operation.b, shape.k, shape.n, across=operation.layout_b == "col")
+        at = Extents(self._batches, shape.m, shape.n)
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
-        return Operands(a, b, tuple(self._items()), wrong(out))
+        return Operands(a, b, tuple(items(operation.epilogue, self._draws, at)), wrong(out))
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""
         extents = (columns, rows) if across else (rows, columns)
         found = self._draws.values(element, (*self._batches, *extents))
         return found.mT if across else found
-
-    def _items(self) -> Iterator[Item]:
-        at = Extents(self._batches, self.shape.m, self.shape.n)
-        for step in self.operation.epilogue:
-            yield STEPS[step.step].sample(step, self._draws, at)
-            at = replace(at, n=step.columns(at.n))

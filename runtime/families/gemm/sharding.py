@@ -16,12 +16,12 @@ from torch.distributed.tensor import Partial, Placement, Replicate
 
 from warploom.generator.epilogue import Bias, Residual, Scale
 from warploom.generator.step import Reads
+from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import gradient, gradient_rule
 from warploom.runtime.families.gemm.gradient_rule import A, B, GradientOptions
 from warploom.runtime.families.gemm.operator_gradients import WIDTH, Call, listed_of
-from warploom.runtime.families.gemm.steps import step_of
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Item
 from warploom.runtime.sharding import Layout, Rule, register, split
 
 Axes = tuple[int | None, ...]  # of each dimension of a tensor; None: it has one element there

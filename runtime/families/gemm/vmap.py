@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from warploom.errors import ProblemError
+from warploom.runtime.families._product.steps import flatten, step_of
+from warploom.runtime.families._product.steps.operand import Extents, natural
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.operator_gradients import WIDTH, Call, Outputs, listed_of
-from warploom.runtime.families.gemm.steps import flatten, step_of
-from warploom.runtime.families.gemm.steps.operand import Extents, natural
-from warploom.runtime.families.gemm.steps.step import Item
 
 Dimension = int | None  # of vmap, in a tensor
 _VECTORS = {"row": "scale_row", "column": "scale_column"}

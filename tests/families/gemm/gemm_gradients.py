@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import warploom
-from warploom.runtime.families.gemm import reference
+from warploom.runtime.families._product.reference import apply
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -43,7 +43,7 @@ def exact(
         (kind, leaf(x.detach().double()) if isinstance(x, torch.Tensor) else x, *rest)
         for kind, x, *rest in items
     ]
-    d = reference.apply(torch.matmul(a, b), wide)
+    d = apply(torch.matmul(a, b), wide)
     return torch.autograd.grad(
         d, leaves_of(a, b, wide), dd.double(), allow_unused=True, materialize_grads=True
     )

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warploom
-from warploom.generator.families.gemm import Batches
-from warploom.runtime.families.gemm.batches import batches, broadcast, stacked, step_pitch
-from warploom.runtime.families.gemm.operands import Copy
+from warploom.generator.families._product import Batches
+from warploom.runtime.families._product.batches import batches, broadcast, stacked, step_pitch
+from warploom.runtime.families._product.operands import Copy
 from warploom.runtime.families.gemm.problem import Options, check_call
 
 BF16 = torch.bfloat16

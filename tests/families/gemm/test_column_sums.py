@@ -10,17 +10,17 @@ import torch
 import warploom
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Bias, ColumnSum, EpilogueStep
+from warploom.generator.families._product import Batches
 from warploom.generator.families.gemm import (
     FAMILY,
-    Batches,
     GemmOperation,
     GemmProblem,
     GemmSchedule,
 )
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._product.epilogue import bind
 from warploom.runtime.families.gemm import operators
-from warploom.runtime.families.gemm.epilogue import bind
 
 BF16 = torch.bfloat16
 M, K, N = 11, 24, 13

@@ -14,7 +14,8 @@ import pytest
 from edges import H200, counts, largest
 from host import build, needs_compiler
 
-from warploom.generator.families.gemm import GemmOperation, GemmProblem, complete, tiles
+from warploom.generator.families._product import tiles
+from warploom.generator.families.gemm import GemmOperation, GemmProblem, complete
 from warploom.generator.limits import LARGEST
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec

@@ -10,6 +10,7 @@ import torch
 import warploom
 from warploom.generator.families.gemm import Accumulation, GemmOperation
 from warploom.generator.specification import parse_name
+from warploom.runtime.accumulation import accumulated
 from warploom.runtime.families.gemm import reference
 
 BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
@@ -232,10 +233,9 @@ def test_an_accumulation_is_part_of_the_kernel_that_is_chosen(
 
 def test_promoted_sums_are_allowed_less_error_the_longer_they_are() -> None:
     shares = [
-        reference.accumulated(E4M3, k, "promoted") / reference.accumulated(E4M3, k, "fast")
-        for k in (128, 1024, 8192)
+        accumulated(E4M3, k, "promoted") / accumulated(E4M3, k, "fast") for k in (128, 1024, 8192)
     ]
     assert shares[0] == pytest.approx(1, rel=1e-3)
     assert shares[1] == pytest.approx(5 / 33, rel=1e-2)  # 1 + 4 steps of 32, and 1 + 32
     assert shares[2] == pytest.approx(5 / 257, rel=1e-2)
-    assert reference.accumulated(BF16, 4096, "promoted") == reference.accumulated(BF16, 4096)
+    assert accumulated(BF16, 4096, "promoted") == accumulated(BF16, 4096)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import TORCH, unit_roundoff
 from warploom.runtime.families.gemm import reference
 
@@ -100,5 +101,5 @@ def test_the_roundoff_of_integers_is_none() -> None:
     assert unit_roundoff(torch.int32) == 0
     assert unit_roundoff(torch.bfloat16) == 2.0**-8
     assert unit_roundoff(torch.float16) == 2.0**-11
-    assert reference.accumulated(torch.int8, 10**6) == 0
-    assert reference.accumulated(torch.float16, 33) == 3 * 2.0**-22
+    assert accumulated(torch.int8, 10**6) == 0
+    assert accumulated(torch.float16, 33) == 3 * 2.0**-22

@@ -22,11 +22,13 @@ from warploom.generator.knob import frozen, knob
 from warploom.generator.parameters import Field, scalar
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families.gemm import epilogue, operators, reference
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.reference import apply
+from warploom.runtime.families._product.steps import KINDS, STEPS
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
+from warploom.runtime.families.gemm import operators, reference
 from warploom.runtime.families.gemm.samples import GemmData
-from warploom.runtime.families.gemm.steps import KINDS, STEPS
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Draws, Flat, Given, Item, TorchStep
 
 BF16 = torch.bfloat16
 A, B = torch.randn(6, 16).to(BF16), torch.randn(16, 8).to(BF16)
@@ -120,8 +122,8 @@ def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(STEPS, word, one)
         monkeypatch.setitem(KINDS, word, one)
     monkeypatch.setattr(templates, "__path__", [*templates.__path__, str(tmp_path)])
-    (tmp_path / "gemm" / "epilogue").mkdir(parents=True)
-    (tmp_path / "gemm" / "epilogue" / "clamp.cuh").write_text(PART)
+    (tmp_path / "_product" / "epilogue").mkdir(parents=True)
+    (tmp_path / "_product" / "epilogue" / "clamp.cuh").write_text(PART)
 
 
 def operation(*steps: Any, **options: Any) -> GemmOperation:
@@ -186,7 +188,7 @@ def test_what_follows_a_step_that_halves_the_columns_lies_beside_the_half() -> N
     assert bound.columns == 4
     x = torch.randn(6, 8)
     first, second = (x + 1).chunk(2, dim=-1)
-    assert torch.equal(reference.apply(x, listed), first * second + 1)
+    assert torch.equal(apply(x, listed), first * second + 1)
     with pytest.raises(ProblemError, match=r"bias of shape \[8\].*\[4\] here"):
         epilogue.bind([listed[1], listed[0]], (), 6, 8, -1, batched=False)
     one = GemmData(operation(Bias("bf16"), Gate(), Bias("bf16")), GemmShape(6, 8, 16), "cpu", 0)

@@ -11,8 +11,9 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Function
 from warploom.runtime.families._activation import gradient
+from warploom.runtime.families._product.epilogue import bind
+from warploom.runtime.families._product.reference import apply
 from warploom.runtime.families.gemm import operators, reference
-from warploom.runtime.families.gemm.epilogue import bind
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FUNCTIONS = ("relu", "gelu", "gelu_tanh", "silu")
@@ -126,7 +127,7 @@ def test_a_gradient_is_what_autograd_has(function: str, dtype: torch.dtype) -> N
     listed: list[tuple[Any, ...]] = [("bias", BIAS), (f"{function}_gradient", dy)]
     found = warploom.gemm(A, B, epilogue=listed, out_dtype=FP32)
     z = (PRODUCT + BIAS).requires_grad_()
-    reference.apply(z, [("activation", function)]).backward(dy.float())
+    apply(z, [("activation", function)]).backward(dy.float())
     torch.testing.assert_close(found, z.grad, rtol=1e-4, atol=1e-6)
 
 

@@ -55,7 +55,7 @@ LEDGER = [
         (129, 700, 8),
         "two elements beyond the bound of fp8 by 4 %: of so few products, what is cut off each "
         "counts too, not only what is cut off the sum",
-        "the bound has one step more (reference.accumulated)",
+        "the bound has one step more (runtime/accumulation.py)",
     ),
     Entry(
         cases.spec((128, 96), batched=True, epilogue=cases.SCALES),

@@ -13,8 +13,8 @@ import torch
 from gemm_cases import short
 
 from warploom.generator.artifact import Artifact
+from warploom.generator.families._product.cut import cut
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
-from warploom.generator.families.gemm.cut import cut
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import driver
 from warploom.runtime.launch_plan import LaunchPlan

@@ -6,19 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warploom.generator.families.gemm.parameters import AtLaunch, partial_name
-from warploom.generator.families.gemm.problem import GemmProblem, row_groups
-from warploom.generator.families.gemm.schedule import GemmSpec
+from warploom.generator.families._product.launch import AtLaunch
+from warploom.generator.families._product.parameters import partial_name
+from warploom.generator.families._product.problem import Extents, row_groups
+from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import Launch, Value, Workspace
+from warploom.generator.specification import KernelSpec
+
+ProductSpec = KernelSpec[ProductOperation, ProductSchedule]
 
 COLUMNS, THREADS = 32, 1024  # of a block that adds up; a warp has a row of its columns
 
 
-def _steps(spec: GemmSpec) -> list[int]:
+def _steps(spec: ProductSpec) -> list[int]:
     return [index for index, step in enumerate(spec.operation.epilogue) if step.partial]
 
 
-def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
+def workspaces(
+    spec: KernelSpec[ProductOperation, ProductSchedule], problem: Extents
+) -> list[Workspace]:
     """The partial sums of each step that has some: fp32, for each group of rows and each column."""
     size = 4 * problem.batches * row_groups(spec.schedule, problem) * problem.n
     return [

@@ -19,8 +19,8 @@ import torch
 
 from warploom.generator.step import Reads, Step
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.gemm.steps import operand
-from warploom.runtime.families.gemm.steps.operand import Extents
+from warploom.runtime.families._product.steps import operand
+from warploom.runtime.families._product.steps.operand import Extents
 
 StepT = TypeVar("StepT", bound=Step)
 

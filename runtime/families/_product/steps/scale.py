@@ -1,7 +1,5 @@
 """Scales: a number, a tensor of one element, or a vector over rows or columns."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 from typing import cast
@@ -11,8 +9,8 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import By, Scale
 from warploom.generator.step import Reads
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import (
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import (
     ROUNDOFF,
     Draws,
     Flat,

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from warploom.generator.families.gemm import Batches
+from warploom.generator.families._product import Batches
 
 Dimension = tuple[int, int, int]  # extent in D, own extent, stride
 

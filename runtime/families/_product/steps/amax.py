@@ -1,14 +1,12 @@
 """The largest magnitude of what passes."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 import torch
 
 from warploom.generator.epilogue import Amax
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Draws, Item, TorchStep
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Draws, Item, TorchStep
 
 
 class TorchAmax(TorchStep[Amax]):

@@ -1,15 +1,13 @@
 """A preactivation: what passes, stored beside D."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 import torch
 
 from warploom.generator.epilogue import Preactivation
 from warploom.generator.step import Reads
-from warploom.runtime.families.gemm.steps.operand import Extents, float_type, require_each
-from warploom.runtime.families.gemm.steps.step import Draws, Item, TorchStep
+from warploom.runtime.families._product.steps.operand import Extents, float_type, require_each
+from warploom.runtime.families._product.steps.step import Draws, Item, TorchStep
 
 
 class TorchPreactivation(TorchStep[Preactivation]):

@@ -1,15 +1,13 @@
 """A bias: a vector over the columns of D."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 import torch
 
 from warploom.generator.epilogue import Bias
 from warploom.generator.step import Reads
-from warploom.runtime.families.gemm.steps.operand import Extents, float_type
-from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Draws, Item, TorchStep
+from warploom.runtime.families._product.steps.operand import Extents, float_type
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
 
 
 class TorchBias(TorchStep[Bias]):

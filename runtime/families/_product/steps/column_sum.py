@@ -1,7 +1,5 @@
 """The sums over the rows of D of what passes."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 from math import prod
@@ -11,8 +9,8 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import ColumnSum
 from warploom.generator.step import Reads
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Draws, Item, TorchStep
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Draws, Item, TorchStep
 from warploom.runtime.operands import refuse_repeated
 
 

@@ -1,7 +1,5 @@
 """The gradient of an activation: a matrix times the derivative at what passes."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 from typing import cast
@@ -11,8 +9,8 @@ import torch
 from warploom.generator.epilogue import ActivationGradient, Function
 from warploom.generator.step import Reads
 from warploom.runtime.families._activation import gradient
-from warploom.runtime.families.gemm.steps.operand import Extents, float_type
-from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Draws, Item, TorchStep
+from warploom.runtime.families._product.steps.operand import Extents, float_type
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep
 
 _SUFFIX = "_gradient"
 

@@ -14,9 +14,9 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.parameters import Kind
-from warploom.runtime.families.gemm.steps import KINDS, operand, step_of
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Item as Item
+from warploom.runtime.families._product.steps import KINDS, operand, step_of
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.tensors import shown
 
 

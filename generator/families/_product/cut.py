@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.generator import limits
-from warploom.generator.families.gemm.problem import GemmProblem, tiles
-from warploom.generator.families.gemm.schedule import GemmSchedule
-from warploom.generator.families.gemm.shape import GemmShape
+from warploom.generator.families._product.problem import Extents, tiles
+from warploom.generator.families._product.schedule import ProductSchedule
 from warploom.generator.launches import DeviceLimits
 
 # K tiles of a block in the time of which a part is left, found and added: 10 us of 128x256.
@@ -74,7 +73,7 @@ class Cut:
         return -(-self.clusters // self.tiles) + (not self.aligned)
 
 
-def cut(schedule: GemmSchedule, problem: GemmProblem | GemmShape, device: DeviceLimits) -> Cut:
+def cut(schedule: ProductSchedule, problem: Extents, device: DeviceLimits) -> Cut:
     """Divide a call's tiles; without stream-K all are whole, and clusters take turns."""
     count, k_tiles = tiles(schedule, problem), -(-problem.k // (schedule.tile[2] * schedule.split))
     size = schedule.cluster_size

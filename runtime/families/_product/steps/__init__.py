@@ -25,15 +25,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from warploom.errors import ProblemError
-from warploom.runtime.families.gemm.steps.activation import TorchActivation
-from warploom.runtime.families.gemm.steps.activation_gradient import TorchActivationGradient
-from warploom.runtime.families.gemm.steps.amax import TorchAmax
-from warploom.runtime.families.gemm.steps.bias import TorchBias
-from warploom.runtime.families.gemm.steps.column_sum import TorchColumnSum
-from warploom.runtime.families.gemm.steps.preactivation import TorchPreactivation
-from warploom.runtime.families.gemm.steps.residual import TorchResidual
-from warploom.runtime.families.gemm.steps.scale import TorchScale
-from warploom.runtime.families.gemm.steps.step import Flat, Given, Item, TorchStep
+from warploom.runtime.families._product.steps.activation import TorchActivation
+from warploom.runtime.families._product.steps.activation_gradient import TorchActivationGradient
+from warploom.runtime.families._product.steps.amax import TorchAmax
+from warploom.runtime.families._product.steps.bias import TorchBias
+from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
+from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
+from warploom.runtime.families._product.steps.residual import TorchResidual
+from warploom.runtime.families._product.steps.scale import TorchScale
+from warploom.runtime.families._product.steps.step import Flat, Given, Item, TorchStep
 from warploom.runtime.tensors import shown
 
 STEPS: dict[str, TorchStep[Any]] = {

@@ -8,10 +8,10 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
-from warploom.generator.families.gemm import Store
+from warploom.generator.families._product import Store
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.elements import NAMES, name_of
-from warploom.runtime.families.gemm.batches import batches, step_pitch
+from warploom.runtime.families._product.batches import batches, step_pitch
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
 

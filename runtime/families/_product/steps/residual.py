@@ -1,7 +1,5 @@
 """A residual: a matrix of D's shape, which may be D itself."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 import torch
@@ -9,8 +7,8 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Residual
 from warploom.generator.step import Reads
-from warploom.runtime.families.gemm.steps.operand import Extents, float_type
-from warploom.runtime.families.gemm.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
+from warploom.runtime.families._product.steps.operand import Extents, float_type
+from warploom.runtime.families._product.steps.step import ROUNDOFF, Draws, Item, TorchStep, finite
 from warploom.runtime.tensors import shown
 
 

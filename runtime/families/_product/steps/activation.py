@@ -1,7 +1,5 @@
 """Activations: a function of each element."""
 
-# ruff: noqa: D102 (methods are those that TorchStep documents)
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,8 +9,8 @@ import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Activation, Function
-from warploom.runtime.families.gemm.steps.operand import Extents
-from warploom.runtime.families.gemm.steps.step import Draws, Flat, Given, Item, TorchStep
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.tensors import shown
 
 _STEEPEST = 1.13  # the largest slope of an activation (gelu's)

@@ -1,0 +1,125 @@
+"""Shared memory and registers of a product, as far as operands decide nothing of them.
+
+D is finished by chunks: 64 rows of as many columns as staging rows (their span) and registers
+allow. All figures are bytes, or 32-bit registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.generator.elements import element
+from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
+from warploom.generator.tensor_maps import SPANS, OperandTile
+from warploom.generator.wgmma import WGMMA_M
+
+STORE_BUFFERS = 2  # staging buffers per consumer: one being filled, one being stored
+REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of consumers
+# Beside accumulators and the operands of a chunk, fitted to what a few hundred specs compiled to:
+# addressing takes so many registers, and each fragment in work so many more.
+BASE_REGISTERS = {"tma": 40, "direct": 56}
+FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class ProductLayout:
+    """Where A's tiles, D's staging and the sums of one block lie."""
+
+    a: OperandTile
+    chunk_columns: int  # of wgmma, that are finished, staged and stored at a time
+    store_box: tuple[int, int]  # columns and rows of D in a staging buffer; (0, 0): none
+    store_span: int  # bytes of a row of the staging buffers
+    stages: int
+    consumers: int
+    sums_bytes: int  # accumulators of a tile
+    registers: int  # that a consumer's thread is expected to need
+    register_budget: int  # that it may have
+    parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
+
+    @property
+    def trims_a(self) -> bool:
+        """Whether tiles load no row of A past the last: their boxes have a row for each of A's."""
+        return self.a.k_major
+
+    @property
+    def stage_bytes(self) -> int:
+        """Operand bytes of one stage: what its full barrier expects."""
+        raise NotImplementedError
+
+    @property
+    def store_bytes(self) -> int:
+        """All staging buffers of D."""
+        return self.consumers * STORE_BUFFERS * self.store_box[1] * self.store_span
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the stages, with room to align the base to 1024."""
+        return -(-self.store_bytes // 1024) * 1024
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the launch: stages, staging, a pair of barriers a stage."""
+        stages = self.stages * (self.stage_bytes + 2 * 8)
+        return -(-(self.fixed_bytes + stages) // 1024) * 1024
+
+
+def store_box(schedule: ProductSchedule, chunk_columns: int) -> tuple[int, int]:
+    """Columns and rows of D in a staging buffer; (0, 0) where there is none."""
+    box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
+    return box if schedule.store == "tma" else (0, 0)
+
+
+def budget(schedule: ProductSchedule) -> int:
+    """Registers of a consumer's thread: two consumers take what the producer leaves of all."""
+    launched = REGISTERS[schedule.consumers]
+    return (
+        (3 * launched - schedule.producer_registers) // 2 if schedule.consumers == 2 else launched
+    )
+
+
+def chunk(
+    operation: ProductOperation, schedule: ProductSchedule, accumulators: int
+) -> tuple[int, int]:
+    """Columns of a chunk, the most with which registers suffice beside a thread's `accumulators`,
+    and the registers that these and the chunk take.
+    """
+    columns, registers = 0, 0
+    for columns in chunks(operation, schedule) or [8]:
+        registers = accumulators + _registers(operation, schedule, columns // 8)
+        if registers <= budget(schedule):
+            break
+    return columns, registers
+
+
+def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
+    """The widths that a chunk may have, the widest first; none where D cannot be staged.
+
+    A row of D's in a staging buffer is one of TMA's spans, and as wide as the chunk; swapped, it
+    is 64 elements long, and the width is the number of rows: 16 for what one stmatrix turns.
+    """
+    widths = [64, 32, 16, 8]
+    if schedule.store == "tma":
+        spans = [8 * span // element(operation.d).bits for span in SPANS]
+        widths = [64, 32, 16] if schedule.swap else [width for width in spans if width >= 8]
+    return [width for width in widths if schedule.finished % width == 0]
+
+
+def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments: int) -> int:
+    pairs = "tma" if schedule.store == "tma" and not schedule.swap else "direct"
+    operands = sum(
+        step.registers(paired=pairs == "tma")
+        for step in operation.epilogue
+        if held(step, schedule) != "block"
+    )
+    work = operands + FRAGMENT_REGISTERS[pairs] if operation.epilogue else 0
+    return fragments * work + BASE_REGISTERS[pairs]
+
+
+def held(step: EpilogueStep, schedule: ProductSchedule) -> str:
+    """For how long a thread holds what a step reads: one `block` of 64 rows of wgmma, in which its
+    rows stay the same, or one `fragment`; or `nothing`. A step with an output gets the `place`.
+    """
+    if step.auxiliary or step.reads == "nothing":
+        return "place" if step.auxiliary else "nothing"
+    return "block" if step.reads == ("column" if schedule.swap else "row") else "fragment"

@@ -1,0 +1,81 @@
+"""What every product's template is rendered with: the steps of the epilogue, and their parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.generator.elements import element
+from warploom.generator.families._product import partials
+from warploom.generator.families._product.layout import ProductLayout, held
+from warploom.generator.families._product.parameters import partial_name
+from warploom.generator.families._product.problem import rows_of_partial
+from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
+
+
+def context(
+    operation: ProductOperation, schedule: ProductSchedule, layout: ProductLayout
+) -> dict[str, Any]:
+    """What the shared parts are rendered with beside what every family's are."""
+    return {
+        "accumulator": operation.accumulator,
+        "d": element(operation.d),
+        "steps": [_step(operation, schedule, index) for index in range(len(operation.epilogue))],
+        "rows_of_partial": rows_of_partial(schedule),
+        "total_columns": partials.COLUMNS,
+        "total_parts": partials.THREADS // partials.COLUMNS,
+        "total_threads": partials.THREADS,
+        "auxiliary": any(step.auxiliary for step in operation.epilogue),
+        "parts": _parts(operation, schedule),
+        "reallocates_registers": schedule.consumers == 2,
+        "stage_part": _stage_part(operation, schedule, layout),
+    }
+
+
+def _step(operation: ProductOperation, schedule: ProductSchedule, index: int) -> dict[str, Any]:
+    """What the template needs of a step: its class, its constructor's arguments, what it holds."""
+    step = operation.epilogue[index]
+    partial = partial_name(operation, index) if step.partial else ""
+    arguments = [f"p.{field.name}" for field in step.fields(index)]
+    if partial:
+        batch = f" + batch * p.{partial}_partial_batch" if operation.batched else ""
+        arguments = [f"p.{partial}_partial{batch}"]
+    elif operation.batched and (apart := step.batch_field(index)):
+        arguments[0] += f" + batch * p.{apart.name}"
+    return {
+        "index": index,
+        "cpp": step.cpp,
+        "held": held(step, schedule),
+        "arguments": arguments,
+        "auxiliary": step.auxiliary,
+        "partial": partial,
+    }
+
+
+def _stage_part(
+    operation: ProductOperation, schedule: ProductSchedule, layout: ProductLayout
+) -> str:
+    if schedule.swap:
+        return "stage_transposed"
+    # What one stmatrix moves.
+    matrix = element(operation.d).bits == 16 and layout.chunk_columns >= 16
+    return "stage_matrix" if matrix else "stage_pairs"
+
+
+def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
+    """The parts of the epilogue in the order of use, each once."""
+    d = element(operation.d)
+    kind = "integer" if d.is_integer else "packed"
+    convert = f"_product/convert_{kind}.cuh.jinja" if d.bits < 32 else "_product/convert_none.cuh"
+    last = ("_product/pair.cuh", convert)
+    if not operation.epilogue:
+        return ["_product/epilogue_none.cuh", *last]
+    pairs = "pairs" if schedule.store == "tma" and not schedule.swap else "single"
+    first = [f"_product/read_{pairs}.cuh"]
+    if any(step.auxiliary and step.pitched for step in operation.epilogue):
+        first.append(f"_product/write_{pairs}.cuh")
+    steps = (
+        part if "/" in part else f"_product/epilogue/{part}"
+        for step in operation.epilogue
+        for part in step.parts
+    )
+    return list(dict.fromkeys((*first, *steps, "_product/epilogue.cuh.jinja", *last)))

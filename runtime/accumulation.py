@@ -1,0 +1,23 @@
+"""How far the tensor core's sums may be off."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def accumulated(dtype: torch.dtype, k: int, accumulation: str = "fast") -> float:
+    """The error of a dot product of length k, relative to |a| |b|, on Hopper's tensor cores.
+
+    16-bit types: products are exact, sums are truncated to about 22 bits each wgmma k. fp8 keeps
+    about 13 bits of the largest product in each wgmma k, and of the sum before it; promoted, it
+    does so for sums over 128, and fp32 for the rest. int8 is exact.
+    """
+    if dtype == torch.int8:
+        return 0.0
+    if dtype.itemsize == 1 and accumulation == "promoted":
+        return accumulated(dtype, min(k, 128)) + 2.0**-24 * math.ceil(k / 128)
+    if dtype.itemsize == 1:
+        return 2.0**-13 * (1 + math.ceil(max(k, 1) / 32))
+    return 2.0**-22 * math.ceil(max(k, 1) / 16)

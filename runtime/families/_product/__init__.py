@@ -1,0 +1,1 @@
+"""What products of matrices share: epilogue, layouts, batches, results, references, operands."""
