@@ -1,0 +1,91 @@
+"""A quantised weight as plain numbers: what every contender packs in its own way.
+
+W[n, k] = scale[n, k // group] (code[n, k] - zero[n, k // group]). What the numbers stand for is
+computed here in float64, apart from the library's own dequantisation: a mistake of its packing or
+of its formats shows as an error of its products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+BITS = {"int4": 4, "uint4": 4, "mxfp4": 4, "e4m3": 8}
+OFFSET = 8  # that is added to the numbers of int4, so that none is negative
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the magnitudes of mxfp4's codes
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A weight [n, k] in a format.
+
+    `codes` are uint8 [n, k]: of int4 OFFSET more than the number, else its bits. `scales` are
+    [n, k / group] in bf16, fp16 or fp32, of mxfp4 uint8: 127 more than the power of two. `zeros`
+    are uint8 [n, k / group], or None.
+    """
+
+    format: str
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Rows: the outputs of a layer."""
+        return self.codes.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Columns: its inputs."""
+        return self.codes.shape[1]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return BITS[self.format]
+
+    @property
+    def group(self) -> int:
+        """How many of k share a scale; k where a row has one."""
+        return self.k // self.scales.shape[1]
+
+    def weight(self) -> torch.Tensor:
+        """W [n, k] in float64."""
+        grouped = self.numbers().view(self.n, -1, self.group)
+        return (grouped * self.factors()[..., None]).view(self.n, self.k)
+
+    def factors(self) -> torch.Tensor:
+        """The scales [n, k / group] in float64."""
+        if self.format == "mxfp4":
+            return torch.exp2(self.scales.double() - 127)
+        return self.scales.double()
+
+    def numbers(self) -> torch.Tensor:
+        """What scales multiply, in float64 [n, k]."""
+        if self.format == "e4m3":
+            return self.codes.view(torch.float8_e4m3fn).double()
+        if self.format == "mxfp4":
+            known = torch.tensor([*_E2M1, *(-x for x in _E2M1)], dtype=torch.float64)
+            return known.to(self.codes.device)[self.codes.int()]
+        if self.zeros is None:
+            return self.codes.double() - (OFFSET if self.format == "int4" else 0)
+        zeros = self.zeros.double()[..., None]
+        return (self.codes.double().view(self.n, -1, self.group) - zeros).view(self.n, self.k)
+
+
+def codes_of(packed: Any) -> Codes:  # noqa: ANN401 (a PackedWeight, or what stands in for it)
+    """The numbers of a packed weight."""
+    codes, scales, zeros = packed.unpack()
+    name = packed.metadata.format
+    stored = (codes.to(torch.int16) + OFFSET).to(torch.uint8) if name == "int4" else codes
+    factors = scales.view(torch.uint8) if name == "mxfp4" else scales
+    return Codes(name, stored.view(torch.uint8), factors, zeros)
+
+
+def words(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unsigned numbers [.., count], uint8, as int32 [.., count bits / 32], the first lowest."""
+    if bits == 4:
+        values = values[..., ::2] | values[..., 1::2] << 4
+    return values.contiguous().view(torch.int32)
