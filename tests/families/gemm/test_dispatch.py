@@ -16,8 +16,8 @@ from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import MOST_STEPS, STEPS, Bias, legal
 from warploom.generator.families import family
 from warploom.generator.families._product import tiles
+from warploom.generator.families._product.table import waves
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
-from warploom.generator.families.gemm.table import waves
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch

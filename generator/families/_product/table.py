@@ -1,0 +1,73 @@
+"""What the tables of all products know of choosing a kernel: how D is stored, waves of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Generic, cast
+
+from typing_extensions import TypeVar  # whose variables have defaults
+
+from warploom.generator.elements import element
+from warploom.generator.families._product.cut import cut
+from warploom.generator.families._product.problem import Extents
+from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule, Store
+from warploom.generator.families.table import Demand, Row, ShapeT, Table
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.tensor_maps import PITCH_BYTES
+
+OperationT = TypeVar("OperationT", bound=ProductOperation, default=Any)
+ScheduleT = TypeVar("ScheduleT", bound=ProductSchedule, default=Any)
+
+
+class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, ScheduleT, ShapeT]):
+    """What the tensors of a product require of a schedule is a `Store`."""
+
+    unsuited = (
+        "none of them can be stored directly, which this n takes: its rows do not end at a "
+        "multiple of 16 bytes",
+        "add schedules with store: direct",
+    )
+
+    def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
+        """Stored by TMA where tensors allow it; directly where they do not, or it is not legal."""
+        ways = ("direct",) if requires == "direct" else ("tma", "direct")
+        return ({**fields, "store": store} for store in ways)
+
+    def order(
+        self, row: Row, schedule: ScheduleT, shape: ShapeT, device: DeviceLimits, requires: object
+    ) -> tuple[float, ...]:
+        """Schedules that must store D directly come after those that need not."""
+        busiest = waves(schedule, cast("Extents", shape), device)
+        return schedule.store != (requires or "tma"), busiest * row["cost"]
+
+    def reason(self, operation: OperationT, shape: ShapeT, order: tuple[float, ...]) -> str:
+        """Why the table has the schedule that came first."""
+        return f"least waves * cost ({order[1]:.2f}) of its class in the table"
+
+    def required(self, operation: OperationT, shape: ShapeT) -> Store:
+        """How a dense D can be stored: by TMA where its rows end at multiples of 16 bytes."""
+        n = cast("Extents", shape).n
+        return "direct" if n * element(operation.d).bytes % PITCH_BYTES else "tma"
+
+    def fitted(self, schedule: ScheduleT, requires: object) -> ScheduleT:
+        """The schedule with direct stores, where D takes those."""
+        if requires != "direct":
+            return schedule
+        return replace(schedule, store="direct")  # type: ignore[call-arg] # a field of families'
+
+    def lacks(self, schedule: ScheduleT, requires: object) -> Demand | None:
+        """A schedule that stores by TMA lacks direct stores."""
+        if not (schedule.store == "tma" and requires == "direct"):
+            return None
+        return (
+            "stores by TMA: D's address, rows and pitch are multiples of 16 bytes, and "
+            "epilogue operands start at pairs",
+            "use a spec with store: direct, or leave spec out",
+        )
+
+
+def waves(schedule: ProductSchedule, shape: Extents, device: DeviceLimits) -> float:
+    """How many tiles the busiest multiprocessor gets; of tiles that are cut, not whole ones."""
+    found = cut(schedule, shape, device)
+    return found.waves + found.lost / max(1, found.k_tiles)
