@@ -8,9 +8,10 @@ of its formats shows as an error of its products.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from warploom.quantization import PackedWeight
 
 BITS = {"int4": 4, "uint4": 4, "mxfp4": 4, "e4m3": 8}
 OFFSET = 8  # that is added to the numbers of int4, so that none is negative
@@ -75,7 +76,7 @@ class Codes:
         return (self.codes.double().view(self.n, -1, self.group) - zeros).view(self.n, self.k)
 
 
-def codes_of(packed: Any) -> Codes:  # noqa: ANN401 (a PackedWeight, or what stands in for it)
+def codes_of(packed: PackedWeight) -> Codes:
     """The numbers of a packed weight."""
     codes, scales, zeros = packed.unpack()
     name = packed.metadata.format

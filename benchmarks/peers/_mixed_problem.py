@@ -20,6 +20,7 @@ from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
 from benchmarks.protocol import Floor
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import Accumulation
+from warploom.quantization import PackedWeight
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import TORCH, unit_roundoff
 from warploom.runtime.measure import largest_share
@@ -89,10 +90,13 @@ def quantised(kind: Kind, n: int, k: int, device: str) -> Quantised:
     return Quantised(kind, n, k, device)
 
 
-def packed(weight: torch.Tensor, kind: Kind) -> Any:  # noqa: ANN401 (a PackedWeight)
-    """Quantise a weight as users do; formats without zero points are symmetric."""
+def packed(weight: torch.Tensor, kind: Kind) -> PackedWeight:
+    """Quantise a weight as users do."""
     quantization: Any = import_module("warploom.quantization")
-    return quantization.quantize(weight, kind.format, group=kind.group, step=kind.step)
+    found: PackedWeight = quantization.quantize(
+        weight, kind.format, group=kind.group, step=kind.step
+    )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class Right:
 
     def share(self, out: torch.Tensor) -> float:
         """The largest error of an element, or that of all, as a share of what it may be."""
+        if out.shape != self.exact.shape:
+            return math.inf
         together = float((out.double() - self.exact).norm() / self.exact.norm()) / self.spread
         if math.isnan(together):
             return math.inf

@@ -1,38 +1,12 @@
-"""Stands in for a packed weight and its product: plain numbers, multiplied in fp32."""
+"""Packed weights of random numbers, and what stands in for their product."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from benchmarks.peers._mixed_codes import BITS, Codes
+from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
 from benchmarks.peers._mixed_problem import Kind
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """What a packed weight is in."""
-
-    format: str
-
-
-class StandIn:
-    """A packed weight that keeps its numbers as they are."""
-
-    def __init__(self, codes: Codes) -> None:
-        self.codes, self.metadata = codes, Metadata(codes.format)
-
-    def unpack(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Codes, scales and zero points in the types of the format."""
-        codes, scales = self.codes.codes, self.codes.scales
-        if self.codes.format == "int4":
-            codes = (codes.to(torch.int16) - 8).to(torch.int8)
-        if self.codes.format == "e4m3":
-            codes = codes.view(torch.float8_e4m3fn)
-        if self.codes.format == "mxfp4":
-            scales = scales.view(torch.float8_e8m0fnu)
-        return codes, scales, self.codes.zeros
+from warploom.quantization import PackedWeight
 
 
 def random_codes(kind: Kind, n: int, k: int, seed: int = 0) -> Codes:
@@ -53,21 +27,33 @@ def random_codes(kind: Kind, n: int, k: int, seed: int = 0) -> Codes:
     return Codes(kind.format, codes, (scales * k**-0.5).bfloat16(), zeros)
 
 
-def packed(weight: torch.Tensor, kind: Kind) -> StandIn:
-    """Not quantised at all: random numbers of the weight's extents."""
+def as_packed(codes: Codes, kind: Kind) -> PackedWeight:
+    """The same numbers, packed."""
+    numbers, scales = codes.codes, codes.scales
+    if codes.format == "int4":
+        numbers = numbers.to(torch.int16) - 8
+    if codes.format == "e4m3":
+        numbers = numbers.view(torch.float8_e4m3fn)
+    return PackedWeight.from_codes(
+        numbers, scales, codes.zeros, format=codes.format, group=kind.group, step=kind.step
+    )
+
+
+def packed(weight: torch.Tensor, kind: Kind) -> PackedWeight:
+    """Not quantised at all: random numbers of the weight's extents, others for each weight."""
     n, k = weight.shape
-    return StandIn(random_codes(kind, n, k, seed=int(weight[0, 0].float().abs() * 1000)))
+    return as_packed(random_codes(kind, n, k, seed=int(weight[0, 0].float().abs() * 1000)), kind)
 
 
 def multiplied(
     a: torch.Tensor,
-    weight: StandIn,
+    weight: PackedWeight,
     *,
     out: torch.Tensor,
     scale_a: torch.Tensor | None,
     spec: object,
 ) -> torch.Tensor:
     """The product, of weights that scales were multiplied into in a's type of 16 bits."""
-    w = weight.codes.weight()
+    w = codes_of(weight).weight()
     x = a.float() @ (w.bfloat16() if a.dtype == torch.bfloat16 else w).float().t()
     return out.copy_(x if scale_a is None else x * scale_a[:, None])

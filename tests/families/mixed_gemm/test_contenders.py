@@ -136,6 +136,7 @@ def test_one_wrong_number_shows(wrong: str) -> None:
 def test_what_nothing_wrote_is_wrong() -> None:
     found = right(torch.randn(2, 64).double(), torch.randn(8, 64).double(), "bf16")
     assert found.share(torch.full((2, 8), torch.nan)) == float("inf")
+    assert found.share(found.exact[:, :7]) == float("inf") > found.share(found.exact) == 0
 
 
 def test_activations_of_8_bits_stand_for_what_their_rows_say() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mixed_stand_in import StandIn, random_codes
+from mixed_stand_in import as_packed, random_codes
 
 from benchmarks.peers import _mixed_layouts as layouts
 from benchmarks.peers._mixed_codes import Codes, codes_of, words
@@ -144,7 +144,7 @@ def test_numbers_stand_for_what_their_formats_say() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_packed_weight_gives_its_numbers(kind: str) -> None:
     codes = random_codes(KINDS[kind], N, K)
-    found = codes_of(StandIn(codes))
+    found = codes_of(as_packed(codes, KINDS[kind]))
     assert (found.format, found.group, found.bits) == (codes.format, codes.group, codes.bits)
     assert torch.equal(found.codes, codes.codes) and torch.equal(found.scales, codes.scales)
     assert torch.equal(found.weight(), codes.weight())
