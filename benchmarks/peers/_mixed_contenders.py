@@ -32,6 +32,7 @@ from benchmarks.peers._mixed_weights import (
     Weight,
     Wide,
     WideGemm,
+    reason,
 )
 from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
@@ -107,7 +108,7 @@ class Products:
         except torch.AcceleratorError:  # the process can use its GPU no more
             raise
         except Exception as error:
-            return Contender(name, [_refusing(error)], peer=peer)
+            return Contender(name, [_refusing(reason(error))], peer=peer)
         first = calls[0]
 
         def told() -> tuple[str, str]:
@@ -153,11 +154,10 @@ def weights(given: Quantised, layout: type[Weight], device: str) -> list[Weight]
     return found
 
 
-def _refusing(error: Exception) -> Call:
+def _refusing(words: str) -> Call:
     """A call that says what an earlier one did."""
-    words = str(error).strip().partition("\n")[0]
 
     def call() -> None:
-        raise RuntimeError(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+        raise RuntimeError(words)
 
     return call

@@ -17,7 +17,7 @@ from torch.nn import functional
 from benchmarks.families import Asked
 from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import Activations, Kind, Quantised
-from benchmarks.peers._mixed_weights import Marlin, Packed, Weight, Wide, WideGemm
+from benchmarks.peers._mixed_weights import Marlin, Packed, Weight, Wide, WideGemm, reason
 from benchmarks.protocol import Contender, Floor
 
 Multiply = Callable[[int, str, torch.Tensor], torch.Tensor]  # by a layer's weight of this name
@@ -146,7 +146,7 @@ def contenders(model: Model, kind: Kind, batch: int, asked: Asked) -> list[Conte
             out[:] = [step(partial(_product, model, made))]
 
         peer = layout is Wide
-        return Contender(name, [refused(name, call)], lambda: error_share(out), None, peer)
+        return Contender(name, [_refused(call)], lambda: error_share(out), None, peer)
 
     return [
         contender(name, layout)
@@ -184,8 +184,8 @@ def _multiplied(
     return x @ given[layer][name].codes.weight().t()
 
 
-def refused(name: str, call: Callable[[], None]) -> Callable[[], None]:
-    """The call, whose ways to refuse are RuntimeErrors with a contender's name."""
+def _refused(call: Callable[[], None]) -> Callable[[], None]:
+    """The call, whose ways to refuse are RuntimeErrors."""
 
     def own() -> None:
         try:
@@ -193,6 +193,6 @@ def refused(name: str, call: Callable[[], None]) -> Callable[[], None]:
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from error
+            raise RuntimeError(reason(error)) from error
 
     return own

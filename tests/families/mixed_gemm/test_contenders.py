@@ -63,7 +63,7 @@ def test_peers_that_are_missing_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "humming" in absent["humming"] and absent["torch, int4"]
     cell = measured("mxfp4", (3, 64, 128), "machete", "torch")
     assert [entry.absent for entry in cell.entries[1:]] == [
-        f"RuntimeError: {name}: not for mxfp4 here" for name in ("machete", "torch")
+        f"{name}: not for mxfp4 here" for name in ("machete", "torch")
     ]
 
 
@@ -149,7 +149,7 @@ def test_activations_of_8_bits_stand_for_what_their_rows_say() -> None:
 
 # ---- A step of decoding --------------------------------------------------------------------------
 
-SMALL = Model(2, 256, 256, heads=2, kv_heads=1, vocabulary=96, keys=40)
+SMALL = Model(2, 128, 128, heads=2, kv_heads=1, vocabulary=96, keys=40)
 
 
 def decoded(*peers: str) -> Cell:
