@@ -100,7 +100,8 @@ class Products:
     ) -> Contender:
         """As many calls as outlast L2, on weights and results of their own; or why there is none.
 
-        A first call is made here: libraries refuse in many ways.
+        Activations are the same in all: in a model they have just been written. A first call is
+        made here: libraries refuse in many ways.
         """
         try:
             calls = [self._product(one, spec) for one in weights(self.given, layout, self.device)]
