@@ -94,7 +94,8 @@ class Launch:
     """One kernel launch: grid, block and cluster count blocks and threads along x.
 
     `early` lets it start under the last blocks of the kernel before it on the stream (programmatic
-    dependent launch): its code must wait (griddepcontrol.wait) before it touches global memory.
+    dependent launch): its code must wait (griddepcontrol.wait) before it touches global memory, but
+    for packed weights, which no launch that may start early writes.
     """
 
     entry: str

@@ -79,15 +79,15 @@ def budget(schedule: ProductSchedule) -> int:
 
 
 def chunk(
-    operation: ProductOperation, schedule: ProductSchedule, accumulators: int
+    operation: ProductOperation, schedule: ProductSchedule, accumulators: int, most: int
 ) -> tuple[int, int]:
-    """Columns of a chunk, the most with which registers suffice beside a thread's `accumulators`,
-    and the registers that these and the chunk take.
+    """Columns of a chunk, the most with which `most` registers suffice beside a thread's
+    `accumulators`, and the registers that these and the chunk take.
     """
     columns, registers = 0, 0
     for columns in chunks(operation, schedule) or [8]:
         registers = accumulators + _registers(operation, schedule, columns // 8)
-        if registers <= budget(schedule):
+        if registers <= most:
             break
     return columns, registers
 

@@ -32,7 +32,9 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     """Lay out a schedule, legal or not."""
     m, n, k = schedule.tile
     cluster_m, cluster_n = schedule.cluster
-    chunk_columns, registers = chunk(operation, schedule, _accumulators(operation, schedule))
+    chunk_columns, registers = chunk(
+        operation, schedule, _accumulators(operation, schedule), budget(schedule)
+    )
     box = store_box(schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = budget(schedule) - registers - element(operation.a).is_integer

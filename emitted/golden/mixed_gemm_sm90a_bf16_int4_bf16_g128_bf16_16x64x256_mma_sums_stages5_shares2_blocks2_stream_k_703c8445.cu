@@ -1,0 +1,723 @@
+// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x256_mma_sums_stages5_shares2_blocks2_stream_k_703c8445
+//
+// D[m, n] = A[m, k] W[n, k]
+//   A bf16, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
+//   tile 16x64x256 by mma, 2 consumers, of which 2 share k, 5 stages, along_n, group 8, store direct
+//   the rows of the tensor core are those of W, columns of D, which is D' = W A'
+//   stream-K: blocks share the k of tiles that do not fill a wave
+// Digest 703c84453df7294c60657ff1ca678e183c16f26c49e6d5187b434d0f11cce8c3; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using Value = float;  // what the store converts to ElementD
+constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
+constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
+constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
+constexpr int kStages = 5;
+constexpr int kGroup = 8;
+constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
+constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
+constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
+constexpr int kChunkColumns = 8;  // a block is finished by chunks
+constexpr int kChunks = kColumns / kChunkColumns;
+constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
+constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using Sums = Accumulator[kBlocks][kCount];
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor a_map;  // A, in operand boxes
+  cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
+  const uint8_t* b;  // W, in slabs
+  cutlass::bfloat16_t* d;  // D[m][pitch]
+  float* parts;  // sums of parts of tiles, by blocks
+  int* raised;  // a flag for each warp of each block that leaves a part
+  int64_t d_pitch;  // elements between rows of D
+  int32_t a_tail_rows;  // of A in the last tile along m, in eights
+  int32_t m;  // rows of D
+  int32_t n;  // columns of D
+  int32_t k;  // products summed
+  int32_t cut;  // tiles that are cut: the first
+  int32_t row_blocks;  // of 64 rows of W
+  int32_t slabs;  // of k, in each of them
+};
+static_assert(sizeof(Parameters) == 384);
+static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
+static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
+static_assert(OFFSET(Parameters, parts) == 272 && OFFSET(Parameters, raised) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
+static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
+static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, cut) == 312);
+static_assert(OFFSET(Parameters, row_blocks) == 316 && OFFSET(Parameters, slabs) == 320);
+
+// ---- Parts ----------------------------------------------------------------------------------
+// A is K-major: a row of 128 bytes is tile k of one m.
+struct OperandA {
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 2048;  // of one stage
+  static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+
+  // Starts the load of the tile at (m, k).
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
+                                              int m, int k) {
+    auto* barrier = reinterpret_cast<uint64_t*>(&full);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, m);
+  }
+};
+
+// W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
+// 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
+struct Slab {
+  static constexpr int kBytes = 4224, kDepth = 128;
+  static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
+  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kWords = 1;  // of a thread, in one step
+  static constexpr int kScales = 4096, kGroups = 1;
+  static constexpr int kOfStage = kTileK / kDepth;  // along k
+  static constexpr int kStageBytes = 2 * kBytes;
+
+  // Starts the load of one block's slabs from `from` on.
+  __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&full)),
+          "l"(kEvictFirst)
+        : "memory");
+  }
+};
+
+// A stage has A in panels, each of as much k as one box of TMA's.
+constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// Where a tile of D starts.
+struct Place {
+  int m, n;
+};
+
+// The tiles of D in the order in which clusters take them: bands of kGroup tiles along_n, so that
+// the operands of tiles in flight stay in L2. Counted in clusters; a block adds its place in its own.
+struct Tiles {
+  int along, across;  // extents in clusters
+
+  __device__ __forceinline__ explicit Tiles(const Parameters& p)
+      : along((p.n + kTileN * kClusterN - 1) / (kTileN * kClusterN)),
+        across((p.m + kTileM * kClusterM - 1) / (kTileM * kClusterM)) {}
+  __device__ __forceinline__ int count() const { return along * across; }
+
+  // Where this block's tile starts.
+  __device__ __forceinline__ Place at(int index, int rank) const {
+    const int band = index / (kGroup * across);
+    const int height = min(along - band * kGroup, kGroup);
+    const int offset = index - band * kGroup * across;
+    const int i = band * kGroup + offset % height, j = offset / height;
+    return {(j * kClusterM + rank % kClusterM) * kTileM,
+            (i * kClusterN + rank / kClusterM) * kTileN};
+  }
+};
+
+__device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
+
+// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
+struct Unit {
+  int tile, begin, end;
+  __device__ __forceinline__ int k_tiles() const { return end - begin; }
+};
+
+// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
+// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
+// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
+// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
+// only, which began before it. Then it takes whole tiles, in turn with the others.
+struct Walk {
+  int k_tiles, tiles, clusters;
+  int shared;     // k tiles of all ranges
+  int low, high;  // of the range, what is left
+  int whole;      // the next whole tile
+
+  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
+      : k_tiles(k_tiles),
+        tiles(tiles),
+        clusters(clusters),
+        shared(p.cut * k_tiles),
+        low(start(cluster)),
+        high(start(cluster + 1)),
+        whole(p.cut + cluster) {}
+
+  // The first k tile of a cluster's range.
+  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
+
+  // The cluster whose range has the first k tile of a tile that is cut.
+  __device__ __forceinline__ int first(int tile) const {
+    return ((tile * k_tiles + 1) * clusters - 1) / shared;
+  }
+
+  __device__ __forceinline__ bool next(Unit& unit) {
+    if (low < high) {
+      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
+      unit = {tile, max(low - start, 0), high - start};
+      high = start + unit.begin;
+      return true;
+    }
+    unit = {whole, 0, k_tiles};
+    whole += clusters;
+    return unit.tile < tiles;
+  }
+};
+
+// A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
+// only through its logical coordinates in D, never through wgmma's register order.
+struct Coordinates {
+  int row[2], column[2];
+};
+
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
+__device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
+}
+
+// Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
+__device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
+}
+
+// No steps: the accumulators are D.
+struct Epilogue {
+  struct Block {};
+  struct Operands {};
+  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
+  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+};
+
+// Two neighbours in a row of D.
+struct alignas(2 * sizeof(ElementD)) Pair {
+  ElementD value[2];
+};
+
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
+
+// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+struct Store {
+  __device__ __forceinline__ Store(uint8_t*, int) {}
+
+  // Stores one chunk of the consumer's part of the tile, which starts at `at`.
+  __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
+                                             const Place& at, int chunk) {
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      const Coordinates place = coordinates(at, chunk, f);
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (place.row[i] >= p.m) continue;
+        ElementD* row = p.d + place.row[i] * p.d_pitch;
+        const Pair pair = converted(x[f][i]);
+        CUTE_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
+  alignas(128) uint8_t b[kStages][Slab::kStageBytes];
+  alignas(16) uint8_t exchange[16384];
+  FullBarrier full[kStages];    // the bytes of both producers have arrived
+  EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+};
+static_assert(sizeof(SharedStorage) <= 100352);
+
+constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
+
+// The sums of one tile, of which several consumers have a part each: those that share its k in a block, and
+// those of the blocks of a cluster. Each finishes an equal share of the fragments of 16 rows by 8 columns that
+// a warp has; the others leave theirs in its block's shared memory, and it adds them up in one order.
+struct SharedSums {
+  static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
+  struct alignas(16) Fragment { Accumulator value[4]; };
+  static constexpr int kPlaces = kConsumers * kAll * 128;
+  int rank, rows, share, warp = threadIdx.x / 32 % 4;
+  bool second = false;  // of two buffers: consumers may be a tile apart
+
+  __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
+
+  __device__ __forceinline__ int mine() const { return rank * kShares + share; }
+
+  // Who finishes a fragment: they go round, so that all finish as many.
+  __device__ __forceinline__ int owner(int fragment) const {
+    return kAll >= kSources ? (fragment + warp) % kSources : (fragment * 4 + warp) % kSources;
+  }
+  __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
+
+  // The place, in the block of who finishes it, of a thread's part of a fragment that a source has.
+  __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
+    const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
+    return buffer + (((rows * kShares + owner % kShares) * kSources + source) * kEach + number) * 32 + threadIdx.x % 32;
+  }
+
+  // Adds to the fragments that this one finishes what the others have of them.
+  __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange) + (second ? kPlaces : 0);
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (finishes(i)) continue;
+      const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
+    second = !second;
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!finishes(i)) continue;
+      Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
+      Accumulator total[4] = {0, 0, 0, 0};
+      CUTE_UNROLL
+      for (int source = 0; source < kSources; ++source) {
+        const Fragment found = *place(buffer, mine(), source, i);
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) total[j] += source == mine() ? sum[j] : found.value[j];
+      }
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) sum[j] = total[j];
+    }
+  }
+};
+
+// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
+// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
+// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
+// clusters leave, and for nothing else.
+struct Parts {
+  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
+  static constexpr int kThreads = kConsumers * 128;
+  static constexpr int kInFlight = 4;  // fragments that a thread reads at a time
+  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
+  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
+  using Sums = Accumulator[kBlocks][kOfRows * 4];
+  Fragment* const parts;
+  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
+  int rank, thread;
+
+  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
+      : parts(reinterpret_cast<Fragment*>(p.parts)),
+        raised(p.raised),
+        rank(rank),
+        thread(consumer * 128 + threadIdx.x % 128) {}
+
+  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
+    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
+  }
+  __device__ __forceinline__ int* flag(int cluster) const {
+    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
+  }
+
+  // Leaves the part of this block, which is of `cluster`.
+  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kOfBlock; ++i) {
+      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
+      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+    __syncwarp();  // what all lanes have written is there for who sees the flag
+    if (threadIdx.x % 32 == 0)
+      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
+  }
+
+  // From L2, where other multiprocessors have left it.
+  __device__ __forceinline__ static Fragment read(const Fragment* from) {
+    Fragment found;
+    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
+                 : "l"(from)
+                 : "memory");
+    return found;
+  }
+
+  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
+  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
+    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
+      int up;
+      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
+      while (up == 0);
+      *flag(other) = 0;  // as the next launch must find it
+    }
+    __syncwarp();
+    CUTE_NO_UNROLL
+    for (int other = first; other < last; other += kAtOnce) {
+      CUTE_UNROLL
+      for (int begin = 0; begin < kOfBlock; begin += kRead) {
+        Fragment found[kAtOnce][kRead];
+        CUTE_UNROLL
+        for (int i = 0; i < kAtOnce * kRead; ++i)
+          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
+            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
+        CUTE_UNROLL
+        for (int i = 0; i < kAtOnce * kRead; ++i) {
+          const int fragment = begin + i % kRead;
+          if (other + i / kRead < last && fragment < kOfBlock) {
+            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
+            CUTE_UNROLL
+            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
+          }
+        }
+      }
+    }
+  }
+};
+
+// What comes before this may run under the kernel before, and the next kernel's under this one.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- Producer: two threads keep the ring of stages full ------------------------------------------
+// What a block loads: the k tiles of one unit after the other.
+struct Loads {
+  const Tiles tiles;
+  Walk walk;
+  Unit unit{0, 0, 0};
+  Place at;    // of the unit in D
+  int k_tile;  // the one to load
+
+  __device__ __forceinline__ Loads(const Parameters& p, int cluster, int clusters)
+      : tiles(p), walk(p, tiles.count(), k_tiles(p), cluster, clusters), at(tiles.at(0, 0)) {}
+
+  __device__ __forceinline__ bool next() {
+    if (unit.begin >= unit.end) {
+      if (!walk.next(unit)) return false;
+      at = tiles.at(unit.tile, 0);
+    }
+    k_tile = unit.begin++;
+    return true;
+  }
+};
+
+// Loads slabs. No launch writes weights that one after it reads, so that the first arrive under the launch
+// before, whose D may be A. What lies past the last block of rows is not stored, and past the end of k A is
+// zero: there any slab will do.
+__device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  const int64_t pitch = int64_t(p.slabs) * Slab::kBytes;  // of blocks of rows
+  CUTE_NO_UNROLL
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+    FullBarrier& full = shared.full[position.stage];
+    const int first = loads.k_tile * Slab::kOfStage;
+    const int there = min(p.slabs - first, Slab::kOfStage);
+    const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
+    const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
+    uint8_t* to = shared.b[position.stage];
+    shared.empty[position.stage].wait(position.phase);
+    full.arrive_and_expect_tx(Slab::kStageBytes);
+    CUTE_UNROLL
+    for (int i = 0; i < kRows / kWgmmaM; ++i) {
+      Slab::load(full, to, from, there * Slab::kBytes);
+      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
+      to += Slab::kOfStage * Slab::kBytes;
+      if (i < last) from += pitch;
+    }
+  }
+}
+
+// Loads A, once the launch before is done.
+__device__ __forceinline__ void load_a(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  wait_for_launch_before();
+  Position position{0, 1};
+  CUTE_NO_UNROLL
+  for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
+    FullBarrier& full = shared.full[position.stage];
+    const bool tail = p.m - loads.at.m < kTileM;  // rows past the end would take as long as any, for nothing
+    const cute::TmaDescriptor& map = tail ? p.a_tail_map : p.a_map;
+    shared.empty[position.stage].wait(position.phase);
+    full.arrive_and_expect_tx((tail ? p.a_tail_rows : kTileM) * (kPanels * OperandA::kBytes / kTileM));
+    CUTE_UNROLL
+    for (int panel = 0; panel < kPanels; ++panel)
+      OperandA::load(map, full, shared.a[position.stage] + panel * OperandA::kBytes, loads.at.m,
+                     loads.k_tile * kTileK + panel * kPanelK);
+  }
+}
+
+// Each is of a warp of its own, so that neither waits for the other.
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int cluster, int clusters) {
+  if (threadIdx.x == kWarps * 32) load_slabs(p, shared, cluster, clusters);
+  if (threadIdx.x == kWarps * 32 + 32) load_a(p, shared, cluster, clusters);
+}
+
+// ---- Decoding and products ------------------------------------------------------------------------
+// Subnormal operands count in full: what follows depends on it.
+__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// int4 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16
+// number are an integer n that means n 2^-133, subnormal or not, so that a nibble needs no exponent set: one
+// LOP3 takes two of them, and one fused multiply-add moves them up and takes the 8 away, exactly.
+struct Decode {
+  static constexpr int kWords = 1;
+  static constexpr float kUnit = 64;
+
+  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
+
+  __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
+    const uint32_t up = words[0] >> 8;
+    registers[0] = fma_bf16(words[0] & 0x000f000f, 0x7f007f00, 0xbe00be00);  // 2^127, -8 / 64
+    registers[1] = fma_bf16(words[0] & 0x00f000f0, 0x7d007d00, 0xbe00be00);  // 2^123
+    registers[2] = fma_bf16(up & 0x000f000f, 0x7f007f00, 0xbe00be00);
+    registers[3] = fma_bf16(up & 0x00f000f0, 0x7d007d00, 0xbe00be00);
+  }
+};
+
+// What a thread has of a group: the scales of its rows r and r + 8.
+struct Group {
+  uint32_t scales;
+
+  // Of the slab at `slab`, which has both rows' side by side.
+  __device__ __forceinline__ void read(uint32_t slab, int group) {
+    const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
+    const uint32_t address = slab + Slab::kScales + place * 2;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
+  }
+
+  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
+  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
+
+  __device__ __forceinline__ Decode decode() const {
+    return Decode(0, 0);
+  }
+};
+
+// What a thread has of a slab's codes, step by step.
+struct Codes {
+  uint32_t words[Slab::kSteps][Slab::kWords];
+
+  __device__ __forceinline__ void read(uint32_t slab, int piece) {
+    uint32_t* const to = words[0] + piece * 4;
+    asm volatile("ld.shared.v4.b32 { %0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(slab + piece * Slab::kPieceBytes + threadIdx.x % 128 * 16));
+  }
+};
+static_assert(Decode::kWords == Slab::kWords);
+
+// A warp lets go of a stage, if there is one; without a branch, which would serialise wgmma.
+__device__ __forceinline__ void release(EmptyBarrier& empty, bool there = true) {
+  __syncwarp();
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                   cute::cast_smem_ptr_to_uint(&empty)),
+               "r"(int(there && threadIdx.x % 32 == 0))
+               : "memory");
+}
+
+__device__ __forceinline__ void clear(Sums& sums) {
+  CUTE_UNROLL
+  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+}
+
+// Adds sums of a group, times the scales.
+__device__ __forceinline__ void promote(Sums& sums, const Sums& part, const Group (&group)[kBlocks]) {
+  CUTE_UNROLL
+  for (int block = 0; block < kBlocks; ++block) {
+    const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
+  }
+}
+
+// The sums of one unit's products, by instructions of a warp each: it has 16 of every 64 rows, and reads A for
+// itself, which pays for few rows of A only.
+struct Products {
+  static constexpr int kOfRows = kColumns / 8;  // fragments of a thread in 64 rows
+  Sums sums;
+  uint32_t columns[2];  // where the lane's row of 8 of A begins in a panel, for its first and last 32 bytes of 64
+
+  __device__ __forceinline__ explicit Products(const uint8_t*) {
+    const int lane = threadIdx.x % 32;
+    columns[0] = lane % 8 * 128 + (lane / 8 ^ lane % 8) * 16;  // TMA's swizzle: 16-byte column XOR row
+    columns[1] = columns[0] ^ 64;
+  }
+
+  __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+        "{ %0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+  }
+
+  // Adds the products of a slab of each block of rows, the first at `slabs`, by A's panels of its k.
+  __device__ __forceinline__ void add(uint32_t panels, uint32_t slabs) {
+    Codes codes[kBlocks];
+    Group group[kBlocks];
+    constexpr int kGroupSteps = Slab::kSteps / Slab::kGroups;
+    Sums part;
+    CUTE_UNROLL
+    for (int pair = 0; pair < Slab::kSteps / 2; ++pair) {  // of steps: 64 bytes of A's rows
+      uint32_t rows[kOfRows][4];
+      CUTE_UNROLL
+      for (int f = 0; f < kOfRows; ++f)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
+                     : "=r"(rows[f][0]), "=r"(rows[f][1]), "=r"(rows[f][2]), "=r"(rows[f][3])
+                     : "r"(panels + pair * 2 / kOfPanel * OperandA::kBytes + f * 1024 + columns[pair % 2]));
+      CUTE_UNROLL
+      for (int step = pair * 2; step < pair * 2 + 2; ++step) {
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block) {
+          const uint32_t slab = slabs + block * Slab::kOfStage * Slab::kBytes;
+          if (step * Slab::kWords % 4 == 0) codes[block].read(slab, step * Slab::kWords / 4);
+          if (step % kGroupSteps == 0) group[block].read(slab, step / kGroupSteps);
+        }
+        if (step % kGroupSteps == 0) clear(part);
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block) {
+          uint32_t registers[4];
+          group[block].decode().step(codes[block].words[step], registers);
+          CUTE_UNROLL
+          for (int f = 0; f < kOfRows; ++f)
+            multiply(part[block] + f * 4, registers, rows[f][step % 2 * 2], rows[f][step % 2 * 2 + 1]);
+        }
+        if ((step + 1) % kGroupSteps == 0) promote(sums, part, group);
+      }
+    }
+  }
+
+  // Multiplies `count` stages and lets go of them. The consumer has these rows of the tile, and this share of k.
+  __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
+    clear(sums);
+    CUTE_NO_UNROLL
+    for (int i = 0; i < count; ++i) {
+      shared.full[position.stage].wait(position.phase);
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
+      const uint32_t panels = cute::cast_smem_ptr_to_uint(shared.a[stage]);
+      const uint32_t slabs =
+          cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
+      CUTE_UNROLL
+      for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
+        const int slab = own * kShares + share;
+        add(panels + slab * kSlabPanels * OperandA::kBytes, slabs + slab * Slab::kBytes);
+      }
+      release(shared.empty[position.stage]);
+      position.advance();
+    }
+  }
+};
+
+// ---- Consumer: products of its rows of the tile and its share of k, then their epilogue and store ---------
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank, int cluster,
+                                        int clusters) {
+  wait_for_launch_before();
+  const Tiles tiles(p);
+  const int rows = consumer / kShares, share = consumer % kShares;
+  Position position{0, 0};
+  Products products(shared.a[0]);
+  Store store(nullptr, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  Epilogue::Operands operands[kFragments];
+  SharedSums total(rank, rows, share);
+  const Parts parts(p, rank, consumer);
+  Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
+  for (Unit unit; walk.next(unit);) {
+    Place at = tiles.at(unit.tile, 0);
+    at.n += rows * kBlocks * kWgmmaM;
+    products.run(shared, position, unit.end - unit.begin, rows, share);
+    total.add(shared, products.sums);
+    if (unit.end < walk.k_tiles) {
+      parts.leave(products.sums, cluster);
+      continue;
+    }
+    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int i = 0; i < kAll; ++i) {
+      if (!total.finishes(i)) continue;
+      operands[0] = epilogue.load(coordinates(at, i, 0));
+      Value x[1][2][2];
+      CUTE_UNROLL
+      for (int j = 0; j < 4; ++j) x[0][j % 2][j / 2] = Value(products.sums[i / kAcross][i % kAcross * 4 + j]);
+      epilogue.apply(x[0], block[i / kAcross], operands[0]);
+      store(p, x, at, i);
+    }
+  }
+  store.finish();
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x256_mma_sums_stages5_shares2_blocks2_stream_k_703c8445(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
+  const int rank = 0;
+  const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
+
+  if (threadIdx.x == kWarps * 32) {
+    for (const auto* map : {&p.a_map, &p.a_tail_map}) cute::prefetch_tma_descriptor(map);
+    for (int stage = 0; stage < kStages; ++stage) {
+      shared.full[stage].init(2);  // who loads slabs, and who loads A
+      shared.empty[stage].init(kWarps);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp >= kWarps) {
+    produce(p, shared, cluster, clusters);
+  } else {
+    consume(p, shared, warp / 4, rank, cluster, clusters);
+  }
+}

@@ -1,0 +1,45 @@
+"""D = epilogue(A W'): weights W of 4 or 8 bits that lie in slabs, activations A of 8 or 16."""
+
+from __future__ import annotations
+
+from warploom.generator.families.family import Family
+from warploom.generator.families.mixed_gemm import launch, rules, schedule_rules, template
+from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
+from warploom.generator.families.mixed_gemm.operation import Format, MixedGemmOperation
+from warploom.generator.families.mixed_gemm.parameters import parameters
+from warploom.generator.families.mixed_gemm.problem import MixedGemmProblem, MixedGemmShape
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
+from warploom.generator.families.mixed_gemm.table import MixedGemmTable
+
+__all__ = [
+    "FAMILY",
+    "Format",
+    "MixedGemmOperation",
+    "MixedGemmProblem",
+    "MixedGemmSchedule",
+    "MixedGemmShape",
+]
+
+
+class MixedGemm(Family[MixedGemmOperation, MixedGemmSchedule, MixedGemmShape, MixedGemmProblem]):
+    """Products with weights of few bits."""
+
+    operation = MixedGemmOperation
+    schedule = MixedGemmSchedule
+    shape = MixedGemmShape
+    table = MixedGemmTable()
+
+    operation_reasons = staticmethod(rules.operation_reasons)
+    schedule_reasons = staticmethod(schedule_rules.schedule_reasons)
+    complete = staticmethod(schedule_rules.complete)
+    parameters = staticmethod(parameters)
+    context = staticmethod(template.context)
+    launches = staticmethod(launch.launches)
+    workspaces = staticmethod(launch.workspaces)
+
+    def layout(self, spec: MixedGemmSpec) -> MixedGemmLayout:
+        """Shared memory and registers: see layout.py."""
+        return mixed_gemm_layout(spec.operation, spec.schedule)
+
+
+FAMILY = MixedGemm()

@@ -1,0 +1,132 @@
+"""Shared memory and registers of a product with weights of few bits.
+
+A stage has A's tile, in panels of 128 bytes of k, and the slabs of W's rows. All figures are bytes,
+or 32-bit registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from warploom.generator.elements import element
+from warploom.generator.families._product.layout import ProductLayout, chunk, store_box
+from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
+from warploom.generator.slabs import DEPTH, SlabLayout
+from warploom.generator.tensor_maps import operand_tile
+from warploom.generator.wgmma import WARPGROUP
+
+PANEL_BITS = 1024  # of k, in one row of a panel: TMA's widest span
+LANES, PARTITIONS = 512, 4  # registers that a lane of a quarter of a multiprocessor shares out
+MULTIPROCESSOR_BYTES, BLOCK_BYTES = 233_472, 1024  # shared memory, and what each block takes of it
+MANY_FRAGMENTS = 32  # of a thread: half of its registers are sums
+GROUP_STEPS = 4  # wgmma that are issued together, of one block of 64 rows
+LOADING_REGISTERS = 40  # of the warpgroup that loads, where it leaves the rest to consumers
+BASE_REGISTERS = 40  # for addresses, beside sums and what is decoded
+PARTS_REGISTERS = 32  # of what adding parts takes beside an epilogue, as kernels compiled
+BARRIER_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MixedGemmLayout(ProductLayout):
+    """Where everything of one block lies."""
+
+    slab: SlabLayout
+    panels: int  # of A, in one stage
+    slabs: int  # of W, in one stage: those of its rows, and of its k
+    fragments: int  # of 64 rows by 8 columns, that a consumer has sums of
+    group_steps: int  # wgmma of 64 rows that are issued together
+    exchange_bytes: int  # of sums that sources leave for each other
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage: what its full barrier expects."""
+        return self.panels * self.a.bytes + self.slabs * self.slab.bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the stages."""
+        return self.store_bytes + self.exchange_bytes + BARRIER_BYTES
+
+
+@lru_cache(maxsize=1024)  # each is asked for a few times in a row
+def mixed_gemm_layout(
+    operation: MixedGemmOperation, schedule: MixedGemmSchedule
+) -> MixedGemmLayout:
+    """Lay out a schedule, legal or not."""
+    m, n, k = schedule.tile
+    a = element(operation.a)
+    blocks = max(1, schedule.row_blocks // max(1, schedule.sharing))
+    fragments, steps = blocks * m // 8, _group_steps(operation, blocks)
+    most = register_budget(schedule)
+    sums = fragments * 4
+    columns, finishing = chunk(operation, schedule, sums, most)
+    if schedule.stream_k and operation.epilogue:  # parts are added with operands in registers
+        finishing += PARTS_REGISTERS
+    multiplying = sums + _decoding(operation, schedule, sums, blocks) + BASE_REGISTERS
+    if schedule.sources > 1:  # each finishes some fragments of its own
+        columns = 8
+    elif schedule.store == "tma":  # stages need the room, and sums the registers
+        columns = min(columns, 16 if fragments >= MANY_FRAGMENTS else 32)
+    box = store_box(schedule, columns)
+    return MixedGemmLayout(
+        a=operand_tile(a, k_major=True, extent=m, tile_k=PANEL_BITS // a.bits, blocks=1),
+        chunk_columns=columns,
+        store_box=box,
+        store_span=box[0] * element(operation.d).bits // 8,
+        stages=schedule.stages,
+        consumers=schedule.consumers,
+        sums_bytes=4 * m * n * schedule.shares,
+        registers=max(multiplying, finishing),
+        register_budget=most,
+        parts_in_flight=4,
+        slab=operation.slab,
+        panels=k * a.bits // PANEL_BITS,
+        slabs=schedule.row_blocks * (k // DEPTH),
+        fragments=fragments,
+        group_steps=steps,
+        exchange_bytes=_exchanges(schedule) * schedule.consumers * fragments * 16 * WARPGROUP,
+    )
+
+
+def register_budget(schedule: MixedGemmSchedule) -> int:
+    """Registers that a consumer's thread may have: warps go to the quarters in turn."""
+    if schedule.reallocates:
+        launched = LANES // 3 // 8 * 8
+        return (3 * launched - LOADING_REGISTERS) // 2 // 8 * 8
+    warps = -(-schedule.blocks * schedule.threads // 32 // PARTITIONS)
+    return min(255, LANES // warps // 8 * 8)
+
+
+def room(schedule: MixedGemmSchedule) -> int:
+    """Shared memory that a block may have, as many as are to fit on a multiprocessor."""
+    return MULTIPROCESSOR_BYTES // schedule.blocks - BLOCK_BYTES
+
+
+def _group_steps(operation: MixedGemmOperation, blocks: int) -> int:
+    """Steps of k that are multiplied together: within a group, and with few registers in work."""
+    of_group = (operation.group or DEPTH) // operation.step
+    return max(1, min(of_group, GROUP_STEPS // blocks))
+
+
+def _exchanges(schedule: MixedGemmSchedule) -> int:
+    """Places that sums are left in: two in turn, since consumers may be a tile apart; one where a
+    cluster has one tile.
+    """
+    if schedule.sources == 1:
+        return 0
+    return 1 if schedule.split > 1 else 2
+
+
+def _decoding(
+    operation: MixedGemmOperation, schedule: MixedGemmSchedule, sums: int, blocks: int
+) -> int:
+    """Registers of sums that are not promoted yet, and of what is decoded, or read, at a time."""
+    promoted = schedule.scaled == "sums" and operation.group > 0
+    words = (operation.weight.bits // 4 - 1) * 8  # of a slab's codes, beyond those of 4 bits
+    if schedule.multiply == "mma":
+        return (sums if promoted else 0) + schedule.tile[0] // 2
+    steps = blocks * _group_steps(operation, blocks)
+    groups = schedule.slabs // schedule.shares * (DEPTH // (operation.group or DEPTH))
+    return (min(2, groups) * sums if promoted else 0) + 2 * steps * 4 + blocks * words

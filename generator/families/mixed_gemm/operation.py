@@ -1,0 +1,72 @@
+"""A product with weights of few bits as a user names it: which result is computed.
+
+A [M, K] is row-major; W [N, K] lies in slabs (generator/slabs.py), as a torch weight does in rows:
+D = epilogue(A W'). C and D are row-major.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from warploom.generator.elements import Element, element
+from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.families._product import ProductOperation
+from warploom.generator.formats import WeightFormat, weight_format
+from warploom.generator.knob import frozen, knob
+from warploom.generator.slabs import SlabLayout
+
+Input = Literal["fp16", "bf16", "e4m3", "int8"]
+Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4"]
+Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
+Scales = Literal["fp16", "bf16", "fp32", "e8m0"]
+
+# The formats whose codes, less their zero points, are all of a type of activations. Of 16 bits
+# every format is one.
+HELD: dict[str, tuple[str, ...]] = {
+    "e4m3": ("int4", "uint4", "e4m3", "mxfp4"),
+    "int8": ("int4", "uint4", "int8"),
+}
+
+
+@frozen
+class MixedGemmOperation(ProductOperation):
+    """What is computed: w = scale * (code - zero), summed over k in fp32; then the epilogue.
+
+    Codes less zero points are exact. Of activations of 8 bits sums of a group are added up by the
+    tensor core, of int8 in int32, then scaled and added in fp32 (per channel: those over 128 of k).
+    Of 16 bits the schedule says whether sums are scaled, or weights, which are then rounded.
+    """
+
+    a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
+    b: Format = knob(
+        name="", doc="format of W [N, K]; e4m3 takes int4, uint4, e4m3, mxfp4, int8 the integers"
+    )
+    d: Output = knob(name="", doc="element type of D [M, N]")
+    group: Literal[0, 32, 64, 128] = knob(
+        name="g{}_{}", doc="of k that share a scale and a zero point; 0: all of it, per channel"
+    )
+    scale: Scales = knob(name="", doc="element type of the scales; e8m0 is mxfp4's")
+    epilogue: tuple[EpilogueStep, ...] = knob(
+        default=(), doc="up to 8 steps between the accumulators and D, in order"
+    )
+    family: Literal["mixed_gemm"] = knob(default="mixed_gemm", doc="always written")
+
+    @property
+    def accumulator(self) -> Element:
+        """The element type that the tensor core accumulates in."""
+        return element("int32" if element(self.a).is_integer else "fp32")
+
+    @property
+    def step(self) -> int:
+        """The k of one wgmma, which packed weights are in order for."""
+        return 256 // element(self.a).bits
+
+    @property
+    def weight(self) -> WeightFormat:
+        """The row of W's format."""
+        return weight_format(self.b)
+
+    @property
+    def slab(self) -> SlabLayout:
+        """How W lies; SpecificationError where the format has no such group or scale."""
+        return SlabLayout(self.b, self.group or None, self.scale, self.step)

@@ -1,0 +1,101 @@
+"""Which schedules of products with weights of few bits are legal, and what `auto` becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from warploom.generator import rules
+from warploom.generator.architectures import Architecture
+from warploom.generator.elements import element
+from warploom.generator.families._product.layout import chunks
+from warploom.generator.families.mixed_gemm.layout import (
+    BARRIER_BYTES,
+    MixedGemmLayout,
+    mixed_gemm_layout,
+    room,
+)
+from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
+from warploom.generator.families.mixed_gemm.rules import scaled
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
+from warploom.generator.knob import knobs
+from warploom.generator.slabs import DEPTH
+from warploom.generator.tensor_maps import operand_reason
+from warploom.generator.wgmma import WGMMA_M
+
+MMA_ROWS = (8, 16, 24, 32)  # of A: each warp reads all of them
+
+
+def schedule_reasons(
+    arch: Architecture, operation: MixedGemmOperation, schedule: MixedGemmSchedule
+) -> list[str]:
+    """Why the schedule does not fit the operation on `arch`; empty when it does."""
+    m, n, k = schedule.tile
+    a = element(operation.a)
+    first = rules.broken(
+        [
+            rules.wgmma_n("tile m", m, integer=a.is_integer)
+            if schedule.multiply == "wgmma"
+            else rules.one_of("tile m with multiply mma", m, MMA_ROWS),
+            None
+            if schedule.consumers % schedule.shares == 0
+            else f"shares {schedule.shares} of {schedule.consumers} consumers: must divide them",
+            rules.multiple_of("tile n", n, WGMMA_M * max(1, schedule.sharing)),
+            rules.multiple_of("tile k", k, DEPTH * schedule.shares),
+            None
+            if schedule.split == 1 or not schedule.stream_k
+            else f"split {schedule.split} with stream_k: must be 1; ranges share k by themselves",
+        ]
+    )
+    if first:  # what follows would divide by them
+        return first
+    layout = mixed_gemm_layout(operation, schedule)
+    return rules.broken(
+        [
+            scaled(operation, schedule),
+            None
+            if schedule.multiply == "wgmma" or a.bits == 16
+            else f"multiply mma of a {operation.a}: must be wgmma; mma is for 16 bits",
+            _shared(schedule, layout),
+            None
+            if schedule.store == "direct" or (schedule.sources == 1 and chunks(operation, schedule))
+            else f"store tma, tile m {m}, {schedule.sources} that share a tile's sums: takes a "
+            "multiple of 16, and sums that nothing shares; use store direct",
+            None
+            if schedule.store == "direct" or element(operation.d).bits == 16
+            else f"store tma, d {operation.d}: takes 16-bit types; use store direct",
+            operand_reason("a", layout.a),
+            rules.fits_registers(layout.registers, layout.register_budget),
+            rules.fits_shared(layout.shared_bytes, arch),
+            None
+            if layout.shared_bytes <= room(schedule)
+            else f"shared memory {layout.shared_bytes} bytes, blocks {schedule.blocks}: must be at "
+            f"most {room(schedule)}; use fewer stages or a smaller tile",
+        ]
+    )
+
+
+def _shared(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> rules.Reason:
+    """Who shares a tile's sums finishes as many of its fragments, of which each has four warps'."""
+    sources, fragments = schedule.sources, layout.fragments
+    whole = fragments if fragments >= sources else 4 * fragments
+    if sources == 1 or whole % sources == 0:
+        return None
+    return (
+        f"shares {schedule.shares}, split {schedule.split}, tile {schedule.tile}: {sources} finish "
+        f"{fragments} fragments of 64 rows, which must go round; share k among fewer"
+    )
+
+
+def complete(
+    arch: str, operation: MixedGemmOperation, fields: Mapping[str, Any]
+) -> MixedGemmSchedule:
+    """Make a schedule of `fields`; `stages: auto` becomes as many as fill shared memory."""
+    if fields.get("stages", "auto") != "auto":
+        return MixedGemmSchedule(**fields)
+    schedule = MixedGemmSchedule(**{**fields, "stages": 2})
+    layout = mixed_gemm_layout(operation, schedule)
+    left = room(schedule) // 1024 * 1024 - layout.fixed_bytes
+    stages = left // max(1, layout.stage_bytes + BARRIER_BYTES)
+    return replace(schedule, stages=knobs(MixedGemmSchedule)["stages"].nearest(stages))

@@ -1,0 +1,31 @@
+"""What the template is rendered with: the spec's choices as constants and parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.generator.elements import element
+from warploom.generator.families._product import template
+from warploom.generator.families.mixed_gemm.layout import (
+    LOADING_REGISTERS,
+    mixed_gemm_layout,
+)
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmSpec
+from warploom.generator.wgmma import wgmma
+
+
+def context(spec: MixedGemmSpec) -> dict[str, Any]:
+    """What this family's template is rendered with beside what every family's is."""
+    operation, schedule = spec.operation, spec.schedule
+    a = element(operation.a)
+    by_wgmma = schedule.multiply == "wgmma"
+    return {
+        **template.context(operation, schedule, mixed_gemm_layout(operation, schedule)),
+        "a": a,
+        "decode": f"{operation.b}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
+        "wgmma": wgmma(a, a, schedule.columns, a_in_registers=True) if by_wgmma else "",
+        "promoted": schedule.scaled == "sums" and operation.group > 0,
+        "reallocates_registers": schedule.reallocates,
+        "loading_registers": LOADING_REGISTERS,
+        "shared_sums": schedule.sources > 1,
+    }

@@ -1,0 +1,97 @@
+"""Which schedules there are, and that what is launched has room for what its kernel leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.generator.architectures import architecture
+from warploom.generator.families import family
+from warploom.generator.families._product.cut import MOST_PARTS
+from warploom.generator.families.mixed_gemm import (
+    MixedGemmOperation,
+    MixedGemmProblem,
+    MixedGemmSchedule,
+)
+from warploom.generator.families.mixed_gemm.cut import cut
+from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout, room
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.limits import LARGEST
+from warploom.generator.specification import KernelSpec
+
+FAMILY = family("mixed_gemm")
+ARCH = architecture("sm_90a")
+BF16 = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16")
+FEW = MixedGemmSchedule((16, 128, 256), "mma", "sums", 4, stream_k=True)
+SHARED = replace(FEW, tile=(16, 64, 256), shares=2)
+SOME = MixedGemmSchedule((64, 128, 256), "wgmma", "sums", 4, stream_k=True)
+MANY = MixedGemmSchedule((256, 128, 128), "wgmma", "weights", 3, store="tma")
+SPLIT = MixedGemmSchedule((16, 64, 128), "mma", "sums", 8, consumers=1, split=8)
+SCHEDULES = (FEW, SHARED, SOME, MANY, SPLIT, replace(MANY, stream_k=True))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_these_are_legal(schedule: MixedGemmSchedule) -> None:
+    assert FAMILY.reasons(ARCH, BF16, schedule) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "change", "said"),
+    [
+        (FEW, {"tile": (40, 128, 256)}, "tile m with multiply mma 40: must be one of 8, 16, 24"),
+        (FEW, {"tile": (16, 64, 256)}, "tile n 64: must be a positive multiple of 128"),
+        (FEW, {"tile": (16, 128, 64)}, "tile k 64: must be a positive multiple of 128"),
+        (SHARED, {"tile": (16, 64, 128)}, "tile k 128: must be a positive multiple of 256"),
+        (FEW, {"shares": 4}, "shares 4 of 2 consumers: must divide them"),
+        (SPLIT, {"stream_k": True}, "split 8 with stream_k: must be 1"),
+        (SPLIT, {"tile": (8, 64, 128)}, "8 finish 1 fragments of 64 rows"),
+        (SHARED, {"store": "tma"}, "2 that share a tile's sums"),
+        (MANY, {"scaled": "sums"}, "registers expected"),
+        (MANY, {"stages": 4}, "shared memory"),
+        (FEW, {"blocks": 2, "stages": 5}, "blocks 2: must be at most 115712"),
+        (SOME, {"blocks": 2, "stages": 2}, "registers expected, 96 to have"),
+    ],
+)
+def test_what_does_not_fit_is_told(
+    schedule: MixedGemmSchedule, change: dict[str, Any], said: str
+) -> None:
+    assert said in "; ".join(FAMILY.reasons(ARCH, BF16, replace(schedule, **change)))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_auto_is_as_many_stages_as_there_is_room_for(blocks: int) -> None:
+    fields = {"tile": (16, 64, 256), "multiply": "mma", "scaled": "sums", "shares": 2}
+    found = FAMILY.complete("sm_90a", BF16, {**fields, "blocks": blocks})
+    one_more = mixed_gemm_layout(BF16, replace(found, stages=found.stages + 1))
+    assert mixed_gemm_layout(BF16, found).shared_bytes <= room(found) < one_more.shared_bytes
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(SCHEDULES),
+    st.tuples(st.integers(1, 5000), st.integers(1, 200_000), st.integers(1, 500_000)),
+    st.integers(1, 200),
+)
+def test_what_is_launched_has_a_range_for_each_block_and_room_for_its_part(
+    schedule: MixedGemmSchedule, extents: tuple[int, int, int], multiprocessors: int
+) -> None:
+    problem = MixedGemmProblem(*extents, pitch_a=-(-extents[2] // 8) * 8, pitch_d=extents[1])
+    found = cut(schedule, problem, DeviceLimits(multiprocessors))
+    assert 0 <= found.tiles <= found.all_tiles and found.clusters >= 1
+    if schedule.split > 1:
+        assert (found.tiles, found.clusters) == (0, found.all_tiles)
+    if not found.tiles:
+        return
+    assert found.clusters <= found.tiles * found.k_tiles  # or a range is empty
+    assert found.tiles * found.k_tiles * found.clusters <= LARGEST
+    assert found.clusters <= MOST_PARTS * found.tiles
+    spec = KernelSpec("sm_90a", BF16, schedule)
+    rooms = {one.tensor: one.bytes for one in FAMILY.workspaces(spec, problem)}
+    layout = mixed_gemm_layout(BF16, schedule)
+    part = layout.fragments * 16 * 128 * schedule.consumers
+    assert rooms["parts"] >= found.clusters * part
+    assert rooms["raised"] >= found.clusters * 4 * 4 * schedule.consumers
