@@ -86,7 +86,7 @@ def explain(
 @overload
 def explain(
     a: Callable[..., object],
-    *operands: torch.Tensor,
+    *operands: Any,
     gpu: str | None = None,
     **keywords: Any,
 ) -> Explanation: ...

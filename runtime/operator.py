@@ -77,3 +77,11 @@ def _refusing(name: str, refuse: Callable[..., None]) -> Callable[..., object]:
 def is_distributed(tensor: torch.Tensor) -> bool:
     """True for one of torch's distributed tensors, whose class few programs ever import."""
     return type(tensor).__name__ == "DTensor"
+
+
+def no_gradient(given: object) -> object:
+    """What `backward` returns for an argument without one: of lists of tensors there is a list."""
+    listing = isinstance(given, list | tuple)
+    if listing and all(isinstance(one, torch.Tensor) for one in given):  # type: ignore[attr-defined]
+        return [None for _ in given]  # type: ignore[attr-defined]
+    return None

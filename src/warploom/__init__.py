@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.gemm.api import gemm, plan
+    from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
 
@@ -64,6 +65,7 @@ __all__ = [
     "explain",
     "gemm",
     "load",
+    "mixed_gemm",
     "nn",
     "patch",
     "plan",
@@ -86,6 +88,7 @@ _LAZY = {
     "explain": "warploom.runtime.api",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",
+    "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
     "nn": "warploom.nn",
     "patch": "warploom.integrations.patch",
     "plan": "warploom.runtime.families.gemm.api",

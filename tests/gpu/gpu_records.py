@@ -39,6 +39,12 @@ MACHINERY = (
     "templates/common/*",
 )
 ROOMS = ("generator/families", "runtime/families", "templates")  # where a family has a folder
+# What lies elsewhere and decides what kernels see, of the families whose files import it.
+IMPORTED = {
+    "warploom.quantization": "quantization/*.py",
+    "warploom.generator.formats": "generator/formats.py",
+    "warploom.generator.slabs": "generator/slabs.py",
+}
 SOURCES = {".py", ".cuh", ".jinja"}
 # Of a family: which kernel is chosen, not what one does.
 CHOICE = {"constants.py", "model.py", "table.py"}
@@ -88,7 +94,9 @@ def _families(root: Path) -> Iterator[str]:
 
 
 def _files(family: str, root: Path) -> set[Path]:
-    """The files in a family's folders, and in the shared folders that files among these name."""
+    """The files in a family's folders, in the shared folders that files among these name, and of
+    what they import elsewhere.
+    """
     shared = {path.name for room in ROOMS for path in root.glob(f"{room}/_*") if path.is_dir()}
     shared.discard("__pycache__")
     found: set[Path] = set()
@@ -102,6 +110,9 @@ def _files(family: str, root: Path) -> set[Path]:
         ahead |= {
             one for one in shared if any(f"families.{one}" in t or f"{one}/" in t for t in texts)
         }
+        for module, pattern in IMPORTED.items():
+            if any(f"from {module}" in text for text in texts):
+                own |= set(root.glob(pattern))
         found |= own
     return found
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # What each room imports, beside itself and FOUNDATION; the front door is the rest of src/warploom.
 ROOMS = {
     "generator": {"configs", "templates"},
-    "runtime": {"generator", "configs"},
+    "runtime": {"generator", "quantization", "configs"},
     "tuning": {"generator", "runtime", "configs"},
     "integrations": {"generator", "runtime"},
     "quantization": {"generator"},

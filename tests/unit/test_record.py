@@ -67,10 +67,12 @@ ATTENTION = {"attention_forward", "attention_backward"}
     ("file", "stale"),
     [
         ("generator/families/gemm/rules.py", {"gemm", "integrations"}),
-        ("templates/_product/epilogue/bias.cuh", {"gemm", "integrations"}),
+        ("templates/_product/epilogue/bias.cuh", {"gemm", "mixed_gemm", "integrations"}),
         ("runtime/families/attention_forward/plan.py", {"attention_forward", "integrations"}),
         ("templates/_attention/tile.cuh", {*ATTENTION, "integrations"}),
         ("runtime/families/_attention/mask.py", {*ATTENTION, "integrations"}),
+        ("generator/slabs.py", {"mixed_gemm", "integrations"}),
+        ("quantization/slabs.py", {"mixed_gemm", "integrations"}),
         ("runtime/kernel.py", {None, "integrations", *families.names()}),
         ("integrations/__init__.py", {"integrations"}),
         ("generator/families/gemm/model.py", set()),
@@ -82,7 +84,7 @@ def test_a_change_asks_for_the_tests_of_those_it_may_break_alone(
     file: str, stale: set[str | None], tmp_path: Path
 ) -> None:
     """One record for all made a comment in a family's rules ask for every other family's tests."""
-    for room in ("generator", "runtime", "templates", "tuning", "integrations"):
+    for room in ("generator", "integrations", "quantization", "runtime", "templates", "tuning"):
         shutil.copytree(ROOT / room, tmp_path / room)
     with (tmp_path / file).open("a") as changed:
         changed.write("// and more\n")

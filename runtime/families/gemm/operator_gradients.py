@@ -21,7 +21,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
     rule,
     way_of,
 )
-from warploom.runtime.operator import is_distributed
+from warploom.runtime.operator import is_distributed, no_gradient
 
 
 class Call(NamedTuple):
@@ -83,15 +83,7 @@ def save(
     ctx.numbers = numbers_of(listed)
     dtype = asked.gradient_dtype or torch.bfloat16
     ctx.options = GradientOptions(call.accumulation, dtype, asked.accumulate_into)
-    ctx.none = list(map(_none, inputs))
-
-
-def _none(given: object) -> object:
-    """No gradient of an argument: of lists of tensors there is a list."""
-    listing = isinstance(given, list | tuple)
-    if listing and all(isinstance(one, torch.Tensor) for one in given):  # type: ignore[attr-defined]
-        return [None for _ in given]  # type: ignore[attr-defined]
-    return None
+    ctx.none = list(map(no_gradient, inputs))
 
 
 def backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401

@@ -1,0 +1,1 @@
+"""D = epilogue(A W') on torch tensors, W a PackedWeight."""

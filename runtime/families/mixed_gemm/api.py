@@ -1,0 +1,94 @@
+"""What users call: `warploom.mixed_gemm`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd import forward_ad
+
+from warploom.generator.specification import KernelSpec
+from warploom.quantization import PackedWeight
+from warploom.runtime.dispatch import named
+from warploom.runtime.families._product.epilogue import Item
+from warploom.runtime.families._product.epilogue import items as epilogue_items
+from warploom.runtime.families.mixed_gemm import gradient, operators
+from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
+
+
+def mixed_gemm(
+    a: torch.Tensor,
+    weight: PackedWeight,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    beta: float = 1.0,
+    activation: str | None = None,
+    scale_a: float | torch.Tensor | None = None,
+    scale_d: float | torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    epilogue: Sequence[Item] | None = None,
+    spec: KernelSpec | str | None = None,
+) -> torch.Tensor:
+    """Return scale_d (activation(scale_a (a W') + bias) + beta residual), W of 4 or 8 bits.
+
+    a is [.., M, K] of fp16, bf16, e4m3 or int8; W is a PackedWeight [N, K], packed with step 16 for
+    activations of 16 bits and 32 for those of 8. e4m3 multiplies int4, uint4, e4m3 and mxfp4, int8
+    the integers; 16 bits multiply all. The result [.., M, N] has `out_dtype`: by default that of
+    16-bit activations, else bf16.
+
+    W is scale * (code - zero) exactly, and sums are fp32; but kernels for many rows of 16 bits may
+    round weights, and scales of another type before, to the type of a.
+
+    scale_a is a number, a one-element tensor, [M] or [M, 1]; bias is [N], residual [.., M, N],
+    scale_d a number or a one-element tensor, amax a tensor of one element. These, `epilogue` and
+    `out` are those of `warploom.gemm`; but batches are rows of one product, and what the epilogue
+    reads must lie so too.
+
+    The result is differentiable, once, in a, bias, residual and tensors of scales, but not with
+    `out`, and not in the weight: a gradient of a is a product with the weight in 16 bits.
+
+    Under autocast, a of 16 or 32 bits is converted as torch converts those of torch.mm. Runs on the
+    current stream without waiting. On CPU tensors the reference computes the same, in float64.
+    Raises ProblemError before anything is launched.
+    """
+    listed: Sequence[Item] = ()
+    if (
+        scale_a is not None
+        or bias is not None
+        or activation is not None
+        or residual is not None
+        or amax is not None
+        or scale_d is not None
+        or epilogue is not None
+        or beta != 1
+    ):
+        listed = epilogue_items(
+            scale_a=scale_a,
+            bias=bias,
+            activation=activation,
+            residual=residual,
+            beta=beta,
+            amax=amax,
+            scale_d=scale_d,
+            epilogue=epilogue,
+        )
+    if torch._C._is_any_autocast_enabled():
+        a = lowered(a)
+    if forward_ad._current_level >= 0:
+        MixedGemmCall(a, weight, listed, out).refuse_tangents()
+    # Compilers, and modes that decide by operator, see these.
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return operators.call(a, weight, listed, out, out_dtype, spec)
+    call = MixedGemmCall(a, weight, listed, out, out_dtype, named(spec))
+    try:
+        return gradient.mixed_gemm(call)
+    except WithoutMemoryError:  # torch knows which code is to see these tensors
+        return operators.call(a, weight, listed, out, out_dtype, call.spec)
+    except Exception as error:
+        if inside_vmap():  # whose tensors have no memory, and which the operators fold
+            return operators.call(a, weight, listed, out, out_dtype, call.spec)
+        raise explained(error, call.require) from error.__cause__

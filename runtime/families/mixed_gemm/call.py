@@ -1,0 +1,181 @@
+"""One call of `warploom.mixed_gemm`: what its arguments ask for, and what is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import PITCH_BYTES
+from warploom.quantization import PackedWeight
+from warploom.runtime import dispatch
+from warploom.runtime.call import Arguments, Draft, Key
+from warploom.runtime.families._product import epilogue
+from warploom.runtime.families._product.operands import check_apart, unseen
+from warploom.runtime.families._product.steps import OUTPUTS
+from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.mixed_gemm import reference
+from warploom.runtime.families.mixed_gemm.problem import CheckedCall, Options, check_call
+from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors, shown
+
+
+@dataclass(slots=True)
+class MixedGemmCall:
+    """The arguments of one call. `listed` are the items of the epilogue, in order."""
+
+    a: torch.Tensor
+    weight: PackedWeight
+    listed: Sequence[Item] = ()
+    out: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    spec: KernelSpec | None = None
+
+    @property
+    def device(self) -> int:
+        """Where the operands are; -1 is the CPU."""
+        return self.a.get_device()
+
+    def signature(self) -> Key:
+        """Everything that decides the plan; every call builds it, so nothing here is a loop."""
+        a, out, listed = self.a, self.out, self.listed
+        return (
+            MixedGemmCall,
+            a.shape,
+            a.stride(),
+            a.dtype,
+            a.data_ptr() & 15,
+            a.get_device(),
+            self.weight.metadata,
+            self.weight.data.get_device(),
+            None
+            if out is None
+            else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
+            epilogue.signature(listed) if listed else (),
+            self.out_dtype,
+            self.spec,
+        )
+
+    def named(self) -> Named:
+        """The tensors of the call, by the names that messages have for them."""
+        read = [(item[0], item[1]) for item in self.listed if isinstance(item[1], torch.Tensor)]
+        return [("a", self.a), *self._parts(), ("out", self.out), *read]
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        if not isinstance(self.weight, PackedWeight):
+            raise ProblemError(
+                f"weight {shown(self.weight)} of type {type(self.weight).__name__}",
+                rule="must be a PackedWeight",
+                fix="make one of a weight with warploom.quantization; warploom.gemm takes tensors",
+            )
+        epilogue.check_items(self.listed)
+        require_tensors("warploom.mixed_gemm", self.named(), ("a", "weight.data"))
+
+    def refuse(self) -> None:
+        """Raise ProblemError for what autograd is to know of, and what has no gradient."""
+        if not torch.is_grad_enabled():
+            return
+        for name, part in self._parts():
+            if part.requires_grad:
+                raise ProblemError(
+                    f"{name} that requires grad",
+                    rule="must not: a packed weight is fixed, and has no gradient",
+                    fix="differentiate a product with weight.dequantize(dtype), and quantise anew",
+                )
+        if self.out is not None and self.requires_grad:
+            raise unseen("out")
+        for item in self.listed:
+            if item[0] in OUTPUTS and item[1].requires_grad:
+                raise unseen(str(item[0]))
+
+    @property
+    def requires_grad(self) -> bool:
+        """True where a tensor of the call requires grad. Every call asks, so shortly."""
+        out, scales = self.out, self.weight.channel_scales
+        if self.a.requires_grad or (out is not None and out.requires_grad):
+            return True
+        if scales is not None and scales.requires_grad:
+            return True
+        for item in self.listed:
+            if isinstance(item[1], torch.Tensor) and item[1].requires_grad:
+                return True
+        return False
+
+    def refuse_tangents(self) -> None:
+        """Raise ProblemError for tensors that carry a forward-mode derivative."""
+        epilogue.check_items(self.listed)
+        values = (item[1] for item in self.listed)
+        refuse_dual("warploom.mixed_gemm", (self.a, self.out, *values))
+
+    def draft(self, target: DeviceLimits) -> Draft[CheckedCall]:
+        """Check the call, place its operands, and choose its kernel for a GPU."""
+        options = Options(self.out_dtype, self.spec)
+        checked = check_call(self.a, self.weight, self.listed, self.out, options)
+        choice = dispatch.choose(
+            checked.operation,
+            checked.shape,
+            spec=self.spec,
+            device=target,
+            requires=checked.store,
+        )
+        return Draft(
+            choice,
+            None if checked.empty else checked.problem,
+            ("a", "b", *[*self.weight.tensors()][1:], "d", *checked.epilogue.tensors),
+            checked.epilogue.scalars,
+            ("a",) if checked.copy else (),
+            checked,
+        )
+
+    def results(self, details: CheckedCall) -> torch.Tensor:
+        """D, as it was given, or new."""
+        if self.out is not None:
+            return self.out
+        return self.a.new_empty(details.out_shape, dtype=details.out_dtype)
+
+    def copied(self, details: CheckedCall) -> MixedGemmCall:
+        """The same call, with an a that TMA cannot read copied to where it can."""
+        return replace(self, a=details.copy(self.a)) if details.copy else self
+
+    def arguments(self, details: CheckedCall, results: torch.Tensor) -> Arguments:
+        """The addresses of A, W's tensors, D and the items' tensors, and the items' numbers."""
+        weight, listed = self.weight, self.listed
+        addresses: tuple[int, ...] = (self.a.data_ptr(), weight.data.data_ptr())
+        if weight.channel_scales is not None:
+            addresses += (weight.channel_scales.data_ptr(),)
+        if weight.channel_zeros is not None:
+            addresses += (weight.channel_zeros.data_ptr(),)
+        addresses += (results.data_ptr(),)
+        if not listed:
+            return addresses, ()
+        return addresses + epilogue.addresses(listed), epilogue.scalars(listed)
+
+    def check(self, details: CheckedCall, results: torch.Tensor) -> None:
+        """Raise ProblemError for memory that is missing or shared, for a weight that is not what
+        its metadata say, and for numbers that are not finite.
+        """
+        weight, listed = self.weight, self.listed
+        require_memory(replace(self, out=results).named())
+        PackedWeight.from_tensors(weight.tensors(), weight.metadata)
+        for name, part in self._parts():
+            if part.data_ptr() % PITCH_BYTES:
+                raise ProblemError(
+                    f"{name} at the address {part.data_ptr():#x}",
+                    rule=f"must begin at a multiple of {PITCH_BYTES} bytes: it is copied in bulk",
+                    fix="clone it, where it is a part of a larger tensor",
+                )
+        check_apart(results, [("a", self.a), *self._parts()], listed)
+        epilogue.check_finite(listed)
+
+    def compute(self, details: CheckedCall, results: torch.Tensor) -> None:
+        """Compute D by plain torch operations."""
+        with torch.no_grad(), torch.autocast(results.device.type, enabled=False):
+            found = reference.mixed_gemm(self.a, self.weight, self.listed, details.out_dtype)
+            results.copy_(found)
+
+    def _parts(self) -> list[tuple[str, torch.Tensor]]:
+        return [(f"weight.{name}", tensor) for name, tensor in self.weight.tensors().items()]

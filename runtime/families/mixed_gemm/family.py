@@ -1,0 +1,85 @@
+"""Products with packed weights, as measuring and building ahead of time ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmShape
+from warploom.quantization import PackedWeight
+from warploom.runtime import measure
+from warploom.runtime.dispatch import named
+from warploom.runtime.families._product.epilogue import items
+from warploom.runtime.families.mixed_gemm import api, reference, samples
+from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
+from warploom.runtime.trial import generator
+
+
+class MixedGemmTrial(CallTrial):
+    """Calls whose results are right where they are so in one way of applying scales."""
+
+    def held_share(self) -> float:
+        """The largest error of what the first set holds, as a share of its bound."""
+        out = self.sets[0].out
+        return min(measure.largest_share(out, *one) for one in self._ways)
+
+    @cached_property
+    def _ways(self) -> Sequence[Bound]:
+        return bounds(self.sets[0])
+
+
+class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
+    """Calls of `warploom.mixed_gemm`."""
+
+    function = staticmethod(api.mixed_gemm)
+    operands = 2
+
+    def call(
+        self,
+        *operands: Any,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        spec: Any = None,  # noqa: ANN401
+        **keywords: Any,
+    ) -> MixedGemmCall:
+        """The call that `mixed_gemm` makes."""
+        a, weight = operands
+        return MixedGemmCall(a, weight, items(**keywords), out, out_dtype, named(spec))
+
+    def draw(
+        self,
+        operation: MixedGemmOperation,
+        shape: MixedGemmShape,
+        device: str,
+        random: torch.Generator | None,
+    ) -> MixedGemmCall:
+        """A call with random operands: see samples.py."""
+        return samples.draw(operation, shape, device, random)
+
+    def bound(self, call: MixedGemmCall) -> Bound:
+        """What is right of a kernel that scales sums, and how far off it may be."""
+        return bounds(call)[0]
+
+    def trial(
+        self, operation: MixedGemmOperation, shape: MixedGemmShape, device: str, seed: int
+    ) -> MixedGemmTrial:
+        """Calls with operands drawn from a seed."""
+        drawn = partial(self.draw, operation, shape, device, generator(device, seed))
+        return MixedGemmTrial(drawn, self.bound, device)
+
+
+def bounds(call: MixedGemmCall) -> list[Bound]:
+    """What is right in each of the ways, and how far off a kernel may be."""
+    weight: PackedWeight = call.weight
+    dtype = call.out.dtype if call.out is not None else call.a.dtype
+    return [
+        reference.bound(call.a, weight, call.listed, dtype, way)
+        for way in reference.ways(call.a.dtype, weight)
+    ]
+
+
+FAMILY = MixedGemmRuntime()

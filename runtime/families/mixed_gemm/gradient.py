@@ -1,0 +1,138 @@
+"""A product with a packed weight as autograd sees it: it is differentiable once, but not in W.
+
+The gradient of A is a product with the weight, given back in 16 bits, by torch. Gradients of what
+the epilogue reads are torch's own of the reference's steps, on sums that are computed again where
+they are not only added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from warploom.quantization import Metadata, PackedWeight
+from warploom.runtime.families._product.reference import apply
+from warploom.runtime.families._product.steps import flatten, unflatten
+from warploom.runtime.families._product.steps.step import Given, Item
+from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.plan import Plan, planned
+
+_ADDED = {"bias", "residual"}  # items that need nothing of what they are added to
+
+Found = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """What the backward pass knows of a call beside tensors, which are saved."""
+
+    metadata: Metadata
+    names: tuple[str, ...]  # of the weight's tensors
+    words: tuple[str, ...]  # of the items, and their numbers
+    numbers: tuple[float, ...]
+    needed: tuple[bool, ...]  # of a, then of the items' tensors
+    of_a: torch.dtype
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether sums are computed again, of a."""
+        return not _ADDED.issuperset(self.words)
+
+    @property
+    def computed(self) -> torch.dtype:
+        """The type in which the gradient of a is multiplied."""
+        return self.of_a if self.of_a.itemsize == 2 else torch.bfloat16
+
+
+def mixed_gemm(call: MixedGemmCall) -> torch.Tensor:
+    """Run the planned call, planning it first when it is new, for autograd to differentiate."""
+    plan: Plan[Any, torch.Tensor] = planned(call, Plan)
+    if not (torch.is_grad_enabled() and call.requires_grad):
+        return plan.run(call)
+    call.refuse()
+    read = call.a, *flatten(call.listed).tensors
+    result: torch.Tensor = _MixedGemm.apply(call, plan, *read)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _MixedGemm(torch.autograd.Function):
+    """D of a call, differentiable in what it reads but the weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+        call: MixedGemmCall,
+        plan: Plan[Any, torch.Tensor],
+        *read: torch.Tensor,
+    ) -> torch.Tensor:
+        keep(ctx, call.weight, call.listed, read, ctx.needs_input_grad[2:])
+        return plan.run(call)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dd: torch.Tensor | None) -> Found:  # noqa: ANN401
+        """Return the gradients that are wanted."""
+        return None, None, *gradients(ctx, dd)
+
+
+def keep(
+    ctx: Any,  # noqa: ANN401
+    weight: PackedWeight,
+    listed: Sequence[Item],
+    read: Sequence[torch.Tensor],
+    needed: Sequence[bool],
+) -> None:
+    """Save what the gradients of a call need; `read` are a and the items' tensors."""
+    flat, parts = flatten(listed), weight.tensors()
+    how = Differentiated(
+        metadata=weight.metadata,
+        names=tuple(parts),
+        words=tuple(flat.words),
+        numbers=tuple(flat.numbers),
+        needed=tuple(needed),
+        of_a=read[0].dtype,
+    )
+    ctx.set_materialize_grads(False)
+    ctx.how = how
+    a = [read[0]] if how.recomputed else []
+    ctx.save_for_backward(*parts.values(), *read[1:], *a)
+
+
+def gradients(ctx: Any, dd: torch.Tensor | None) -> Found:  # noqa: ANN401
+    """Return the gradients of a and of the items' tensors, None where none is wanted."""
+    how: Differentiated = ctx.how
+    if dd is None:
+        return (None,) * len(how.needed)
+    parts, read = ctx.saved_tensors[: len(how.names)], ctx.saved_tensors[len(how.names) :]
+    weight = PackedWeight(metadata=how.metadata, **dict(zip(how.names, parts, strict=True)))
+    with torch.autocast(dd.device.type, enabled=False):
+        w = weight.dequantize(how.computed) if how.needed[0] or how.recomputed else None
+        x = torch.zeros((), device=dd.device).expand(dd.shape)
+        if how.recomputed and w is not None:
+            *read, a = read
+            x = torch.matmul(a.to(how.computed), w.mT).float()
+        dx, found = _passed(how, x, read, dd.float())
+        if not how.needed[0] or w is None or dx is None:
+            return (None, *found)
+        return (torch.matmul(dx.to(how.computed), w).to(how.of_a), *found)
+
+
+def _passed(
+    how: Differentiated, x: torch.Tensor, read: Sequence[torch.Tensor], dd: torch.Tensor
+) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+    """The gradient of sums x, and those of the items' tensors."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        given = [
+            one.detach().requires_grad_(wanted)
+            for one, wanted in zip(read, how.needed[1:], strict=True)
+        ]
+        d = apply(x, unflatten(how.words, Given(iter(given), iter(how.numbers), {})))
+    wanted = [one for one in given if one.requires_grad]
+    dx, *others = torch.autograd.grad(d, [x, *wanted], dd, allow_unused=True)
+    rest = iter(others)
+    return dx, [next(rest) if one.requires_grad else None for one in given]

@@ -1,0 +1,76 @@
+"""Random operands of a product with a packed weight, for an operation at a shape."""
+
+from __future__ import annotations
+
+import torch
+
+from warploom.generator.epilogue import columns
+from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmShape
+from warploom.quantization import Metadata, PackedWeight
+from warploom.quantization.codes import numbers
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families._product.samples import items
+from warploom.runtime.families._product.steps.operand import Extents
+from warploom.runtime.families._product.steps.step import Draws
+from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
+from warploom.runtime.trial import wrong
+
+_BIAS = 127  # of e8m0's exponents
+
+
+def draw(
+    operation: MixedGemmOperation,
+    shape: MixedGemmShape,
+    device: str,
+    random: torch.Generator | None,
+) -> MixedGemmCall:
+    """A call with random operands, and an output full of what no right result is full of.
+
+    Activations are normal, of int8 uniform; weights of about 1, each group with a scale of its own.
+    On `meta`, only shapes.
+    """
+    draws = Draws(device, random)
+    at = Extents((), shape.m, shape.n)
+    out = torch.empty(
+        (shape.m, columns(operation.epilogue, shape.n)), dtype=TORCH[operation.d], device=device
+    )
+    return MixedGemmCall(
+        draws.values(operation.a, (shape.m, shape.k)),
+        weight(operation, shape, draws),
+        tuple(items(operation.epilogue, draws, at)),
+        wrong(out),
+    )
+
+
+def weight(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -> PackedWeight:
+    """A random packed weight [n, k]."""
+    group = operation.group or None
+    metadata = Metadata(operation.b, group, operation.scale, operation.step, shape.n, shape.k)
+    if draws.device == "meta":
+        return PackedWeight.empty(metadata, "meta")
+    row, extents = operation.weight, (shape.n, metadata.groups)
+    codes, zeros = _codes(operation, shape, draws), None
+    if row.highest_zero is not None:
+        zeros = _integers(0, row.highest_zero, extents, draws)
+    usual = float(numbers(codes[:1].flatten(), row, torch.float64).square().mean().sqrt())
+    if operation.scale == "e8m0":
+        scales = _integers(_BIAS - 3, _BIAS, extents, draws).to(torch.uint8)
+    else:
+        scales = (draws.scales(*extents) / usual).to(metadata.scale_dtype)
+    return PackedWeight.from_codes(
+        codes, scales, zeros, format=operation.b, group=group, step=operation.step
+    )
+
+
+def _codes(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -> torch.Tensor:
+    row, extents = operation.weight, (shape.n, shape.k)
+    if row.nans:  # of a float: bits at random would be of any size
+        return draws.values(operation.b, extents)
+    kind = getattr(torch, row.codes)
+    return _integers(row.lowest, row.highest, extents, draws).to(kind)
+
+
+def _integers(low: int, high: int, extents: tuple[int, ...], draws: Draws) -> torch.Tensor:
+    return torch.randint(
+        low, high + 1, extents, generator=draws.random, dtype=torch.int16, device=draws.device
+    )

@@ -1,0 +1,75 @@
+"""Which products with weights of few bits there are, and how tuner and tests draw them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+from warploom.generator.elements import element
+from warploom.generator.epilogue import Activation, Bias
+from warploom.generator.families.mixed_gemm import Format, MixedGemmOperation, MixedGemmShape
+from warploom.generator.families.mixed_gemm.operation import Scales
+from warploom.generator.families.mixed_gemm.rules import operation_reasons
+from warploom.generator.formats import FORMATS, SCALE_TYPES
+from warploom.runtime.families.mixed_gemm.family import FAMILY
+from warploom.runtime.plan import run
+
+OPERATION = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16")
+
+
+def operations() -> list[MixedGemmOperation]:
+    """Every legal operation, of results in bf16."""
+    inputs = get_args(get_type_hints(MixedGemmOperation)["a"])
+    every = (
+        replace(OPERATION, a=a, b=b, group=group, scale=scale)
+        for a in inputs
+        for b in FORMATS
+        for group in (0, 32, 64, 128)
+        for scale in SCALE_TYPES
+    )
+    return [one for one in every if not operation_reasons(one)]
+
+
+def test_fields_have_what_the_tables_have() -> None:
+    assert get_args(Format) == tuple(FORMATS)
+    assert get_args(Scales) == tuple(SCALE_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"a": "e4m3"}, "a, which kernels multiply, 'e4m3': must be one of fp16, bf16"),
+        ({"a": "e4m3", "b": "int8"}, "must be one of int4, uint4, e4m3, mxfp4"),
+        ({"a": "int8", "b": "mxfp4", "scale": "e8m0", "group": 32}, "int4, uint4, int8"),
+        ({"b": "mxfp4", "scale": "e8m0"}, "group of mxfp4 128: must be 32"),
+        ({"b": "mxfp4", "group": 32}, "scale of mxfp4 'bf16': must be e8m0"),
+        ({"scale": "e8m0"}, "scale of int4 'e8m0'"),
+    ],
+)
+def test_what_no_kernel_multiplies_is_told(change: dict[str, object], said: str) -> None:
+    assert said in "; ".join(operation_reasons(replace(OPERATION, **change)))
+
+
+def test_every_code_less_zero_is_exact_in_its_activations_type() -> None:
+    """Else results would depend on where scales are applied."""
+    for operation in operations():
+        row = operation.weight
+        if (row.codes != "uint8" and row.codes != "int8") or row.name == "mxfp4":
+            continue
+        values = torch.arange(row.lowest - (row.highest_zero or 0), row.highest + 1)
+        kind = getattr(torch, element(operation.a).torch)
+        assert torch.equal(values.double().to(kind).double(), values.double())
+
+
+@pytest.mark.parametrize("operation", operations()[::7], ids=str)
+def test_drawn_calls_are_right_by_their_bound(operation: MixedGemmOperation) -> None:
+    operation = replace(operation, epilogue=(Bias("bf16"), Activation("silu")))
+    trial = FAMILY.trial(operation, MixedGemmShape(9, 72, 256), "cpu", 0)
+    assert trial.held_share() == float("inf")  # before it ran
+    run(trial.sets[0])
+    assert 0 < trial.held_share() <= 1
+    spread = float(trial.results[0].float().std())
+    assert 1 < spread < 2000
