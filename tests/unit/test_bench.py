@@ -77,7 +77,7 @@ def test_the_cells_are_those_of_the_list() -> None:
     assert len(listed("gemm")) == len(listed("gemm", cells=("all",))) == 4 * (5 + 180)
     assert len(listed("attention")) == 2 * 35
     assert len(listed("gemm", cells=("tuned",), types=("bf16",))) == 90
-    assert len(listed()) == 4 * 185 + 70 + 8
+    assert len(listed()) == 4 * 185 + 216 + 70 + 8
     squares = listed("attention_forward", cells=("square",))
     assert {case.problem["batch"] * case.problem["seq"] for case in squares} == {16_384}
     assert {case.problem["heads"] * case.problem["dim"] for case in squares} == {2048}
@@ -179,7 +179,7 @@ def run(*arguments: str) -> Result:
         (("gemm", "--m", "x"), "numbers, separated by commas"),
         (("gemm", "--problems", "1:0"), "must be SEED or SEED:COUNT"),
         (("gemm", "--match", "no such cell"), "leave none"),
-        (("convolution",), "there are gemm, attention_forward, attention_backward"),
+        (("convolution",), "there are gemm, mixed_gemm, attention_forward"),
     ],
 )
 def test_what_cannot_be_measured_is_said(arguments: tuple[str, ...], told: str) -> None:

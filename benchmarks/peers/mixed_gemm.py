@@ -1,0 +1,105 @@
+"""Products of quantised weights: layers of language models, beside Marlin, Machete and humming.
+
+A cell's figure is of the fastest library that multiplies the same quantised numbers; the dense
+products that they would replace stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
+from benchmarks.peers._mixed_contenders import PEERS, contenders
+from benchmarks.peers._mixed_decode import Model
+from benchmarks.peers._mixed_decode import contenders as decoding
+from benchmarks.peers._mixed_problem import KINDS
+from warploom.generator.configurations import cells
+
+LISTED = cells()["mixed_gemm"]
+FEW = 64  # rows up to which the weight's bytes decide
+
+
+def layers(asked: Asked, kinds: tuple[str, ...] = ()) -> Iterator[Case]:
+    """Every weight in every kind, at any numbers of rows."""
+    for name in kinds or LISTED["types"]:
+        kind = KINDS[name]
+        for n, k in LISTED["weights"]:
+            for m in asked.m or LISTED["m"]:
+                shape = m, n, k
+                problem = {**dict(zip("mnk", shape, strict=True)), "type": name}
+                make = partial(contenders, kind, shape)
+                yield Case(f"{name} {m}x{n}x{k}", problem, kind.floor(shape), make)
+
+
+def zeros(asked: Asked) -> Iterator[Case]:
+    """The same with zero points."""
+    return layers(asked, ("w4a16_zeros",))
+
+
+def decode(_asked: Asked) -> Iterator[Case]:
+    """A step of decoding, all of its layers, with the head and attention in bf16."""
+    listed = dict(LISTED["decode"])
+    batches, kinds = listed.pop("batch"), listed.pop("types")
+    model = Model(**listed)
+    for name in kinds:
+        for batch in batches:
+            problem = {"m": batch, "n": model.hidden, "k": model.hidden, "type": name}
+            make = partial(decoding, model, KINDS[name], batch)
+            floor = model.floor(KINDS[name], batch)
+            yield Case(f"decode {name}, batch {batch}", {**problem, **listed}, floor, make)
+
+
+class MixedProducts(Family):
+    """D[m, n] = A[m, k] W[n, k]^T, W quantised."""
+
+    def at(self, problem: Problem) -> int:
+        """M."""
+        return int(problem["m"])
+
+    def subject(self, problem: Problem) -> str:
+        """The extents of the weight."""
+        return f"{problem['n']}x{problem['k']}"
+
+    def size(self, problem: Problem) -> tuple[int, ...]:
+        """By weight, in the order of the list, then M."""
+        weight, listed = [problem["n"], problem["k"]], LISTED["weights"]
+        return [*listed, weight].index(weight), *weight, problem["m"]
+
+    def flops(self, problem: Problem) -> float | None:
+        """Two for each step of each sum; none of a step of decoding."""
+        if "layers" in problem:
+            return None
+        return float(2 * problem["m"] * problem["n"] * problem["k"])
+
+    def division(self, problem: Problem) -> str:
+        """The type, and whether bytes or products decide."""
+        rows = "to" if problem["m"] <= FEW else "above"
+        return f"{problem['type']}, M {rows} {FEW}"
+
+    def label(self, cell: CellJson) -> str:
+        """The cell's own name."""
+        return str(cell["name"])
+
+
+FAMILY = MixedProducts(
+    name="mixed_gemm",
+    groups={
+        "llm": Group("{kind}, layers of language models", layers, "{kind}"),
+        "zeros": Group("{kind}, layers of language models", zeros),
+        "decode": Group("{kind}: a step of decoding, beside bf16", decode),
+    },
+    grid=("llm",),
+    kinds={
+        "w4a16": "Mixed GEMM, int4 by bf16, groups of 128",
+        "mxfp4": "Mixed GEMM, mxfp4 by bf16",
+        "w8a16": "Mixed GEMM, e4m3 by bf16, a scale per row",
+        "w4a8": "Mixed GEMM, int4 by e4m3, groups of 128",
+        "w4a16_zeros": "Mixed GEMM, uint4 with zero points by bf16, groups of 128",
+    },
+    peers={**{name: called for name, (called, _) in PEERS.items()}, "dense": "torch.mm, bf16"},
+    called={"torch, int4": "torch._weight_int4pack_mm", "torch.mm, bf16": "torch.mm (cuBLAS)"},
+    absences={"is in no folder of sys.path": "not installed in that run"},
+    axis=("M", "M, rows of the input"),
+    divided="type",
+)
