@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from warploom.errors import UnknownNameError
 from warploom.generator.elements import ELEMENTS
 
-Field = tuple[int, int]  # a register of wgmma's A operand, and one of the elements in it
+Activations = Literal["16-bit", "e4m3", "int8"]  # fp16 and bf16 take the same bits
 
 WORD_BITS = 32
 REGISTERS = 4  # of A in a thread: (row, low k), (row + 8, low k), (row, high k), (row + 8, high k)
-STEPS = (16, 32)  # k of one wgmma, by the bytes of an activation: two and one
+STEPS: Mapping[str, int] = {"16-bit": 16, "e4m3": 32, "int8": 32}  # k of one wgmma
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +39,56 @@ SCALE_TYPES: Mapping[str, ScaleType] = {
 }
 
 
-def elements_of(step: int) -> int:
-    """Elements of an activation in one register: 2 of 16 bits, 4 of 8."""
-    return step // 8
+def activations_of(element: str) -> Activations:
+    """Return what weights are packed for that are multiplied by an element type."""
+    return element if element in ("e4m3", "int8") else "16-bit"  # type: ignore[return-value]
 
 
-def in_order(step: int) -> tuple[Field, ...]:
-    """Each register's elements one after the other, the first in the lowest bits."""
-    return tuple((r, e) for r in range(REGISTERS) for e in range(elements_of(step)))
+@dataclass(frozen=True, slots=True)
+class WordOrder:
+    """Where the codes that a thread gives one wgmma lie in its words, bit by bit, and as what.
 
-
-def pairs_apart(step: int) -> tuple[Field, ...]:
-    """All registers' first elements, then all their second ones, and so on.
-
-    For nibbles and registers of two: (word >> 4 i) & 0x000f000f is register i.
+    Bit b of a code of register i's first element is bit `registers[i][b]`, counted from the first
+    word; each next element's is `apart[b]` further, round its word. Elements are halves or bytes of
+    the register, the lowest first. Stored is code + `offset`, modulo 2^bits, or, with
+    `sign_lowest`, 2 q where a code q is not negative, and 2 (-1 - q) + 1 where it is.
     """
-    return tuple((r, e) for e in range(elements_of(step)) for r in range(REGISTERS))
+
+    registers: tuple[tuple[int, ...], ...]
+    apart: tuple[int, ...]
+    offset: int = 0
+    sign_lowest: bool = False
+
+    @property
+    def words(self) -> int:
+        """How many 32-bit words a thread has of one step."""
+        return 1 + max(place for bits in self.registers for place in bits) // WORD_BITS
+
+    def place(self, register: int, element: int, bit: int) -> int:
+        """Where a bit of what is stored of a code lies, counted from bit 0 of the first word."""
+        first = self.registers[register][bit]
+        within = (first + element * self.apart[bit]) % WORD_BITS
+        return first // WORD_BITS * WORD_BITS + within
+
+
+def _whole(
+    bits: int, first: tuple[int, ...], apart: int, offset: int = 0, *, sign_lowest: bool = False
+) -> WordOrder:
+    """Fields of `bits` bits: those of the registers' first elements, and how far the next is."""
+    places = tuple(tuple(bits * field + bit for bit in range(bits)) for field in first)
+    return WordOrder(places, (bits * apart,) * bits, offset, sign_lowest)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """One format. What is stored of a code is `bits` bits of code + `offset`, modulo 2^bits.
-
-    `orders` says, for each step, which register and element each field of the step's words holds,
-    from bit 0 of the first word up: field f lies at bit f * bits % 32 of word f * bits // 32.
-    """
+    """One format. `orders` has how its codes are packed, by the activations that they multiply."""
 
     name: str
     bits: int
     lowest: int
     highest: int
     codes: str  # torch's name for the type of codes
-    orders: Mapping[int, tuple[Field, ...]]
-    offset: int = 0
+    orders: Mapping[str, WordOrder]
     highest_zero: int | None = None  # zero points are 0 to this; None: there are none
     nans: tuple[int, ...] = ()  # codes that stand for no number
     scales: tuple[str, ...] = ("bf16", "fp16", "fp32")  # the default first
@@ -81,25 +99,30 @@ class WeightFormat:
         """True where each group has a zero point."""
         return self.highest_zero is not None
 
-    def words(self, step: int) -> int:
-        """How many 32-bit words a thread has of one step."""
-        return len(self.orders[step]) * self.bits // WORD_BITS
 
-
+# Each order is the one that takes the fewest instructions to decode: templates/mixed_gemm/decode.
 # fmt: off
 _TABLE = (
-    WeightFormat("int4",  4, lowest=-8,   highest=7,   codes="int8",          offset=8,
-                 orders={16: pairs_apart(16), 32: in_order(32)}),
+    WeightFormat("int4",  4, lowest=-8,   highest=7,   codes="int8",
+                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4, offset=8),
+                         "e4m3":   _whole(4, (0, 1, 8, 9), apart=2, sign_lowest=True),
+                         "int8":   _whole(4, (0, 1, 8, 9), apart=2)}),
     # Zero points of GPTQ checkpoints reach 16: they store one less.
     WeightFormat("uint4", 4, lowest=0,    highest=15,  codes="uint8",         highest_zero=16,
-                 orders={16: pairs_apart(16), 32: in_order(32)}),
+                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4)}),
     WeightFormat("int8",  8, lowest=-128, highest=127, codes="int8",
-                 orders={16: in_order(16), 32: in_order(32)}),
+                 orders={"16-bit": _whole(8, (0, 1, 4, 5), apart=2, offset=128),
+                         "int8":   _whole(8, (0, 4, 8, 12), apart=1)}),
     WeightFormat("e4m3",  8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
-                 orders={16: in_order(16), 32: in_order(32)}),
-    # Bits of e2m1: a sign, two of exponent, one of mantissa.
+                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1)}),
+    # Bits of e2m1: one of mantissa, two of exponent, a sign.
     WeightFormat("mxfp4", 4, lowest=0,    highest=15,  codes="uint8",
-                 orders={16: in_order(16), 32: in_order(32)}, scales=("e8m0",), groups=(32,)),
+                 scales=("e8m0",), groups=(32,),
+                 orders={"16-bit": WordOrder(((6, 7, 8, 15), (12, 13, 14, 21),
+                                              (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4),
+                         "e4m3":   WordOrder(((0, 1, 2, 7), (16, 17, 18, 3),
+                                              (32, 33, 34, 39), (48, 49, 50, 35)),
+                                             apart=(4, 4, 4, 8))}),
 )
 # fmt: on
 FORMATS: Mapping[str, WeightFormat] = {row.name: row for row in _TABLE}

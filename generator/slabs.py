@@ -7,7 +7,9 @@ a row has one zero point does padded k stand for another number: there activatio
 
 A brick is in the order in which the 128 threads of a warpgroup hold wgmma's A operand in registers
 (PTX ISA, wgmma: A fragment). Thread t = 32 w + 4 l + q has rows 16 w + l and 8 below, of each
-step's k the `width` from q * width and as many half a step on, width = 2 (step 16) or 4 (step 32).
+step's k the `width` from q * width and as many half a step on. A step is 16 of k and width 2 for
+activations of 16 bits, 32 and 4 for those of 8. Which bits of its words are whose the table of
+formats says (WordOrder).
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.errors import SpecificationError
-from warploom.generator.formats import SCALE_TYPES, STEPS, ScaleType, WeightFormat, weight_format
+from warploom.generator.formats import (
+    SCALE_TYPES,
+    STEPS,
+    ScaleType,
+    WeightFormat,
+    WordOrder,
+    weight_format,
+)
 
 ROWS = 64
 DEPTH = 128  # k of a slab
@@ -31,24 +40,24 @@ def position(row: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlabLayout:
-    """What a slab is made of. SpecificationError if the format has no such group, scale or step.
+    """What a slab is made of. SpecificationError for what the format does not have.
 
     `group` is k that share a scale, None: all of them; then scales and zero points are no part of
-    the slabs, but two vectors over the rows. `scale` is a key of SCALE_TYPES, `step` the k of the
-    wgmma that the codes are in order for.
+    the slabs, but two vectors over the rows. `scale` is a key of SCALE_TYPES, `activations` one of
+    those that the format's codes can be in order for.
     """
 
     format: str
     group: int | None
     scale: str
-    step: int
+    activations: str
 
     def __post_init__(self) -> None:
         row = weight_format(self.format)
         for field, value, allowed in (
             ("group", self.group, row.groups),
             ("scale", self.scale, row.scales),
-            ("step", self.step, STEPS),
+            ("activations", self.activations, tuple(row.orders)),
         ):
             if value not in allowed or isinstance(value, bool | float):
                 raise SpecificationError(
@@ -61,6 +70,16 @@ class SlabLayout:
     def row(self) -> WeightFormat:
         """The format's row in the table."""
         return weight_format(self.format)
+
+    @property
+    def order(self) -> WordOrder:
+        """Where codes lie in a thread's words."""
+        return self.row.orders[self.activations]
+
+    @property
+    def step(self) -> int:
+        """The k of one wgmma."""
+        return STEPS[self.activations]
 
     @property
     def scale_type(self) -> ScaleType:

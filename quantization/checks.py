@@ -20,7 +20,7 @@ _NAN_E8M0 = 255
 
 
 def metadata_of(
-    codes: Tensor, scales: Tensor, format: str, group: int | None, step: int
+    codes: Tensor, scales: Tensor, format: str, group: int | None, activations: str
 ) -> Metadata:
     """Return what the packed weight will be; names, types and shapes of codes and scales fit it."""
     row = known(format)
@@ -35,7 +35,7 @@ def metadata_of(
     if codes.dim() != 2 or 0 in codes.shape:
         raise ProblemError(f"codes {list(codes.shape)}", rule="must be [N, K], and not empty")
     n, k = codes.shape
-    metadata = Metadata(format, group, scale_name(scales.dtype, row), step, n, k)
+    metadata = Metadata(format, group, scale_name(scales.dtype, row), activations, n, k)
     expected = (n, metadata.groups)
     if tuple(scales.shape) != expected:
         of_group = "a row" if group is None else f"a row and {group} of k"

@@ -6,23 +6,38 @@ import torch
 from torch import Tensor
 
 from warploom.generator.formats import WeightFormat
+from warploom.generator.slabs import SlabLayout
 from warploom.quantization.metadata import dtype_of
 
 # What the bits of e2m1 stand for: two of exponent, of bias 1, and one of mantissa, below a sign.
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def stored(codes: Tensor, row: WeightFormat) -> Tensor:
-    """Return codes, any integers or e4m3, as they are stored; all are in range."""
+def stored(codes: Tensor, layout: SlabLayout) -> Tensor:
+    """Return codes, any integers or e4m3, as they are stored: uint8. All are in range."""
+    row, order = layout.row, layout.order
     if codes.dtype.itemsize > 1:
         codes = codes.to(torch.int16).to(torch.uint8)  # modulo 256, on every device
-    raised = codes.view(torch.uint8) + row.offset
-    return raised.bitwise_and(2**row.bits - 1)
+    if order.sign_lowest:
+        signed = codes.view(torch.int8)
+        return (signed << 1).bitwise_xor_(signed >> 7).view(torch.uint8)
+    plain = codes.view(torch.uint8)
+    if order.offset:
+        return plain + order.offset
+    return plain & 2**row.bits - 1 if row.lowest < 0 else plain
 
 
-def from_stored(stored: Tensor, row: WeightFormat) -> Tensor:
+def from_stored(stored: Tensor, layout: SlabLayout) -> Tensor:
     """Return stored codes as they are given, of the type that the format has for them."""
-    return (stored - row.offset if row.offset else stored).view(dtype_of(row.codes))
+    row, order = layout.row, layout.order
+    if order.sign_lowest:
+        signed = stored.view(torch.int8)
+        return (signed >> 1).bitwise_xor_(-(signed & 1))
+    if order.offset:
+        stored = stored - order.offset
+    elif row.lowest < 0:
+        stored = (stored ^ -row.lowest) - -row.lowest
+    return stored.view(dtype_of(row.codes))
 
 
 def numbers(codes: Tensor, row: WeightFormat, dtype: torch.dtype) -> Tensor:

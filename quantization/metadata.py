@@ -11,12 +11,12 @@ import torch
 from warploom.errors import ProblemError, WarploomError
 from warploom.generator.slabs import DEPTH, ROWS, SlabLayout
 
-VERSION = 1  # of the packed layout: what lies where in which bits
+VERSION = 2  # of the packed layout: what lies where in which bits
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Format, group, scale type and step (see SlabLayout), and the weight's N and K.
+    """Format, group, scale type and activations (see SlabLayout), and the weight's N and K.
 
     ProblemError where the version is another one, N or K is no size, or groups do not divide K.
     """
@@ -24,18 +24,13 @@ class Metadata:
     format: str
     group: int | None
     scale: str
-    step: int
+    activations: str
     n: int
     k: int
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise ProblemError(
-                f"packed weight of version {self.version!r}",
-                rule=f"must be of version {VERSION}",
-                fix="pack the weight again with this release",
-            )
+        _require_version(self.version)
         for name, size in (("n", self.n), ("k", self.k)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ProblemError(f"{name} {size!r}", rule="must be a positive integer")
@@ -54,7 +49,7 @@ class Metadata:
     @property
     def slab(self) -> SlabLayout:
         """What each slab is made of."""
-        return SlabLayout(self.format, self.group, self.scale, self.step)
+        return SlabLayout(self.format, self.group, self.scale, self.activations)
 
     @property
     def groups(self) -> int:
@@ -106,6 +101,8 @@ class Metadata:
     def from_dict(cls, data: Mapping[str, object]) -> Metadata:
         """Read what `as_dict` gave. ProblemError names what is missing, unknown or wrong."""
         known = {field.name for field in fields(cls)}
+        if isinstance(data, Mapping) and "version" in data:
+            _require_version(data["version"])  # first: another one has other names
         if not isinstance(data, Mapping) or set(data) != known:
             raise ProblemError(
                 f"metadata of a packed weight {data!r}",
@@ -115,6 +112,15 @@ class Metadata:
             return cls(**data)  # type: ignore[arg-type]
         except TypeError as error:
             raise ProblemError(f"metadata of a packed weight {data!r}: {error}") from None
+
+
+def _require_version(version: object) -> None:
+    if version != VERSION:
+        raise ProblemError(
+            f"packed weight of version {version!r}",
+            rule=f"must be of version {VERSION}",
+            fix="pack the weight again with this release",
+        )
 
 
 def dtype_of(name: str) -> torch.dtype:

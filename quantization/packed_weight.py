@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
 from warploom.generator.slabs import ROWS
 from warploom.quantization import checks, slabs
 from warploom.quantization.codes import from_stored, stored
@@ -56,7 +57,7 @@ class PackedWeight:
         *,
         format: str,
         group: int | None,
-        step: int = 16,
+        activations: Activations = "16-bit",
     ) -> PackedWeight:
         """Pack what another quantiser has made.
 
@@ -64,11 +65,12 @@ class PackedWeight:
         torch.float8_e4m3fn, whose bits are the codes; of mxfp4 the four bits. `scales` are
         [N, K / group], or [N, 1] where `group` is None, of a type that the format takes (of mxfp4
         uint8 or torch.float8_e8m0fnu); they may be negative. `zeros`, integers of that shape, go
-        with formats that have zero points. `step` is 16 for activations of 16 bits, 32 of 8 bits.
+        with formats that have zero points. `activations` are what it will be multiplied by:
+        "16-bit" (fp16, bf16), "e4m3" or "int8".
 
         ProblemError names what does not fit, before anything is made.
         """
-        metadata = checks.metadata_of(codes, scales, format, group, step)
+        metadata = checks.metadata_of(codes, scales, format, group, activations)
         scales = checks.scales_of(scales, metadata)
         checks.require_zeros(zeros, scales, metadata)
         checks.require_codes(codes, metadata)
@@ -76,7 +78,7 @@ class PackedWeight:
         for first, end in slabs.row_ranges(metadata):
             rows = slice(first, end)
             part = None if zeros is None else zeros[rows].to(torch.uint8)
-            packed.write(first, end, stored(codes[rows], metadata.slab.row), scales[rows], part)
+            packed.write(first, end, stored(codes[rows], metadata.slab), scales[rows], part)
         return packed
 
     @classmethod
@@ -152,7 +154,8 @@ class PackedWeight:
         m = self.metadata
         return (
             f"PackedWeight(shape={self.shape}, format={m.format!r}, group={m.group}, "
-            f"scale={m.scale!r}, step={m.step}, bits={self.bits:.3f}, device={str(self.device)!r})"
+            f"scale={m.scale!r}, activations={m.activations!r}, bits={self.bits:.3f}, "
+            f"device={str(self.device)!r})"
         )
 
     # ---- What can be done with it ----------------------------------------------------------------
@@ -176,7 +179,7 @@ class PackedWeight:
         """Return codes, scales and zero points of one of slabs.row_ranges, as `unpack` does."""
         m = self.metadata
         part, count = slabs.of_rows(self.data, first, end), end - first
-        found = from_stored(slabs.read(part, m.slab, count, m.k), m.slab.row)
+        found = from_stored(slabs.read(part, m.slab, count, m.k), m.slab)
         if self.channel_scales is None:
             return found, *slabs.read_scales(part, m.slab, count, m.groups, m.scale_dtype)
         zeros = self.channel_zeros

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
 from warploom.quantization import checks, slabs
 from warploom.quantization.codes import stored
 from warploom.quantization.metadata import Metadata
@@ -35,23 +36,24 @@ def quantize(
     group: int | Literal["auto"] | None = "auto",
     symmetric: bool | None = None,
     scale_dtype: torch.dtype | None = None,
-    step: int = 16,
+    activations: Activations = "16-bit",
 ) -> PackedWeight:
     """Return `weight` [N, K], as torch.nn.Linear has it, of fp32, bf16 or fp16, in few bits.
 
     `group` is k that share a scale: 128, 64, 32, or None for one scale a row; "auto" is 128 (32 of
     mxfp4). `symmetric` says whether zero points are done without, as the format has it: only uint4
-    has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32. `step` is 16 for
-    activations of 16 bits, 32 for those of 8. Memory of its own is that of a few million codes.
+    has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32. `activations`
+    are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is
+    that of a few million codes.
 
     ProblemError names what does not fit: a weight that is not finite, a scale past its type.
     """
-    metadata = _metadata(weight, format, group, symmetric, scale_dtype, step)
+    metadata = _metadata(weight, format, group, symmetric, scale_dtype, activations)
     packed = PackedWeight.empty(metadata, weight.device)
     for first, end in slabs.row_ranges(metadata):
         part = weight[first:end].to(torch.float32).reshape(end - first, metadata.groups, -1)
         scales, zeros, codes = _QUANTISERS[format](part, _Checked(metadata, weight, first))
-        fields = stored(codes.reshape(end - first, metadata.k), metadata.slab.row)
+        fields = stored(codes.reshape(end - first, metadata.k), metadata.slab)
         packed.write(first, end, fields, scales, zeros)
     return packed
 
@@ -173,7 +175,7 @@ def _metadata(
     group: int | Literal["auto"] | None,
     symmetric: bool | None,
     scale_dtype: torch.dtype | None,
-    step: int,
+    activations: str,
 ) -> Metadata:
     row = checks.known(format)
     checks.require_tensor("weight", weight)
@@ -192,4 +194,4 @@ def _metadata(
         )
     size = row.groups[0] if group == "auto" else group
     scale = row.scales[0] if scale_dtype is None else checks.scale_name(scale_dtype, row)
-    return Metadata(format, size, scale, step, *weight.shape)
+    return Metadata(format, size, scale, activations, *weight.shape)

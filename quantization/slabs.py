@@ -7,17 +7,28 @@ go through a weight by `row_ranges`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import permutations, product
 
 import torch
 from torch import Tensor
 
-from warploom.generator.formats import REGISTERS, elements_of
+from warploom.generator.formats import WORD_BITS
 from warploom.generator.slabs import BRICK_K, DEPTH, ROWS, SlabLayout
 from warploom.quantization.metadata import Metadata
 
 RANGE = 1 << 23  # codes that are converted at a time: few launches, little memory
 _WARPS, _LANES, _QUADS, _HALVES = 4, 8, 4, 2
+
+# What a row and a k are made of, outermost first; and what lies in memory up to a thread's words of
+# a step, in which registers (a half of k, and the upper or the lower row) and elements follow.
+_ROW_AND_K = (
+    *("block", "warp", "lower", "lane"),
+    *("slab", "brick", "piece", "step", "half", "quad", "element"),
+)
+_MEMORY = ("block", "slab", "brick", "piece", "warp", "lane", "quad", "step")
+_FIELD = ("half", "lower", "element")
 
 
 def row_ranges(metadata: Metadata) -> Iterator[tuple[int, int]]:
@@ -41,14 +52,20 @@ def write(
     at where they are per channel.
     """
     blocks, deep = slabs.shape[:2]
-    codes = _padded(stored, blocks * ROWS, deep * DEPTH, layout.row.offset)
-    whole = codes.view(blocks, ROWS, deep, DEPTH).transpose(1, 2).reshape(blocks * deep, -1)
-    order = _order(layout, slabs.device)
+    whole = _padded(stored, blocks * ROWS, deep * DEPTH, layout.order.offset)
+    codes = whole.view(blocks, _WARPS, _HALVES, _LANES, -1)
     if layout.row.bits == 4:
-        packed = _gathered(whole, order[::2]) | (_gathered(whole, order[1::2]) << 4)
-    else:
-        packed = _gathered(whole, order)
-    slabs[..., : layout.codes_bytes] = packed.view(blocks, deep, -1)
+        codes = torch.add(codes[:, :, :1], codes[:, :, 1:], alpha=16)  # the lower row above
+    memory, moves = _arrangement(layout)
+    sizes = _sizes(layout, blocks, deep)
+    ordered = codes.view([sizes[axis] for axis in _ROW_AND_K])
+    part = slabs[..., : layout.codes_bytes]
+    part.view([sizes[axis] for axis in memory]).copy_(
+        ordered.permute([_ROW_AND_K.index(axis) for axis in memory])
+    )
+    if moves:
+        words = part.view(torch.int32)
+        words.copy_(_moved(words, moves))
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
         # torch fills few types of 8 bits, so e8m0's one is given by its bits.
@@ -62,12 +79,18 @@ def write(
 def read(slabs: Tensor, layout: SlabLayout, rows: int, k: int) -> Tensor:
     """Return the stored codes [rows, k] that `write` was given."""
     blocks, deep = slabs.shape[:2]
-    fields = slabs[..., : layout.codes_bytes].reshape(blocks * deep, -1)
+    part = slabs[..., : layout.codes_bytes].contiguous()
+    memory, moves = _arrangement(layout)
+    if moves:
+        back = {-up: mask >> up if up > 0 else mask << -up for up, mask in moves.items()}
+        part = _moved(part.view(torch.int32), back).view(torch.uint8)
+    sizes = _sizes(layout, blocks, deep)
+    ordered = part.view([sizes[axis] for axis in memory])
+    codes = ordered.permute([memory.index(axis) for axis in _ROW_AND_K])
+    codes = codes.reshape(blocks, _WARPS, sizes["lower"], _LANES, -1)
     if layout.row.bits == 4:
-        fields = torch.stack((fields & 15, fields >> 4), -1).flatten(1)
-    whole = _gathered(fields, _order(layout, slabs.device).argsort())
-    codes = whole.view(blocks, deep, ROWS, DEPTH).transpose(1, 2).reshape(blocks * ROWS, -1)
-    return codes[:rows, :k]
+        codes = torch.cat((codes & 15, codes >> 4), 2)
+    return codes.view(blocks * ROWS, -1)[:rows, :k]
 
 
 def read_scales(
@@ -92,22 +115,68 @@ def _padded(values: Tensor, rows: int, columns: int, padding: float) -> Tensor:
 # ---- Codes ---------------------------------------------------------------------------------------
 
 
-def _order(layout: SlabLayout, device: torch.device) -> Tensor:
-    """Return which of a slab's 64 x 128 codes each field of its bricks holds, in memory's order."""
-    width = elements_of(layout.step)
-    steps = BRICK_K // layout.step // layout.pieces
-    depth = (DEPTH // BRICK_K, layout.pieces, steps, _HALVES, _QUADS, width)
-    codes = torch.arange(ROWS * DEPTH, device=device).view(_WARPS, _HALVES, _LANES, *depth)
-    # From 0 warp, 1 row half, 2 lane; 3 brick, 4 piece, 5 step, 6 k half, 7 quad, 8 element to what
-    # lies in memory: a thread is a warp, lane and quad, a register a half of k and one of the rows.
-    fields = codes.permute(3, 4, 0, 2, 7, 5, 6, 1, 8).reshape(-1, REGISTERS * width)
-    order = [register * width + element for register, element in layout.row.orders[layout.step]]
-    return fields[:, order].flatten()
+def _sizes(layout: SlabLayout, blocks: int, deep: int) -> dict[str, int]:
+    """Return the extent of each axis, in bytes: two rows share one where codes have 4 bits."""
+    return {
+        "block": blocks,
+        "warp": _WARPS,
+        "lower": _HALVES if layout.row.bits == 8 else 1,
+        "lane": _LANES,
+        "slab": deep,
+        "brick": DEPTH // BRICK_K,
+        "piece": layout.pieces,
+        "step": BRICK_K // layout.step // layout.pieces,
+        "half": _HALVES,
+        "quad": _QUADS,
+        "element": layout.step // (_HALVES * _QUADS),
+    }
 
 
-def _gathered(values: Tensor, order: Tensor) -> Tensor:
-    """Take the values of each slab in that order."""
-    return values.gather(1, order.expand(values.shape[0], -1))
+@lru_cache(maxsize=64)
+def _arrangement(layout: SlabLayout) -> tuple[tuple[str, ...], Mapping[int, int]]:
+    """Return the axes of whole codes in memory, and how bits are moved then (see _moves).
+
+    Of all orders of registers and elements it is that with the fewest moves: none, where the
+    format's is one of them. Codes of 4 bits lie beside those 8 rows below.
+    """
+    able = [axes for axes in permutations(_FIELD) if layout.row.bits == 8 or axes[-1] == "lower"]
+    found = [(axes, moves) for axes in able if (moves := _moves(layout, axes)) is not None]
+    axes, moves = min(found, key=lambda one: len(one[1]))
+    return _MEMORY + axes, moves
+
+
+def _moves(layout: SlabLayout, axes: tuple[str, ...]) -> dict[int, int] | None:
+    """Return which bits of words (as they lie after it) move up, by how many bits.
+
+    Empty where none moves, None where some would have to go to another word, or words differ.
+    """
+    sizes = _sizes(layout, 1, 1) | {"lower": _HALVES}
+    words: list[dict[int, int]] = [{} for _ in range(layout.order.words)]
+    for at in product(*(range(sizes[axis]) for axis in axes)):
+        index = dict(zip(axes, at, strict=True))
+        field = 0
+        for axis in axes:
+            field = field * sizes[axis] + index[axis]
+        for bit in range(layout.row.bits):
+            begin = field * layout.row.bits + bit
+            register = 2 * index["half"] + index["lower"]
+            end = layout.order.place(register, index["element"], bit)
+            if begin // WORD_BITS != end // WORD_BITS:
+                return None
+            masks = words[end // WORD_BITS]
+            masks[end - begin] = masks.get(end - begin, 0) | 1 << end % WORD_BITS
+    if any(masks != words[0] for masks in words):
+        return None
+    return {} if set(words[0]) == {0} else words[0]
+
+
+def _moved(words: Tensor, moves: Mapping[int, int]) -> Tensor:
+    """Return int32 `words` with bits moved up, or down, all of them at once."""
+    moved = torch.zeros_like(words)
+    for up, mask in moves.items():
+        part = words << up if up > 0 else words >> -up
+        moved |= part.bitwise_and_(mask - (mask >> 31 << 32))  # as int32 has it
+    return moved
 
 
 # ---- Scales and zero points ----------------------------------------------------------------------

@@ -20,6 +20,7 @@ from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
 from benchmarks.protocol import Floor
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import Accumulation
+from warploom.generator.formats import activations_of
 from warploom.quantization import PackedWeight
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import TORCH, unit_roundoff
@@ -44,11 +45,6 @@ class Kind:
     def bits(self) -> int:
         """Bits of an activation."""
         return element(self.activations).bits
-
-    @property
-    def step(self) -> int:
-        """The k of an instruction, by which a packed weight is laid out."""
-        return 256 // self.bits
 
     def bytes(self, shape: Shape) -> int:
         """Of the weight with its scales in bf16, of A and of D, each moved once."""
@@ -94,7 +90,7 @@ def packed(weight: torch.Tensor, kind: Kind) -> PackedWeight:
     """Quantise a weight as users do."""
     quantization: Any = import_module("warploom.quantization")
     found: PackedWeight = quantization.quantize(
-        weight, kind.format, group=kind.group, step=kind.step
+        weight, kind.format, group=kind.group, activations=activations_of(kind.activations)
     )
     return found
 

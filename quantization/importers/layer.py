@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
 from warploom.quantization.packed_weight import PackedWeight
 from warploom.quantization.quantize import quantize
 
@@ -40,7 +41,7 @@ class Layer:
     group: int | None
     offsets: Tensor | None = None
 
-    def packed(self, step: int, requantize: str | None = None) -> PackedWeight:
+    def packed(self, activations: Activations, requantize: str | None = None) -> PackedWeight:
         """Return the same weight as kernels read it.
 
         One that has offsets is quantized anew, to the format `requantize` of the same groups.
@@ -51,7 +52,12 @@ class Layer:
         """
         if self.offsets is None:
             return PackedWeight.from_codes(
-                self.codes, self.scales, self.zeros, format=self.format, group=self.group, step=step
+                self.codes,
+                self.scales,
+                self.zeros,
+                format=self.format,
+                group=self.group,
+                activations=activations,
             )
         if requantize is None:
             raise ProblemError(
@@ -62,7 +68,11 @@ class Layer:
         groups = self.codes.reshape(len(self.codes), self.scales.shape[1], -1).float()
         weight = groups * self.scales.float()[..., None] + self.offsets.float()[..., None]
         return quantize(
-            weight.flatten(1), requantize, self.group, scale_dtype=self.scales.dtype, step=step
+            weight.flatten(1),
+            requantize,
+            self.group,
+            scale_dtype=self.scales.dtype,
+            activations=activations,
         )
 
 

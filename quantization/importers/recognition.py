@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
 from warploom.quantization.importers import awq, compressed_tensors, fp8, gptq, mxfp4, torchao
 from warploom.quantization.importers.layer import Config, Layer, Tensors
 from warploom.quantization.packed_weight import PackedWeight
@@ -25,7 +26,7 @@ def import_weight(
     metadata: Mapping[str, str] | None = None,
     expert: int | None = None,
     requantize: str | None = None,
-    step: int = 16,
+    activations: Activations = "16-bit",
 ) -> PackedWeight:
     """Return one layer's weight of a quantized checkpoint, the same number for number.
 
@@ -42,7 +43,7 @@ def import_weight(
             In int8 no value moves by more than a 128th of the largest of its group; the error of
             Gaussian weights (groups of 128, root mean square) goes from 10.05 % to 10.06 %, in
             uint4 to 14.3 %.
-        step: 16 for activations of 16 bits, 32 for those of 8.
+        activations: what it will be multiplied by, "16-bit" (fp16, bf16), "e4m3" or "int8".
 
     Raises:
         ProblemError: nobody known wrote it, or it is nothing that a packed weight could be:
@@ -56,7 +57,7 @@ def import_weight(
         if expert is not None and source != "mxfp4":
             raise ProblemError(f"{source}: expert={expert}", rule="the layer must have experts")
         read = _read(source, layer, settings, name=name, metadata=metadata or {}, expert=expert)
-        return read.packed(step, requantize)
+        return read.packed(activations, requantize)
     except ProblemError as error:
         if not name:
             raise

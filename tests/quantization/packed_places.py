@@ -21,8 +21,12 @@ class Places:
     format: str
     group: int | None
     scale: str
-    step: int
+    activations: str
     k: int
+
+    @property
+    def step(self) -> int:
+        return 16 if self.activations == "16-bit" else 32
 
     @property
     def groups(self) -> int:
@@ -38,8 +42,8 @@ class Places:
         slabs_of_k = (self.k + DEPTH - 1) // DEPTH
         return (n // ROWS * slabs_of_k + k // DEPTH) * self.slab_bytes
 
-    def code(self, n: int, k: int) -> tuple[int, int]:
-        """The byte of code (n, k), and its lowest bit in there."""
+    def code(self, n: int, k: int) -> list[tuple[int, int]]:
+        """The byte of each bit that is stored of code (n, k), the lowest first, and its place."""
         bits = BITS[self.format]
         row, deep = n % ROWS, k % DEPTH
         brick, deep = deep // 64, deep % 64
@@ -49,16 +53,46 @@ class Places:
         quad, element = deep // elements, deep % elements
         lower = row % 16 // 8
         thread = 32 * (row // 16) + 4 * (row % 8) + quad
-        register = 2 * half + lower
-        if self.format in ("int4", "uint4") and self.step == 16:
-            field = register + 4 * element
-        else:
-            field = elements * register + element
-        step_bits = 4 * elements * bits
-        within = step * step_bits + field * bits  # of all that the thread has of the brick
-        piece, within = within // 128, within % 128
-        start = self.slab(n, k) + brick * 64 * 64 * bits // 8
-        return start + piece * 2048 + thread * 16 + within // 8, within % 8
+        found = []
+        for bit in range(bits):
+            # Of all that the thread has of the brick.
+            within = step * 4 * elements * bits + self.in_step(2 * half + lower, element, bit)
+            piece, within = within // 128, within % 128
+            start = self.slab(n, k) + brick * 64 * 64 * bits // 8
+            found.append((start + piece * 2048 + thread * 16 + within // 8, within % 8))
+        return found
+
+    def in_step(self, i: int, e: int, bit: int) -> int:
+        """Which bit of a thread's words of a step is a bit of register i's element e."""
+        match self.format, self.activations:
+            case (("int4" | "uint4"), "16-bit"):
+                return 4 * (i + 4 * e) + bit
+            case "mxfp4", "16-bit":
+                first = [[6, 7, 8, 15], [12, 13, 14, 21], [2, 3, 4, 11], [0, 1, 10, 9]][i][bit]
+                return (first + 16 * e) % 32
+            case "int8", "16-bit":
+                return 32 * (i // 2) + 8 * (i % 2 + 2 * e) + bit
+            case "e4m3", "16-bit":
+                return 32 * (i // 2) + 8 * (2 * (i % 2) + e) + bit
+            case "int4", _:
+                return 32 * (i // 2) + 4 * (2 * e + i % 2) + bit
+            case "mxfp4", "e4m3":
+                sign = 8 * e + (3 if i % 2 else 7)
+                return 32 * (i // 2) + (sign if bit == 3 else 16 * (i % 2) + 4 * e + bit)
+            case "int8", "int8":
+                return 32 * i + 8 * e + bit
+        raise AssertionError(self)
+
+    def stored(self, code: int) -> int:
+        """The bits that are stored of a code, which is signed where its format is."""
+        match self.format, self.activations:
+            case "int4", "16-bit":
+                return code + 8
+            case "int8", "16-bit":
+                return code + 128
+            case "int4", "e4m3":
+                return 2 * code if code >= 0 else 2 * (-1 - code) + 1
+        return code & 2 ** BITS[self.format] - 1
 
     def scale_byte(self, n: int, k: int) -> int:
         """The first byte of the scale of W[n, k]."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warploom.generator.formats import FORMATS
+from warploom.generator.formats import FORMATS, Activations
 from warploom.quantization import PackedWeight
 
-# A case of each format, of both steps, of groups and none, and of all types of scales.
-KINDS = [
-    ("int4", 128, "bf16", 16),
-    ("int4", 32, "fp16", 32),
-    ("int4", None, "fp32", 16),
-    ("uint4", 64, "bf16", 16),
-    ("uint4", 32, "fp32", 32),
-    ("uint4", None, "fp16", 16),
-    ("int8", 128, "fp16", 16),
-    ("int8", None, "bf16", 32),
-    ("e4m3", 64, "bf16", 16),
-    ("e4m3", None, "fp32", 32),
-    ("mxfp4", 32, "e8m0", 16),
-    ("mxfp4", 32, "e8m0", 32),
+# A case of each order of codes, of groups and none, and of all types of scales.
+Kind = tuple[str, int | None, str, Activations]
+KINDS: list[Kind] = [
+    ("int4", 128, "bf16", "16-bit"),
+    ("int4", 32, "fp16", "e4m3"),
+    ("int4", 64, "fp32", "int8"),
+    ("int4", None, "fp32", "16-bit"),
+    ("uint4", 64, "bf16", "16-bit"),
+    ("uint4", 32, "fp32", "16-bit"),
+    ("uint4", None, "fp16", "16-bit"),
+    ("int8", 128, "fp16", "16-bit"),
+    ("int8", None, "bf16", "int8"),
+    ("e4m3", 64, "bf16", "16-bit"),
+    ("e4m3", None, "fp32", "16-bit"),
+    ("mxfp4", 32, "e8m0", "16-bit"),
+    ("mxfp4", 32, "e8m0", "e4m3"),
 ]
 SCALES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -51,10 +53,18 @@ def drawn(
 
 
 def packed(
-    format: str, group: int | None, scale: str, step: int, n: int, k: int, seed: int = 0
+    format: str,
+    group: int | None,
+    scale: str,
+    activations: Activations,
+    n: int,
+    k: int,
+    seed: int = 0,
 ) -> PackedWeight:
     codes, scales, zeros = drawn(format, group, scale, n, k, seed)
-    return PackedWeight.from_codes(codes, scales, zeros, format=format, group=group, step=step)
+    return PackedWeight.from_codes(
+        codes, scales, zeros, format=format, group=group, activations=activations
+    )
 
 
 def same(one: Tensor | None, other: Tensor | None) -> bool:

@@ -69,7 +69,9 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "w.safetensors"
-    save({"a": packed("uint4", None, "bf16", 16, 3, 128), "b": packed(*KINDS[0], 3, 128)}, path)
+    save(
+        {"a": packed("uint4", None, "bf16", "16-bit", 3, 128), "b": packed(*KINDS[0], 3, 128)}, path
+    )
     return path
 
 
@@ -114,7 +116,11 @@ FOREIGN: list[tuple[Change, str]] = [
     (lambda t, m: m["a"].pop("crc32"), r"warploom.packed_weights in its header: 'crc32': must be"),
     (
         lambda t, m: m["a"]["metadata"].update(version=7),
-        r"a: packed weight of version 7: must be of version 1: pack the weight again",
+        r"a: packed weight of version 7: must be of version 2: pack the weight again",
+    ),
+    (
+        lambda t, m: m["a"].update(metadata={"version": 1, "step": 16}),
+        r"a: packed weight of version 1: must be of version 2: pack the weight again",
     ),
     (lambda t, m: m["a"]["metadata"].update(n=65), r"a: data torch.uint8 \[1, 1, 4096\]: must be"),
     (lambda t, m: m["a"]["metadata"].update(format="x"), r"a: weight format 'x': must be one of"),

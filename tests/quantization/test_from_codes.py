@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from packed_samples import KINDS, as_bytes, drawn, packed, same
+from packed_samples import KINDS, Kind, as_bytes, drawn, packed, same
 from torch import Tensor
 
 from warploom.errors import ProblemError
@@ -33,12 +33,14 @@ def number(format: str, code: int) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_is_scale_times_code_less_zero_point(
-    kind: tuple[str, int | None, str, int],
+    kind: Kind,
 ) -> None:
-    format, group, scale, step = kind
+    format, group, scale, activations = kind
     n, k = 3, 256
     codes, scales, zeros = drawn(format, group, scale, n, k)
-    weight = PackedWeight.from_codes(codes, scales, zeros, format=format, group=group, step=step)
+    weight = PackedWeight.from_codes(
+        codes, scales, zeros, format=format, group=group, activations=activations
+    )
     factors = scales.double().tolist()
     lines = as_bytes(codes).tolist()
     points = [[0] * len(line) for line in factors] if zeros is None else zeros.tolist()
@@ -60,7 +62,7 @@ def test_a_weight_is_scale_times_code_less_zero_point(
 def test_scales_of_powers_of_two_may_be_bytes() -> None:
     codes, scales, _ = drawn("mxfp4", 32, "e8m0", 5, 64)
     made = PackedWeight.from_codes(codes, scales.view(torch.uint8), format="mxfp4", group=32)
-    assert same(made.data, packed("mxfp4", 32, "e8m0", 16, 5, 64).data)
+    assert same(made.data, packed("mxfp4", 32, "e8m0", "16-bit", 5, 64).data)
 
 
 def test_zero_points_reach_16_and_scales_may_be_negative() -> None:
@@ -124,7 +126,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"group 128: must divide k, which is 160: groups of int4 that do: 32, None",
     ),
     ({"format": "mxfp4", "scales": ZEROS}, r"group 128 of format mxfp4: must be one of 32"),
-    ({"step": 8}, r"step 8 of format int4: must be one of 16, 32"),
+    (
+        {"activations": "bf16"},
+        r"activations 'bf16' of format int4: must be one of 16-bit, e4m3, int8",
+    ),
     ({"scales": SCALES.double()}, r"scales torch.float64: must be one of bfloat16, float16, floa"),
     (
         {"format": "mxfp4", "group": 32},

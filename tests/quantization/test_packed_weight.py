@@ -21,7 +21,9 @@ def alike(one: PackedWeight, other: PackedWeight) -> bool:
     return names and one.metadata == other.metadata and all(same(*pair) for pair in tensors)
 
 
-@pytest.mark.parametrize("kind", [("int4", 128, "bf16", 16), ("uint4", None, "fp16", 16)])
+@pytest.mark.parametrize(
+    "kind", [("int4", 128, "bf16", "16-bit"), ("uint4", None, "fp16", "16-bit")]
+)
 def test_a_compiled_function_takes_one_and_returns_one(
     kind: tuple[str, int | None, str, int],
 ) -> None:
@@ -42,7 +44,7 @@ def test_a_compiled_function_takes_one_and_returns_one(
 
 
 def test_it_is_a_node_of_trees() -> None:
-    weight = packed("uint4", None, "bf16", 16, 5, 40)
+    weight = packed("uint4", None, "bf16", "16-bit", 5, 40)
     doubled = _pytree.tree_map(lambda leaf: leaf, {"w": [weight]})["w"][0]
     assert doubled is not weight
     assert alike(doubled, weight)
@@ -86,14 +88,15 @@ class Layer(torch.nn.Module):
 
 
 def test_a_layers_state_brings_it_back() -> None:
-    layer, other = (Layer(packed("uint4", None, "fp16", 16, 66, 256, seed)) for seed in (0, 1))
+    made = [packed("uint4", None, "fp16", "16-bit", 66, 256, seed) for seed in (0, 1)]
+    layer, other = map(Layer, made)
     assert not alike(layer.packed(), other.packed())
     other.load_state_dict(layer.state_dict())
     assert alike(layer.packed(), other.packed())
 
 
 def test_a_state_of_other_sizes_is_refused_by_name() -> None:
-    weight = packed("int4", None, "bf16", 16, 66, 256)
+    weight = packed("int4", None, "bf16", "16-bit", 66, 256)
     tensors = weight.tensors()
     with pytest.raises(ProblemError, match=r"^tensors data of a packed weight: must be data, chan"):
         PackedWeight.from_tensors({"data": tensors["data"]}, weight.metadata)
@@ -108,23 +111,23 @@ def test_a_state_of_other_sizes_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, r"packed weight of version 2: must be of version 1: pack the weight aga"),
+        ({"version": 1}, r"packed weight of version 1: must be of version 2: pack the weight aga"),
         ({"n": 0}, r"n 0: must be a positive integer"),
         ({"k": 1.5}, r"k 1.5: must be a positive integer"),
         ({"format": "int3"}, r"weight format 'int3': must be one of int4"),
         ({"scale": "e8m0"}, r"scale 'e8m0' of format int4: must be one of bf16, fp16, fp32"),
         ({"k": 100}, r"group 32: must divide k, which is 100: groups of int4 that do: None"),
-        ({"more": 1}, r"metadata of a packed weight .*: must have format, group, k"),
+        ({"more": 1}, r"metadata of a packed weight .*: must have activations, format, group, k"),
     ],
 )
 def test_metadata_of_another_kind_is_refused(changes: dict[str, object], message: str) -> None:
-    plain = packed("int4", 32, "bf16", 16, 1, 32).metadata.as_dict()
+    plain = packed("int4", 32, "bf16", "16-bit", 1, 32).metadata.as_dict()
     with pytest.raises(ProblemError, match=message):
         Metadata.from_dict({**plain, **changes})
 
 
 def test_it_moves_and_keeps_its_types() -> None:
-    weight = packed("int4", None, "bf16", 16, 3, 50)
+    weight = packed("int4", None, "bf16", "16-bit", 3, 50)
     assert weight.to("cpu") is weight
     moved = weight.to("meta")
     assert {str(tensor.device) for tensor in moved.tensors().values()} == {"meta"}
@@ -137,11 +140,11 @@ def test_it_moves_and_keeps_its_types() -> None:
 
 
 def test_it_says_what_it_is() -> None:
-    weight = packed("int4", 128, "bf16", 16, 64, 256)
+    weight = packed("int4", 128, "bf16", "16-bit", 64, 256)
     assert weight.shape == (64, 256)
     assert repr(weight) == (
-        "PackedWeight(shape=(64, 256), format='int4', group=128, scale='bf16', step=16, "
-        "bits=4.125, device='cpu')"
+        "PackedWeight(shape=(64, 256), format='int4', group=128, scale='bf16', "
+        "activations='16-bit', bits=4.125, device='cpu')"
     )
 
 
@@ -151,8 +154,8 @@ def test_slabs_are_what_bulk_copies_take(format: str) -> None:
     row = FORMATS[format]
     for group in row.groups:
         for scale in row.scales:
-            layout = SlabLayout(format, group, scale, 16)
+            layout = SlabLayout(format, group, scale, "16-bit")
             parts = (layout.codes_bytes, layout.scales_bytes, layout.zeros_bytes)
             assert layout.bytes == sum(parts)
             assert [part % 16 for part in parts] == [0, 0, 0]
-    assert SlabLayout("int4", 128, "bf16", 16).bytes == 4224
+    assert SlabLayout("int4", 128, "bf16", "16-bit").bytes == 4224

@@ -271,7 +271,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"format": "mxfp4", "scale_dtype": torch.bfloat16},
         r"scales torch.bfloat16: must be one of float8_e8m0fnu",
     ),
-    ({"step": 64}, r"step 64 of format int4: must be one of 16, 32"),
+    (
+        {"format": "mxfp4", "activations": "int8"},
+        r"activations 'int8' of format mxfp4: must be one of 16-bit, e4m3",
+    ),
 ]
 
 

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_places import BITS, SCALE_BYTES, Places
-from packed_samples import KINDS, as_bytes, drawn, packed, same
+from packed_places import SCALE_BYTES, Places
+from packed_samples import KINDS, Kind, as_bytes, drawn, packed, same
 
-from warploom.generator.formats import FORMATS, REGISTERS
+from warploom.generator.formats import FORMATS, REGISTERS, STEPS, WeightFormat
 from warploom.generator.slabs import position
 from warploom.quantization import PackedWeight, slabs
 
 SHAPES = [(64, 128), (1, 32), (65, 160), (130, 352)]
 
 
-def of(kind: tuple[str, int | None, str, int], n: int, k: int) -> tuple[int, int]:
+def of(kind: Kind, n: int, k: int) -> tuple[int, int]:
     """The shape, with k grown to a multiple of the group."""
     return n, -(-k // (kind[1] or 1)) * (kind[1] or 1)
 
 
+def found(memory: bytes, places: Places, n: int, k: int) -> int:
+    """The bits of code (n, k)."""
+    bits = enumerate(places.code(n, k))
+    return sum((memory[byte] >> at & 1) << bit for bit, (byte, at) in bits)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code_scale_and_zero_point_lies_where_the_layout_says(
-    kind: tuple[str, int | None, str, int],
+    kind: Kind,
 ) -> None:
     """A kernel that reads by the same text would multiply other weights."""
-    format, group, scale, step = kind
+    format, group, scale, activations = kind
     n, k = of(kind, 66, 161)
     codes, scales, zeros = drawn(format, group, scale, n, k)
-    made = PackedWeight.from_codes(codes, scales, zeros, format=format, group=group, step=step)
+    made = PackedWeight.from_codes(
+        codes, scales, zeros, format=format, group=group, activations=activations
+    )
     memory = bytes(made.data.flatten().numpy())
-    places = Places(format, group, scale, step, k)
+    places = Places(format, group, scale, activations, k)
     assert len(memory) == 2 * -(-k // 128) * places.slab_bytes
-    signed = 8 if format == "int4" else 0
-    values = as_bytes(codes).tolist()
-    mask = 2 ** BITS[format] - 1
-    wrong = []
-    for row in range(n):
-        for deep in range(k):
-            byte, bit = places.code(row, deep)
-            if memory[byte] >> bit & mask != values[row][deep] + signed & mask:
-                wrong.append((row, deep))
+    values = (codes if codes.dtype == torch.int8 else as_bytes(codes)).tolist()
+    wrong = [
+        (row, deep)
+        for row in range(n)
+        for deep in range(k)
+        if found(memory, places, row, deep) != places.stored(values[row][deep])
+    ]
     assert wrong == []
     if group is None:
         assert made.channel_scales is not None
@@ -60,9 +68,7 @@ def test_every_code_scale_and_zero_point_lies_where_the_layout_says(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_what_was_packed_is_unpacked(
-    kind: tuple[str, int | None, str, int], n: int, k: int
-) -> None:
+def test_what_was_packed_is_unpacked(kind: Kind, n: int, k: int) -> None:
     n, k = of(kind, n, k)
     given = drawn(*kind[:3], n, k)
     found = packed(*kind, n, k).unpack()
@@ -70,18 +76,16 @@ def test_what_was_packed_is_unpacked(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_stands_for_zero(kind: tuple[str, int | None, str, int]) -> None:
+def test_padding_stands_for_zero(kind: Kind) -> None:
     """A kernel computes it like the rest: NaN or a number there would reach D, or a sum of it."""
-    format, group, _, step = kind
+    format, group, _, activations = kind
     n, k = of(kind, 3, 40)
     made = packed(*kind, n, k)
-    places = Places(format, group, kind[2], step, k)
+    places = Places(format, group, kind[2], activations, k)
     memory = bytes(made.data.flatten().numpy())
-    nothing = 8 if format == "int4" else 0
     for row in range(64):
         for deep in range(128 if row >= n else k, 128):
-            byte, bit = places.code(row, deep)
-            assert memory[byte] >> bit & (2 ** BITS[format] - 1) == nothing
+            assert found(memory, places, row, deep) == places.stored(0)
     everything = made.metadata.slab
     if group is not None:
         part = made.metadata.scale_dtype
@@ -98,7 +102,7 @@ def test_padding_stands_for_zero(kind: tuple[str, int | None, str, int]) -> None
     st.integers(0, 5),
 )
 def test_a_weight_is_packed_alike_in_one_range_of_rows_and_in_many(
-    kind: tuple[str, int | None, str, int], n: int, k: int, seed: int
+    kind: Kind, n: int, k: int, seed: int
 ) -> None:
     n, k = of(kind, n, k)
     whole = packed(*kind, n, k, seed)
@@ -118,26 +122,36 @@ def test_codes_may_lie_in_any_order_in_memory() -> None:
         format="int4",
         group=32,
     )
-    assert same(turned.data, packed("int4", 32, "bf16", 16, 70, 96).data)
+    assert same(turned.data, packed("int4", 32, "bf16", "16-bit", 70, 96).data)
 
 
 def test_codes_may_be_integers_of_any_type() -> None:
-    for format, group, scale, step in KINDS:
+    for format, group, scale, activations in KINDS:
         codes, scales, zeros = drawn(format, group, scale, 3, 128)
         wide = codes.view(torch.uint8) if format == "e4m3" else codes
         if zeros is not None:
             zeros = zeros.long()
         made = PackedWeight.from_codes(
-            wide.to(torch.int64), scales, zeros, format=format, group=group, step=step
+            wide.to(torch.int64),
+            scales,
+            zeros,
+            format=format,
+            group=group,
+            activations=activations,
         )
         assert all(map(same, made.unpack(), drawn(format, group, scale, 3, 128)))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("step", [16, 32])
-def test_words_of_a_step_hold_each_register_and_element_once(format: str, step: int) -> None:
-    order = FORMATS[format].orders[step]
-    assert sorted(order) == [(r, e) for r in range(REGISTERS) for e in range(step // 8)]
+ORDERS = [(row, activations) for row in FORMATS.values() for activations in row.orders]
+
+
+@pytest.mark.parametrize(("row", "activations"), ORDERS, ids=lambda one: getattr(one, "name", one))
+def test_words_of_a_step_hold_every_bit_once(row: WeightFormat, activations: str) -> None:
+    places = Places(row.name, None, row.scales[0], activations, 1)
+    order, elements = row.orders[activations], STEPS[activations] // 8
+    each = [*product(range(REGISTERS), range(elements), range(row.bits))]
+    assert [order.place(*one) for one in each] == [places.in_step(*one) for one in each]
+    assert sorted(order.place(*one) for one in each) == [*range(32 * order.words)]
 
 
 def test_scales_of_rows_8_apart_are_side_by_side() -> None:

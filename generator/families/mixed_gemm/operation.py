@@ -11,7 +11,13 @@ from typing import Literal
 from warploom.generator.elements import Element, element
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.families._product import ProductOperation
-from warploom.generator.formats import WeightFormat, weight_format
+from warploom.generator.formats import (
+    STEPS,
+    Activations,
+    WeightFormat,
+    activations_of,
+    weight_format,
+)
 from warploom.generator.knob import frozen, knob
 from warploom.generator.slabs import SlabLayout
 
@@ -19,13 +25,6 @@ Input = Literal["fp16", "bf16", "e4m3", "int8"]
 Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"]
 Scales = Literal["fp16", "bf16", "fp32", "e8m0"]
-
-# The formats whose codes, less their zero points, are all of a type of activations. Of 16 bits
-# every format is one.
-HELD: dict[str, tuple[str, ...]] = {
-    "e4m3": ("int4", "uint4", "e4m3", "mxfp4"),
-    "int8": ("int4", "uint4", "int8"),
-}
 
 
 @frozen
@@ -39,7 +38,7 @@ class MixedGemmOperation(ProductOperation):
 
     a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
     b: Format = knob(
-        name="", doc="format of W [N, K]; e4m3 takes int4, uint4, e4m3, mxfp4, int8 the integers"
+        name="", doc="format of W [N, K]; e4m3 takes int4 and mxfp4, int8 takes int4 and int8"
     )
     d: Output = knob(name="", doc="element type of D [M, N]")
     group: Literal[0, 32, 64, 128] = knob(
@@ -59,7 +58,12 @@ class MixedGemmOperation(ProductOperation):
     @property
     def step(self) -> int:
         """The k of one wgmma, which packed weights are in order for."""
-        return 256 // element(self.a).bits
+        return STEPS[self.activations]
+
+    @property
+    def activations(self) -> Activations:
+        """What packed weights are in order for."""
+        return activations_of(self.a)
 
     @property
     def weight(self) -> WeightFormat:
@@ -68,5 +72,5 @@ class MixedGemmOperation(ProductOperation):
 
     @property
     def slab(self) -> SlabLayout:
-        """How W lies; SpecificationError where the format has no such group or scale."""
-        return SlabLayout(self.b, self.group or None, self.scale, self.step)
+        """How W lies; SpecificationError where the format is not packed so."""
+        return SlabLayout(self.b, self.group or None, self.scale, self.activations)

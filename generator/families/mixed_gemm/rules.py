@@ -5,8 +5,9 @@ from __future__ import annotations
 from warploom.generator import rules
 from warploom.generator.elements import element
 from warploom.generator.epilogue import legal
-from warploom.generator.families.mixed_gemm.operation import HELD, MixedGemmOperation
+from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
+from warploom.generator.formats import FORMATS
 
 KERNELS = ("fp16", "bf16")  # activations of 8 bits have none yet
 
@@ -14,13 +15,12 @@ KERNELS = ("fp16", "bf16")  # activations of 8 bits have none yet
 def operation_reasons(operation: MixedGemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
     row, d = operation.weight, element(operation.d)
+    multiplied = [one.name for one in FORMATS.values() if operation.activations in one.orders]
     groups = tuple(group or 0 for group in row.groups)
     return rules.broken(
         [
             rules.one_of("a, which kernels multiply,", operation.a, KERNELS),
-            rules.one_of(f"b of a {operation.a}", row.name, HELD[operation.a])
-            if operation.a in HELD
-            else None,
+            rules.one_of(f"b of a {operation.a}", row.name, multiplied),
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),

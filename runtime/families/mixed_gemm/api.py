@@ -35,10 +35,9 @@ def mixed_gemm(
 ) -> torch.Tensor:
     """Return scale_d (activation(scale_a (a W') + bias) + beta residual), W of 4 or 8 bits.
 
-    a is [.., M, K] of fp16, bf16, e4m3 or int8; W is a PackedWeight [N, K], packed with step 16 for
-    activations of 16 bits and 32 for those of 8. e4m3 multiplies int4, uint4, e4m3 and mxfp4, int8
-    the integers; 16 bits multiply all. The result [.., M, N] has `out_dtype`: by default that of
-    16-bit activations, else bf16.
+    a is [.., M, K] of fp16, bf16, e4m3 or int8; W is a PackedWeight [N, K] that is packed for
+    such `activations`. 16 bits multiply all formats, e4m3 int4 and mxfp4, int8 int4 and int8. The
+    result [.., M, N] has `out_dtype`: by default that of 16-bit activations, else bf16.
 
     W is scale * (code - zero) exactly, and sums are fp32; but kernels for many rows of 16 bits may
     round weights, and scales of another type before, to the type of a.

@@ -35,7 +35,7 @@ class _Call(NamedTuple):
     format: Annotated[str, "str"]
     group: Annotated[int | None, "int?"]
     scale: Annotated[str, "str"]
-    step: Annotated[int, "int"]
+    activations: Annotated[str, "str"]
     n: Annotated[int, "int"]
     k: Annotated[int, "int"]
     kinds: Annotated[Sequence[str], "str[]"]
@@ -47,7 +47,8 @@ class _Call(NamedTuple):
     @property
     def weight(self) -> PackedWeight:
         """The packed weight again."""
-        metadata = Metadata(self.format, self.group, self.scale, self.step, self.n, self.k)
+        what = (self.format, self.group, self.scale, self.activations)
+        metadata = Metadata(*what, self.n, self.k)
         return PackedWeight(self.data, metadata, self.channel_scales, self.channel_zeros)
 
     def listed(self, written: Mapping[str, torch.Tensor | None]) -> list[Item]:
@@ -189,7 +190,8 @@ def call(
         weight.data,
         weight.channel_scales,
         weight.channel_zeros,
-        *(metadata.format, metadata.group, metadata.scale, metadata.step, metadata.n, metadata.k),
+        *(metadata.format, metadata.group, metadata.scale, metadata.activations),
+        *(metadata.n, metadata.k),
         flat.words,
         flat.tensors,
         flat.numbers,

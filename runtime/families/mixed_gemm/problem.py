@@ -16,6 +16,7 @@ from warploom.generator.families.mixed_gemm import (
     MixedGemmProblem,
     MixedGemmShape,
 )
+from warploom.generator.formats import activations_of
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedWeight
 from warploom.runtime.elements import NAMES
@@ -118,12 +119,12 @@ def check_operands(a: torch.Tensor, weight: PackedWeight, spec: KernelSpec | Non
             rule=f"element types of a are {', '.join(INPUTS)}",
             fix="convert with a.to(torch.bfloat16)",
         )
-    step = 32 // a.element_size()
-    if weight.metadata.step != step:
+    packed, needed = weight.metadata.activations, activations_of(NAMES[a.dtype])
+    if packed != needed:
         raise ProblemError(
-            f"a of {a.dtype} by a weight that is packed for step {weight.metadata.step}",
-            rule=f"activations of {8 * a.element_size()} bits take step {step}",
-            fix=f"pack the weight with step={step}",
+            f"a of {a.dtype} by a weight that is packed for activations {packed!r}",
+            rule=f"must be packed for {needed!r}",
+            fix=f"pack the weight with activations={needed!r}",
         )
     if weight.device != a.device:
         raise ProblemError(

@@ -45,7 +45,9 @@ def draw(
 def weight(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -> PackedWeight:
     """A random packed weight [n, k]."""
     group = operation.group or None
-    metadata = Metadata(operation.b, group, operation.scale, operation.step, shape.n, shape.k)
+    metadata = Metadata(
+        operation.b, group, operation.scale, operation.activations, shape.n, shape.k
+    )
     if draws.device == "meta":
         return PackedWeight.empty(metadata, "meta")
     row, extents = operation.weight, (shape.n, metadata.groups)
@@ -58,7 +60,12 @@ def weight(operation: MixedGemmOperation, shape: MixedGemmShape, draws: Draws) -
     else:
         scales = (draws.scales(*extents) / usual).to(metadata.scale_dtype)
     return PackedWeight.from_codes(
-        codes, scales, zeros, format=operation.b, group=group, step=operation.step
+        codes,
+        scales,
+        zeros,
+        format=operation.b,
+        group=group,
+        activations=operation.activations,
     )
 
 

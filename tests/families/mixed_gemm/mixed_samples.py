@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from warploom.generator.formats import Activations
 from warploom.quantization import PackedWeight
 
 BF16, FP16, FP32, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -40,8 +41,8 @@ def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tenso
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def step_of(dtype: torch.dtype) -> int:
-    return 32 // dtype.itemsize
+def activations_of(dtype: torch.dtype) -> Activations:
+    return "e4m3" if dtype == E4M3 else "int8" if dtype == torch.int8 else "16-bit"
 
 
 def sample(
@@ -49,7 +50,7 @@ def sample(
     group: int | None = 128,
     scale: torch.dtype = BF16,
     *,
-    step: int = 16,
+    activations: Activations = "16-bit",
     n: int = N,
     k: int = K,
     seed: int = 1,
@@ -73,5 +74,7 @@ def sample(
     else:
         scales = (torch.rand(n, groups, generator=generator) / 4 + 0.01).to(scale)
         factors = scales.double()
-    packed = PackedWeight.from_codes(codes, scales, zeros, format=format, group=group, step=step)
+    packed = PackedWeight.from_codes(
+        codes, scales, zeros, format=format, group=group, activations=activations
+    )
     return Sample(packed, values * factors.repeat_interleave(k // groups, 1))

@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
 from benchmarks.peers._mixed_problem import Kind
+from warploom.generator.formats import activations_of
 from warploom.quantization import PackedWeight
 
 
@@ -35,7 +36,12 @@ def as_packed(codes: Codes, kind: Kind) -> PackedWeight:
     if codes.format == "e4m3":
         numbers = numbers.view(torch.float8_e4m3fn)
     return PackedWeight.from_codes(
-        numbers, scales, codes.zeros, format=codes.format, group=kind.group, step=kind.step
+        numbers,
+        scales,
+        codes.zeros,
+        format=codes.format,
+        group=kind.group,
+        activations=activations_of(kind.activations),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from mixed_samples import BF16, FP16, FP32, KINDS, K, N, random, sample, step_of
+from mixed_samples import BF16, FP16, FP32, KINDS, K, N, activations_of, random, sample
 
 import warploom
 
@@ -17,7 +17,7 @@ CASES = [(dtype, *kind) for dtype in (BF16, FP16) for kind in KINDS]
 def test_weights_mean_their_scale_times_code_less_zero(
     dtype: torch.dtype, format: str, group: int | None, scale: torch.dtype
 ) -> None:
-    weight, exact = sample(format, group, scale, step=step_of(dtype))
+    weight, exact = sample(format, group, scale, activations=activations_of(dtype))
     a = random(5, K, dtype=dtype)
     d = warploom.mixed_gemm(a, weight, out_dtype=FP32)
     expected = a.double() @ exact.t()
@@ -95,7 +95,7 @@ def test_autocast_lowers_activations() -> None:
 
 
 def test_a_kind_of_call_is_planned_once() -> None:
-    """Weights of one kind share a plan; another format, or step, is another."""
+    """Weights of one kind share a plan; another format, or other activations, are another."""
     before = warploom.counters.plans
     a = random(11, K)
     for seed in range(3):

@@ -16,7 +16,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedWeight
 
 A, W = random(6, K), sample().packed
-W32 = sample(step=32).packed
+W8 = sample(activations="e4m3").packed
 OTHER = KernelSpec("sm_90a", GemmOperation("bf16", "bf16", "bf16"), GemmSchedule((128, 8, 64), 2))
 CHANNEL = sample("int4", None).packed
 
@@ -48,9 +48,9 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     ),
     "one dimension": (mixed(random(K)), "a [256]", "[.., M, K]", "a[None]"),
     "fp32": (mixed(A.float()), "a of torch.float32", "fp16, bf16, e4m3, int8", "bfloat16"),
-    "step of 16 bits": (mixed(weight=W32), "step 32", "16 bits take step 16", "step=16"),
-    "step of 8 bits": (mixed(A.to(E4M3)), "step 16", "8 bits take step 32", "step=32"),
-    "e4m3": (mixed(A.to(E4M3), W32), "a, which kernels multiply, 'e4m3'", "fp16, bf16", "convert"),
+    "packed for 8 bits": (mixed(weight=W8), "'e4m3'", "for '16-bit'", "activations='16-bit'"),
+    "packed for 16 bits": (mixed(A.to(E4M3)), "'16-bit'", "for 'e4m3'", "activations='e4m3'"),
+    "e4m3": (mixed(A.to(E4M3), W8), "a, which kernels multiply, 'e4m3'", "fp16, bf16", "convert"),
     "int32": (mixed(out_dtype=torch.int32), "'int32'", "must be one of fp16", "out_dtype"),
     "devices": (mixed(weight=W.to("meta")), "a on cpu, weight.data on meta", "one device", "move"),
     "out": (mixed(out=torch.zeros(6, 8, dtype=BF16)), "out [6, 8]", "[6, 136]", "out=None"),

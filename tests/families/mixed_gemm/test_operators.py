@@ -67,7 +67,7 @@ def test_the_operator_keeps_torch_s_rules() -> None:
         metadata.format,
         metadata.group,
         metadata.scale,
-        metadata.step,
+        metadata.activations,
         metadata.n,
         metadata.k,
     )

@@ -68,10 +68,10 @@ def test_fixtures_have_every_format_and_group() -> None:
     assert {group for format, group in found if format == "uint4"} == {None, 32, 64, 128}
 
 
-def test_the_step_is_passed_on() -> None:
-    source, case = CASES["awq: g128"]
-    ((packed, weight),) = weights(source, case, step=32)
-    assert packed.metadata.step == 32
+def test_activations_are_passed_on() -> None:
+    source, case = CASES["compressed-tensors: int4 g128"]
+    ((packed, weight),) = weights(source, case, activations="int8")
+    assert packed.metadata.activations == "int8"
     require_same(packed, weight)
 
 
