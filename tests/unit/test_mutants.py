@@ -9,6 +9,7 @@ import activation_backward_mutants
 import attention_backward_mutants
 import attention_mutants
 import gemm_mutants
+import mixed_mutants
 import pytest
 
 
@@ -20,7 +21,12 @@ def test_every_mutant_of_gemm_can_be_made() -> None:
 
 @pytest.mark.parametrize(
     "mutants",
-    [activation_backward_mutants, attention_mutants, attention_backward_mutants],
+    [
+        activation_backward_mutants,
+        attention_mutants,
+        attention_backward_mutants,
+        mixed_mutants,
+    ],
     ids=lambda module: module.__name__,
 )
 def test_every_other_mutant_differs_by_its_fault_alone(mutants: ModuleType) -> None:

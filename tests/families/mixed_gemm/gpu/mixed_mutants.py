@@ -1,0 +1,169 @@
+"""Runs kernels that are wrong in one place each; attention_mutants.py says how and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import attention_mutants
+import mixed_arena as arena
+import mixed_cases as cases
+from attention_mutants import PAUSE, Clock, Edit
+
+from warploom.generator.specification import KernelSpec
+
+MMA = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(group=32), stages=2)
+WGMMA = cases.spec((32, 128, 128), "wgmma", "sums", of=cases.operation(group=32), stages=2)
+ZEROS = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(b="uint4", group=32), stages=2)
+SHARED = cases.spec((16, 64, 256), "mma", "sums", shares=2)
+SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, split=4)
+STREAMED = cases.spec((16, 128, 128), "mma", "sums", stream_k=True)
+CHAINED = cases.spec((16, 128, 128), "mma", "sums", blocks=2)
+
+# A tile a block, and as many k tiles as stages: whoever does not wait gets no lap ahead.
+ONE_LAP = (16, 1000, 256)
+LONG = (16, 1000, 2048)
+
+
+@dataclass(frozen=True)
+class Mutant(attention_mutants.Mutant):
+    """A product of a packed weight. `chained`: of which the next reads the result."""
+
+    wrong: tuple[Edit, ...]
+    shape: Any
+    pauses: tuple[Edit, ...] = ()
+    kernel: KernelSpec = MMA
+    chained: bool = False
+
+    def verify(self, seed: int, clock: Clock) -> None:
+        """Assert that a call, or a chain of them, is right, with a clock on its kernels."""
+        if self.chained:
+            chain = arena.chain(self.kernel, *self.shape, seed=seed)
+            chain.run()  # planned and loaded by now
+            with clock():
+                chain.run()
+            chain.assert_right()
+            return
+        made = arena.call(self.kernel, *self.shape, seed=seed)
+        with clock():
+            made.run()
+        arena.assert_right(made)
+        assert made.d.untouched_outside()
+
+
+LOAD = "    full.arrive_and_expect_tx(Slab::kStageBytes);\n"
+SLOW_LOADS = ((LOAD, PAUSE + LOAD),)
+AWAIT = "shared.full[position.stage].wait(position.phase);\n"
+MULTIPLY = "      CUTE_UNROLL\n      for (int own = 0; own < Slab::kOfStage / kShares; ++own) {\n"
+SLOW_PRODUCTS = ((MULTIPLY, PAUSE + MULTIPLY),)
+RELEASE = "      release(shared.empty[position.stage]);\n"
+ADVANCE, PROMOTE = "      position.advance();\n", "      promote(sums, banks[1 - kBanks"
+CONSUME = "  wait_for_launch_before();\n  const Tiles tiles(p);\n"
+LOAD_A = "  Position position{0, 1};\n  CUTE_NO_UNROLL\n"
+WAIT = "  wait_for_launch_before();\n"
+BUFFER = "reinterpret_cast<Fragment*>(shared.exchange) + (second ? kPlaces : 0);\n"
+MEET = "    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);\n"
+BEGUN = "    cute::cluster_wait();  // all blocks of the cluster have begun\n"
+EXCHANGED = "    shared.exchanged.wait(0);  // a cluster has one tile\n"
+ADDED = "      for (int j = 0; j < 4; ++j) sum[j] = total[j];\n    }\n"
+LEAVE = "  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {\n"
+RAISED = (
+    '      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) '
+    ': "memory");\n      while (up == 0);\n'
+)
+
+MUTANTS = {
+    # The last stage is waited for, so that no block ends before its loads.
+    "a stage is multiplied before it is there": Mutant(
+        wrong=(("      " + AWAIT, "      if (i > 0) " + AWAIT),), shape=ONE_LAP, pauses=SLOW_LOADS
+    ),
+    "a stage is multiplied before it is there, by wgmma": Mutant(
+        wrong=(("      " + AWAIT, "      if (i > 0) " + AWAIT),),
+        shape=ONE_LAP,
+        pauses=SLOW_LOADS,
+        kernel=WGMMA,
+    ),
+    "a stage is given back before it was read": Mutant(
+        wrong=(
+            (RELEASE + ADVANCE, ADVANCE),
+            (PAUSE + MULTIPLY, RELEASE + PAUSE + MULTIPLY),
+        ),
+        shape=LONG,
+        pauses=SLOW_PRODUCTS,
+    ),
+    "a stage is given back before it was read, by wgmma": Mutant(
+        wrong=(
+            (RELEASE + PROMOTE, PROMOTE),
+            (PAUSE + MULTIPLY, RELEASE + PAUSE + MULTIPLY),
+        ),
+        shape=LONG,
+        pauses=SLOW_PRODUCTS,
+        kernel=WGMMA,
+    ),
+    "A is loaded before the launch before is done": Mutant(
+        wrong=((WAIT + LOAD_A, LOAD_A),),
+        shape=(16, 512, 512),
+        pauses=((CONSUME, CONSUME + PAUSE),),
+        kernel=CHAINED,
+        chained=True,
+    ),
+    "scales are those of the next group": Mutant(
+        wrong=(("(slab, step / kGroupSteps)", "(slab, (step / kGroupSteps + 1) % 4)"),),
+        shape=LONG,
+    ),
+    "scales are those of the next group, by wgmma": Mutant(
+        wrong=(("issue / kEach);", "(issue / kEach + 1) % 4);"),), shape=LONG, kernel=WGMMA
+    ),
+    "scales are those of the row 8 further": Mutant(
+        wrong=(("(i % 4 < 2 ? low : high)", "(i % 4 < 2 ? high : low)"),), shape=LONG
+    ),
+    "two banks of sums are swapped": Mutant(
+        wrong=(
+            (
+                "promote(sums, banks[1 - bank % 2], pending)",
+                "promote(sums, banks[bank % 2], pending)",
+            ),
+        ),
+        shape=LONG,
+        kernel=WGMMA,
+    ),
+    "zero points are those of other rows": Mutant(
+        wrong=(
+            (
+                "Slab::kZeros + place)",
+                "Slab::kZeros + (place ^ 2))",
+            ),
+        ),
+        shape=LONG,
+        kernel=ZEROS,
+    ),
+    "consumers store the same columns": Mutant(
+        wrong=(("    at.n += rows * kBlocks * kWgmmaM;\n", ""),), shape=LONG
+    ),
+    "who shares k adds what the other has not left": Mutant(
+        wrong=((MEET, ""),),
+        shape=LONG,
+        pauses=((BUFFER, BUFFER + "    if (share == 1)\n" + PAUSE),),
+        kernel=SHARED,
+    ),
+    # Waited for later, so that no block ends before others write to it.
+    "a block of a cluster adds what others have not left": Mutant(
+        wrong=((EXCHANGED, ""), (ADDED, ADDED + EXCHANGED)),
+        shape=LONG,
+        pauses=((BEGUN, BEGUN + "    if (rank > 0)\n" + PAUSE),),
+        kernel=SPLIT,
+    ),
+    "parts of a tile are added that nobody has left": Mutant(
+        wrong=((RAISED, ""),), shape=LONG, pauses=((LEAVE, LEAVE + PAUSE),), kernel=STREAMED
+    ),
+    # Blocks end before their loads, which may end the process: so it comes last.
+    "the parity of the first lap is that of the second": Mutant(
+        wrong=(("  Position position{0, 0};\n", "  Position position{0, 1};\n"),),
+        shape=ONE_LAP,
+        pauses=SLOW_LOADS,
+    ),
+}
+
+
+if __name__ == "__main__":
+    attention_mutants.main(MUTANTS)
