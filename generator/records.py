@@ -172,18 +172,24 @@ class Records:
         """Every record of this very problem, stale ones too."""
         return self._index.get(problem_key(operation, shape), [])
 
-    def nearest(self, operation: Operation, shape: Shape, here: Environment) -> Record | None:
-        """The record of the nearest shape of this operation: one that is not stale, if any is."""
-        near = [
-            (bool(record.environment.differences(here)), distance(record.shape, shape), record.key)
-            for record in self.records
-            if record.operation == operation
-        ]
-        near = [found for found in near if math.isfinite(found[1])]
-        if not near:
-            return None
-        key = min(near)[2]
-        return next(record for record in self.records if record.key == key)
+    def nearest(
+        self, operation: Operation, shape: Shape, here: Environment, within: float = math.inf
+    ) -> Record | None:
+        """The record of the nearest shape of this operation: one that is not stale, if any is.
+
+        Those of the same layer are nearest; others are at most `within` octaves apart.
+        """
+        layer = shape.layer
+
+        def order(record: Record) -> tuple[bool, bool, float]:
+            other = record.shape.layer != layer
+            octaves = distance(record.shape, shape)
+            octaves = math.inf if other and octaves > within else octaves
+            return bool(record.environment.differences(here)), other, octaves
+
+        near = [(order(record), record) for record in self.records if record.operation == operation]
+        near = [found for found in near if math.isfinite(found[0][-1])]
+        return min(near, key=lambda found: found[0], default=(None, None))[1]
 
 
 # ---- Plain values --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import ClassVar
 
 from warploom.errors import ProblemError
@@ -22,9 +22,11 @@ class Shape:
     """A family's shape is a frozen dataclass of integers.
 
     optional   the extents that are 0 where there is none
+    calls      the extents in which the calls of one layer differ, where its records tell of these
     """
 
     optional: ClassVar[frozenset[str]] = frozenset()
+    calls: ClassVar[frozenset[str]] = frozenset()
 
     def __str__(self) -> str:
         """The shape for people: the extents that are not 0, by name."""
@@ -40,6 +42,11 @@ class Shape:
     def compared(self) -> tuple[int, ...]:
         """What shapes are near in: every extent, and what else schedules depend on."""
         return astuple(self)
+
+    @property
+    def layer(self) -> tuple[int, ...]:
+        """The extents that all calls of a layer have."""
+        return tuple(getattr(self, f.name) for f in fields(self) if f.name not in self.calls)
 
 
 def distance(one: Shape, other: Shape) -> float:

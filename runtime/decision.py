@@ -17,7 +17,6 @@ from warploom.generator.specification import KernelSpec, Operation, Schedule
 Specs = Mapping[Schedule, KernelSpec]  # of a record's schedules, where a call can have them
 
 SHOWN = 4  # runners-up that are told
-TIE = 0.02  # of predicted time, within which the default stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,13 @@ def carried(
     here: Environment,
     constants: Constants | None,
 ) -> Choice | None:
-    """The best of the nearest record's contenders and the default, as the model carries them."""
+    """The best of the nearest record's contenders and the default, as the model carries them.
+
+    Beside a record of the same layer the default, which is only predicted, has to be faster by more
+    than the model's doubt. Carried times are off by 1 % where tiles stay as many and by 4 % where m
+    is half or twice; a kernel that was predicted to take the least is one that a model is too kind
+    to. Where n and k differ, other tiles fit, and the model sees that better.
+    """
     if record is None:
         return None
     found: list[Alternative] = []
@@ -104,14 +109,18 @@ def carried(
     if not found:
         return None
     found.sort(key=lambda one: one.seconds)
-    if factors and untuned not in [one.spec for one in found]:
-        seconds = predict(constants, untuned, shape, here.multiprocessors)
-        if seconds:
-            usual = seconds * math.exp(sum(factors) / len(factors))
-            found.append(Alternative(untuned, usual, "predicted"))
-    found.sort(key=lambda one: one.seconds * ((1 - TIE) if one.spec == untuned else 1))
     told = f"nearest record, {record.shape}"
     told += ", carried over by the model" if factors else ", as it is: no model of this GPU"
+    if constants and factors and untuned not in [one.spec for one in found]:
+        best = found[0].seconds
+        seconds = predict(constants, untuned, shape, here.multiprocessors) or math.inf
+        usual = seconds * math.exp(sum(factors) / len(factors))
+        doubt = constants.families[untuned.operation.family].doubt
+        hurdle = doubt if record.shape.layer == shape.layer else 1
+        found.append(Alternative(untuned, usual, "predicted"))
+        found.sort(key=lambda one: one.seconds * (hurdle if one.spec == untuned else 1))
+        if found[0].spec == untuned:
+            told += f"; predicted to be {best / usual:.2f} times as fast as the best of it"
     if stale := record.environment.differences(here):
         told += f"; stale: {'; '.join(stale)}"
     return _first_of(found, told)

@@ -2,13 +2,14 @@
 
 In this order: the given spec; the record of this very problem; the record of the nearest shape of
 the same operation, whose times the model carries over; the model alone, where it was held against
-sweeps and found good enough; the table. Where the model may decide alone, a record must be nearer
-to have a say. It is asked once for each kind of call: plans are kept. decision.py weighs records
-and model; no shape is decided by a branch here.
+sweeps and found good enough; the table. Where the model may decide alone, a record has a say if it
+is of the same layer, or near. It is asked once for each kind of call: plans are kept. decision.py
+weighs records and model; no shape is decided by a branch here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from warploom.generator.families import family
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.portfolio import legal, listed
 from warploom.generator.records import Record
-from warploom.generator.shapes import Shape, distance
+from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
 from warploom.runtime.bounded import remember
 from warploom.runtime.decision import Asked, Choice, carried, modelled, recorded
@@ -27,7 +28,7 @@ from warploom.runtime.tensors import shown
 
 _PORTFOLIOS = 256  # kept, of operations; each is built once: it takes milliseconds
 _portfolios: dict[object, list[KernelSpec]] = {}
-NEAR = 0.5  # how far a record may lie that has a say beside a model that decides
+NEAR = 0.5  # octaves to a record of another layer that has a say beside a model that decides
 
 
 def choose(
@@ -56,9 +57,8 @@ def choose(
     asked = Asked(operation, shape, requires, recorded=choice is not None)
     if choice is None:
         default = untuned(operation, shape, device, requires)
-        near = found.records.nearest(operation, shape, here)
-        if default.seconds is not None and near and distance(near.shape, shape) > NEAR:
-            near = None
+        within = math.inf if default.seconds is None else NEAR
+        near = found.records.nearest(operation, shape, here, within)
         specs = _of_record(near, operation, shape, device, requires)
         choice = carried(near, specs, default.spec, shape, here, found.constants) or default
     choice = replace(choice, asked=asked)

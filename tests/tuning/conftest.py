@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from autotuned import Machine
-from sweeps import SHAPES, SPACE, write_sweep
+from sweeps import GPU, SHAPES, SPACE, write_sweep
 
 from warploom import hooks
 from warploom.generator import records_file
+from warploom.generator.gpus import file_name
 from warploom.generator.records import Records
 from warploom.runtime import records
 from warploom.tuning.problems import Problem, problems
@@ -65,3 +66,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Where calls are tuned, with records of this test's own."""
     return Machine(monkeypatch)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of records of this test's own, without what came with the package."""
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path))
+    monkeypatch.setattr(records_file, "shipped", lambda gpu: None)
+    records.forget()
+    yield tmp_path / file_name(GPU)
+    records.forget()

@@ -146,6 +146,18 @@ def test_nearest_is_by_ratio_of_extents_prefers_what_is_not_stale_and_has_bounds
     assert only_stale.nearest(PLAIN, GemmShape(512, 6144, 4096), environment()) is stale
 
 
+def test_records_of_the_same_layer_are_nearest_and_others_may_be_too_far() -> None:
+    """A call of a tuned weight was decided by another weight's record, or by the model alone."""
+    own = record(64)
+    other = replace(own, shape=GemmShape(200, 6144, 4352))
+    shape, here = GemmShape(200, 6144, 4096), environment()
+    assert Records(GPU, (own, other)).nearest(PLAIN, shape, here) is own
+    assert Records(GPU, (own,)).nearest(PLAIN, shape, here, within=0) is own
+    assert Records(GPU, (other,)).nearest(PLAIN, shape, here, within=0.1) is other
+    assert Records(GPU, (other,)).nearest(PLAIN, shape, here, within=0.05) is None
+    assert Records(GPU, (record(16),)).nearest(PLAIN, shape, here) is None
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

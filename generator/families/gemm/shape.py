@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from warploom.errors import UnknownNameError
 from warploom.generator import configurations
@@ -14,7 +14,9 @@ from warploom.generator.shapes import Shape, extents_of
 
 @dataclass(frozen=True, slots=True, order=True)
 class GemmShape(Shape):
-    """`batches` products of A [m, k] and B [k, n]."""
+    """`batches` products of A [m, k] and B [k, n]. A layer's B is its weight."""
+
+    calls: ClassVar[frozenset[str]] = frozenset({"m"})
 
     m: int
     n: int
