@@ -9,6 +9,7 @@ from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
 from warploom.generator.launches import DeviceLimits
 
 FEW_WAVES = 4  # of tiles: all of them are cut
+EXCHANGE = 5  # k tiles in the time of which a part is left, found and added, as measured
 
 
 def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> Cut:
@@ -21,11 +22,11 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
     count, k_tiles = tiles(schedule, problem), -(-problem.k // schedule.tile[2])
     if schedule.split > 1:
         return Cut(count, 0, count, -(-k_tiles // schedule.split))
-    clusters = device.clusters(1)
+    clusters = device.clusters(1) * schedule.blocks
     whole = Cut(min(count, clusters), 0, count, k_tiles)
     if not schedule.stream_k:
         return whole
-    clusters = min(clusters, MOST_BLOCKS)
+    clusters = min(clusters, MOST_BLOCKS * schedule.blocks)
     if count < FEW_WAVES * clusters:
         ranges = min(clusters, MOST_PARTS * count, count * k_tiles)
         found = Cut(max(1, ranges), count, count, k_tiles)
@@ -36,8 +37,9 @@ def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> 
 
 
 def waves(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> float:
-    """How many tiles the busiest multiprocessor gets, in tiles of 64 columns of D."""
-    found = cut(schedule, problem, device)
-    if schedule.split == 1:
-        return found.waves * schedule.row_blocks
-    return -(-found.clusters * schedule.split // device.multiprocessors) / schedule.split
+    """How much of D the busiest multiprocessor gets, in tiles of 64 by 64."""
+    found, each = cut(schedule, problem, device), schedule.row_blocks * schedule.tile[0] / 64
+    if schedule.split > 1:
+        return -(-found.clusters * schedule.split // device.multiprocessors) / schedule.split * each
+    lost = EXCHANGE / found.k_tiles if found.tiles else 0
+    return (found.waves + lost) * schedule.blocks * each

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.generator import limits
 from warploom.generator.families._product import partials
 from warploom.generator.families._product.launch import counted, part_workspaces
@@ -16,7 +18,8 @@ def workspaces(spec: MixedGemmSpec, problem: MixedGemmProblem) -> list[Workspace
     """Partial sums of columns, and of tiles that are cut."""
     sums = mixed_gemm_layout(spec.operation, spec.schedule).sums_bytes
     parts = part_workspaces(spec.schedule, problem, sums)
-    return partials.workspaces(spec, problem) + parts
+    every = [replace(one, bytes=one.bytes * spec.schedule.blocks) for one in parts]
+    return partials.workspaces(spec, problem) + every
 
 
 def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimits) -> list[Launch]:

@@ -49,7 +49,7 @@ class MixedGemmSchedule(ProductSchedule):
         default=1,
         name="blocks{}",
         doc="for how many blocks a multiprocessor has room: with 2, the first weights of the next "
-        "launch arrive under this one",
+        "launch arrive under this one, or of as many blocks more",
     )
     raster: Raster = knob(
         default="along_n",

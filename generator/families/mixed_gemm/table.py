@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from warploom.generator.elements import element
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.mixed_gemm.cut import waves
@@ -11,16 +14,25 @@ from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
 from warploom.generator.families.table import Feature, Row
 from warploom.generator.launches import DeviceLimits
 
+FEW = 128  # rows of A up to which a weight's bytes decide, or the time of a launch
+
 
 class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGemmShape]):
-    """Schedules of classes of rows, depth, and bits of activations."""
+    """Schedules of classes of rows of A, and of n."""
 
     kinds = ("bits",)
     advice = "convert the activations, quantise anew, or choose another out_dtype or epilogue"
 
     def features(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> dict[str, Feature]:
-        """The bits of activations, rows and depth."""
-        return {"bits": element(operation.a).bits, "m": shape.m, "k": shape.k}
+        """The bits of activations, rows, columns and depth."""
+        return {"bits": element(operation.a).bits, "m": shape.m, "n": shape.n, "k": shape.k}
+
+    def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
+        """Scales where a row has them, or may be; stored as it says, or as tensors allow."""
+        ways = [fields] if "store" in fields else super().variants(fields, requires)
+        for one in ways:
+            yield one
+            yield {**one, "scaled": "weights" if one["scaled"] == "sums" else "sums"}
 
     def order(
         self,
@@ -30,6 +42,16 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
         device: DeviceLimits,
         requires: object,
     ) -> tuple[float, ...]:
-        """Schedules that must store D directly come after those that need not."""
+        """Of few rows the least cost; of many the least work, and direct stores come last."""
+        if shape.m <= FEW:
+            return (0, row["cost"])
         busiest = waves(schedule, shape, device)
         return schedule.store != (requires or "tma"), busiest * row["cost"]
+
+    def reason(
+        self, operation: MixedGemmOperation, shape: MixedGemmShape, order: tuple[float, ...]
+    ) -> str:
+        """Why the table has the schedule that came first."""
+        if shape.m <= FEW:
+            return "the fastest measured of its class in the table"
+        return super().reason(operation, shape, order)

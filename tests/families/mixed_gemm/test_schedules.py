@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,20 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.generator.architectures import architecture
+from warploom.generator.epilogue import Activation, Amax, Bias, Residual, Scale
 from warploom.generator.families import family
 from warploom.generator.families._product.cut import MOST_PARTS
 from warploom.generator.families.mixed_gemm import (
     MixedGemmOperation,
     MixedGemmProblem,
     MixedGemmSchedule,
+    MixedGemmShape,
 )
 from warploom.generator.families.mixed_gemm.cut import cut
 from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout, room
-from warploom.generator.launches import DeviceLimits
+from warploom.generator.formats import FORMATS
+from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.dispatch import tabled
 
 FAMILY = family("mixed_gemm")
+ROWS = (1, 9, 17, 33, 65, 129, 4096)
 ARCH = architecture("sm_90a")
 BF16 = MixedGemmOperation("bf16", "int4", "bf16", 128, "bf16")
 FEW = MixedGemmSchedule((16, 128, 256), "mma", "sums", 4, stream_k=True)
@@ -31,7 +37,8 @@ SHARED = replace(FEW, tile=(16, 64, 256), shares=2)
 SOME = MixedGemmSchedule((64, 128, 256), "wgmma", "sums", 4, stream_k=True)
 MANY = MixedGemmSchedule((256, 128, 128), "wgmma", "weights", 3, store="tma")
 SPLIT = MixedGemmSchedule((16, 64, 128), "mma", "sums", 8, consumers=1, split=8)
-SCHEDULES = (FEW, SHARED, SOME, MANY, SPLIT, replace(MANY, stream_k=True))
+PAIRED = replace(FEW, tile=(8, 128, 256), shares=2, blocks=2)
+SCHEDULES = (FEW, SHARED, SOME, MANY, SPLIT, PAIRED, replace(MANY, stream_k=True))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -95,3 +102,23 @@ def test_what_is_launched_has_a_range_for_each_block_and_room_for_its_part(
     part = layout.fragments * 16 * 128 * schedule.consumers
     assert rooms["parts"] >= found.clusters * part
     assert rooms["raised"] >= found.clusters * 4 * 4 * schedule.consumers
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_table_has_a_schedule_for_every_number_of_rows_and_long_epilogues(format: str) -> None:
+    steps = (Scale("row"), Bias("bf16"), Activation("gelu"), Residual("bf16"), Amax())
+    row = FORMATS[format]
+    for group, epilogue, m, n in product(row.groups, ((), steps), ROWS, (136, 4096, 28672)):
+        operation = MixedGemmOperation("bf16", format, "bf16", group or 0, row.scales[0], epilogue)
+        found = tabled(operation, MixedGemmShape(m, n, 4096), NO_GPU).spec.schedule
+        assert found.tile[0] >= min(m, 64)
+        if m > 512:
+            assert found.split == 1
+
+
+def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
+    """More would wait for each other's slots, and fewer would leave multiprocessors idle."""
+    for m, n in product((1, 16, 32, 64, 128), (2112, 4096, 6144, 7168)):
+        found = tabled(BF16, MixedGemmShape(m, n, 7168), NO_GPU).spec.schedule
+        blocks = -(-n // found.tile[1]) * found.split
+        assert 0.9 * NO_GPU.multiprocessors < blocks <= found.blocks * NO_GPU.multiprocessors * 1.05
