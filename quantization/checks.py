@@ -112,15 +112,23 @@ def require_zeros(zeros: Tensor | None, scales: Tensor, metadata: Metadata) -> N
 def require_codes(codes: Tensor, metadata: Metadata) -> None:
     """Raise for a code that the format does not have, or that stands for no number."""
     row = metadata.slab.row
-    for first, end in slabs.row_ranges(metadata):
+    if codes.dtype.is_floating_point:
+        codes = codes.view(torch.uint8)
+    kind, ranges = torch.iinfo(codes.dtype), [*slabs.row_ranges(metadata, codes.device)]
+    wrong = []  # for each range; a GPU is waited for once
+    for first, end in ranges:
         part = codes[first:end]
-        if part.dtype.is_floating_point:
-            part = part.view(torch.uint8)
-        low, high = (int(bound) for bound in torch.aminmax(part))
-        if low < row.lowest or high > row.highest:
-            outside = (part < row.lowest) | (part > row.highest)
-            rule = f"be from {row.lowest} to {row.highest} for format {row.name}"
-            refuse(outside, part, "code", rule, first)
+        if kind.min < row.lowest or kind.max > row.highest:
+            low, high = torch.aminmax(part)
+            wrong.append((low < row.lowest) | (high > row.highest))
+        wrong += [(part == nan).any() for nan in row.nans]
+    if not wrong or not bool(torch.stack(wrong).any()):
+        return
+    for first, end in ranges:
+        part = codes[first:end]
+        outside = (part < row.lowest) | (part > row.highest)
+        rule = f"be from {row.lowest} to {row.highest} for format {row.name}"
+        refuse(outside, part, "code", rule, first)
         for nan in row.nans:
             refuse(part == nan, part, "code", f"not be {nan}, which is NaN as {row.name}", first)
 

@@ -75,7 +75,7 @@ class PackedWeight:
         checks.require_zeros(zeros, scales, metadata)
         checks.require_codes(codes, metadata)
         packed = cls.empty(metadata, codes.device)
-        for first, end in slabs.row_ranges(metadata):
+        for first, end in slabs.row_ranges(metadata, codes.device):
             rows = slice(first, end)
             part = None if zeros is None else zeros[rows].to(torch.uint8)
             packed.write(first, end, stored(codes[rows], metadata.slab), scales[rows], part)
@@ -196,7 +196,7 @@ class PackedWeight:
         found = self.data.new_empty(self.shape, dtype=m.code_dtype)
         scales = self.data.new_empty(m.n, m.groups, dtype=m.scale_dtype)
         zeros = self.data.new_empty(m.n, m.groups) if m.slab.row.has_zeros else None
-        for first, end in slabs.row_ranges(m):
+        for first, end in slabs.row_ranges(m, self.device):
             found[first:end], scales[first:end], points = self.rows(first, end)
             if zeros is not None and points is not None:
                 zeros[first:end] = points

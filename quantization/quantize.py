@@ -23,6 +23,10 @@ from warploom.quantization.packed_weight import PackedWeight
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 _E4M3_LARGEST = 448.0
 _E2M1_EXPONENT = 2  # of its largest number, 6
+# What e2m1's codes from 1 on are greater than: what is half way from the one before, or, for even
+# codes, which that goes to, the number of fp32 below it.
+_BELOW = 1 - 2.0**-24
+_E2M1_STEPS = (0.25, 0.75 * _BELOW, 1.25, 1.75 * _BELOW, 2.5, 3.5 * _BELOW, 5.0)
 _E8M0_BIAS = 127
 
 # Of groups [rows, groups, k of a group] in fp32: scales and zero points [rows, groups], and codes.
@@ -44,14 +48,14 @@ def quantize(
     mxfp4). `symmetric` says whether zero points are done without, as the format has it: only uint4
     has them. `scale_dtype` is bf16 if not given (e8m0 of mxfp4), fp16 or fp32. `activations`
     are what it will be multiplied by: "16-bit" (fp16, bf16), "e4m3" or "int8". Memory of its own is
-    that of a few million codes.
+    that of some ten million codes.
 
     ProblemError names what does not fit: a weight that is not finite, a scale past its type.
     """
     metadata = _metadata(weight, format, group, symmetric, scale_dtype, activations)
     packed = PackedWeight.empty(metadata, weight.device)
-    for first, end in slabs.row_ranges(metadata):
-        part = weight[first:end].to(torch.float32).reshape(end - first, metadata.groups, -1)
+    for first, end in slabs.row_ranges(metadata, weight.device):
+        part = weight[first:end].reshape(end - first, metadata.groups, -1)
         scales, zeros, codes = _QUANTISERS[format](part, _Checked(metadata, weight, first))
         fields = stored(codes.reshape(end - first, metadata.k), metadata.slab)
         packed.write(first, end, fields, scales, zeros)
@@ -66,30 +70,36 @@ class _Checked:
         self.weight = weight
         self.first = first
 
-    def bounds(self, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the least and the largest weight of each group; both are finite."""
-        low, high = torch.aminmax(part, dim=-1)
-        if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
-            rows = self.weight[self.first : self.first + part.shape[0]]
-            checks.refuse(~torch.isfinite(rows), rows, "weight", "be finite", self.first)
-        return low, high
-
     def scale(self, exact: Tensor, largest: Tensor) -> Tensor:
         """Round scales to their type; what would be 0 is the least number there is.
 
-        Where `largest` is 0, all of the group is, and its scale is 1.
+        Where `largest` is 0, all of the group is, and its scale is 1. Scales of weights that are
+        not finite are not either: one look tells both.
         """
         dtype = self.metadata.scale_dtype
         limits = torch.finfo(dtype)
         rounded = exact.to(dtype)
         excess = ~torch.isfinite(rounded)
         if bool(excess.any()):
+            self.refuse(exact)
             rule = f"be at most {limits.max:g} in size, the largest of {dtype}"
             fix = "take scale_dtype=torch.bfloat16"
             checks.refuse(excess, exact, "scale", rule, self.first, fix)
         least = torch.full((), limits.tiny * limits.eps, dtype=dtype, device=exact.device)
         filled = torch.where(largest == 0, torch.ones_like(least), least)
         return torch.where(rounded == 0, filled, rounded)
+
+    def refuse(self, of_groups: Tensor) -> None:
+        """Raise for a weight that is not finite, if numbers of groups that follow from it tell."""
+        if not bool(torch.isfinite(of_groups).all()):
+            rows = self.weight[self.first : self.first + of_groups.shape[0]]
+            checks.refuse(~torch.isfinite(rows), rows, "weight", "be finite", self.first)
+
+
+def _bounds(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest weight of each group."""
+    low, high = torch.aminmax(part, dim=-1)
+    return low.float(), high.float()
 
 
 def _signed(part: Tensor, given: _Checked) -> _Quantised:
@@ -102,29 +112,29 @@ def _signed(part: Tensor, given: _Checked) -> _Quantised:
     / 8 without the sign: 9.4, 9.9, 10.6, 13.8.
     """
     row = given.metadata.slab.row
-    low, high = given.bounds(part)
+    low, high = _bounds(part)
     largest = torch.where(high > -low, high, low)
     scales = given.scale(_divided(largest, row.lowest), largest)
-    codes = torch.round(part / scales.float()[..., None]).clamp_(row.lowest, row.highest)
+    codes = (part / scales.float()[..., None]).round_().clamp_(row.lowest, row.highest)
     return scales, None, codes.to(torch.int8)
 
 
 def _unsigned(part: Tensor, given: _Checked) -> _Quantised:
     """Code = weight / scale + zero point: 0 is the least weight (or 0), 15 the largest (or 0)."""
     row = given.metadata.slab.row
-    low, high = given.bounds(part)
+    low, high = _bounds(part)
     low, high = low.clamp(max=0), high.clamp(min=0)
     # Divided one by one: the difference may be more than fp32 has.
     exact = _divided(high, row.highest) - _divided(low, row.highest)
     scales = given.scale(exact, high - low)
     zeros = torch.round(-low / scales.float()).clamp_(row.lowest, row.highest)
-    codes = torch.round(part / scales.float()[..., None]) + zeros[..., None]
+    codes = (part / scales.float()[..., None]).round_().add_(zeros[..., None])
     return scales, zeros.to(torch.uint8), codes.clamp_(row.lowest, row.highest).to(torch.uint8)
 
 
 def _e4m3(part: Tensor, given: _Checked) -> _Quantised:
     """Code = weight / scale in e4m3, where what is largest in size is 448."""
-    low, high = given.bounds(part)
+    low, high = _bounds(part)
     largest = torch.maximum(high, -low)
     scales = given.scale(_divided(largest, _E4M3_LARGEST), largest)
     scaled = part / scales.float()[..., None]
@@ -137,21 +147,16 @@ def _mxfp4(part: Tensor, given: _Checked) -> _Quantised:
     It is that of what is largest in size, less e2m1's: 2^(floor(log2(largest)) - 2), which leaves
     4 to 8. What is above 6 becomes 6.
     """
-    low, high = given.bounds(part)
-    largest = torch.maximum(high, -low)
+    size = part.abs()
+    largest = size.amax(-1).float()
+    given.refuse(largest)
     exponent = torch.frexp(largest).exponent - 1 - _E2M1_EXPONENT + _E8M0_BIAS
     bits = torch.where(largest == 0, _E8M0_BIAS, exponent.clamp(min=0))
     # 2^(bits - 127) in fp32: its exponent, but for 2^-127, which is below the normal numbers.
     scales = torch.where(bits == 0, 1 << 22, bits << 23).to(torch.int32).view(torch.float32)
-    scaled = part / scales[..., None]
-    size = scaled.abs()
-    # Halves, then whole numbers, then even ones; half way to the even code, as `round` does.
-    codes = torch.where(
-        size < 2,
-        torch.round(size * 2),
-        torch.where(size < 4, torch.round(size) + 2, torch.round(size / 2) + 4),
-    ).clamp_(max=7)
-    codes = codes.to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
+    steps = torch.tensor(_E2M1_STEPS).to(part.device, non_blocking=True)
+    codes = torch.bucketize(size / scales[..., None], steps, out_int32=True).to(torch.uint8)
+    codes.add_(torch.signbit(part).view(torch.uint8), alpha=8)
     return bits.to(torch.uint8).view(torch.float8_e8m0fnu), None, codes
 
 

@@ -7,33 +7,34 @@ go through a weight by `row_ranges`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations, product
 
 import torch
 from torch import Tensor
 
-from warploom.generator.formats import WORD_BITS
+from warploom.generator.formats import FORMATS, STEPS, WORD_BITS, WeightFormat
 from warploom.generator.slabs import BRICK_K, DEPTH, ROWS, SlabLayout
 from warploom.quantization.metadata import Metadata
 
-RANGE = 1 << 23  # codes that are converted at a time: few launches, little memory
+RANGE = 1 << 23  # codes that are converted at a time: little memory
+RANGE_OF_GPU = 1 << 25  # few launches
 _WARPS, _LANES, _QUADS, _HALVES = 4, 8, 4, 2
 
-# What a row and a k are made of, outermost first; and what lies in memory up to a thread's words of
-# a step, in which registers (a half of k, and the upper or the lower row) and elements follow.
+# What a row and a k are made of, outermost first; and what lies in memory up to the codes that a
+# thread gives one wgmma, in registers (a half of k, and the upper or the lower row) and elements.
 _ROW_AND_K = (
     *("block", "warp", "lower", "lane"),
     *("slab", "brick", "piece", "step", "half", "quad", "element"),
 )
 _MEMORY = ("block", "slab", "brick", "piece", "warp", "lane", "quad", "step")
-_FIELD = ("half", "lower", "element")
 
 
-def row_ranges(metadata: Metadata) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of ranges of rows; each begins a row block."""
-    rows = max(1, RANGE // (metadata.slabs_of_k * DEPTH * ROWS)) * ROWS
+def row_ranges(metadata: Metadata, device: torch.device | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of ranges of rows; each begins a row block. They are larger on a GPU."""
+    codes = RANGE_OF_GPU if device is not None and device.type == "cuda" else RANGE
+    rows = max(1, codes // (metadata.slabs_of_k * DEPTH * ROWS)) * ROWS
     for first in range(0, metadata.n, rows):
         yield first, min(first + rows, metadata.n)
 
@@ -56,16 +57,16 @@ def write(
     codes = whole.view(blocks, _WARPS, _HALVES, _LANES, -1)
     if layout.row.bits == 4:
         codes = torch.add(codes[:, :, :1], codes[:, :, 1:], alpha=16)  # the lower row above
-    memory, moves = _arrangement(layout)
-    sizes = _sizes(layout, blocks, deep)
-    ordered = codes.view([sizes[axis] for axis in _ROW_AND_K])
+    arranged = _ARRANGED[layout.format, layout.activations]
     part = slabs[..., : layout.codes_bytes]
-    part.view([sizes[axis] for axis in memory]).copy_(
-        ordered.permute([_ROW_AND_K.index(axis) for axis in memory])
+    memory, ordered = (
+        arranged.axes(part, blocks, deep),
+        arranged.axes(codes, blocks, deep, rows=True),
     )
-    if moves:
+    memory.copy_(ordered)
+    if arranged.moved:
         words = part.view(torch.int32)
-        words.copy_(_moved(words, moves))
+        words.copy_(_moved(words, arranged.moved))
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
         # torch fills few types of 8 bits, so e8m0's one is given by its bits.
@@ -80,14 +81,12 @@ def read(slabs: Tensor, layout: SlabLayout, rows: int, k: int) -> Tensor:
     """Return the stored codes [rows, k] that `write` was given."""
     blocks, deep = slabs.shape[:2]
     part = slabs[..., : layout.codes_bytes].contiguous()
-    memory, moves = _arrangement(layout)
-    if moves:
-        back = {-up: mask >> up if up > 0 else mask << -up for up, mask in moves.items()}
-        part = _moved(part.view(torch.int32), back).view(torch.uint8)
-    sizes = _sizes(layout, blocks, deep)
-    ordered = part.view([sizes[axis] for axis in memory])
-    codes = ordered.permute([memory.index(axis) for axis in _ROW_AND_K])
-    codes = codes.reshape(blocks, _WARPS, sizes["lower"], _LANES, -1)
+    arranged = _ARRANGED[layout.format, layout.activations]
+    if arranged.back:
+        part = _moved(part.view(torch.int32), arranged.back).view(torch.uint8)
+    lower = 1 if layout.row.bits == 4 else _HALVES
+    codes = slabs.new_empty(blocks, _WARPS, lower, _LANES, deep * DEPTH)
+    arranged.axes(codes, blocks, deep, rows=True).copy_(arranged.axes(part, blocks, deep))
     if layout.row.bits == 4:
         codes = torch.cat((codes & 15, codes >> 4), 2)
     return codes.view(blocks * ROWS, -1)[:rows, :k]
@@ -115,68 +114,106 @@ def _padded(values: Tensor, rows: int, columns: int, padding: float) -> Tensor:
 # ---- Codes ---------------------------------------------------------------------------------------
 
 
-def _sizes(layout: SlabLayout, blocks: int, deep: int) -> dict[str, int]:
-    """Return the extent of each axis, in bytes: two rows share one where codes have 4 bits."""
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """How whole codes lie, and how bits are moved then; two rows share a byte where they have 4.
+
+    `field` are the axes of the codes that a thread gives one wgmma, outermost first. `moved` and
+    `back` are for _moved; empty where all bits stay.
+    """
+
+    row: WeightFormat
+    activations: str
+    field: tuple[str, ...]
+    moved: tuple[int, ...]
+    back: tuple[int, ...]
+
+    def axes(self, tensor: Tensor, blocks: int, deep: int, *, rows: bool = False) -> Tensor:
+        """Return bytes of slabs, or of rows of codes, by the axes of memory.
+
+        Elements that lie side by side in both are one integer: fewer, wider loads and stores.
+        """
+        sizes = {"block": blocks, "slab": deep} | _sizes(self.row, self.activations)
+        memory = (*_MEMORY, *self.field)
+        seen = _ROW_AND_K if rows else memory
+        if self.field[-1] == "element":
+            wide = torch.int16 if sizes["element"] == 2 else torch.int32
+            tensor, sizes["element"] = tensor.view(wide), 1
+        tensor = tensor.view([sizes[axis] for axis in seen])
+        return tensor.permute([seen.index(axis) for axis in memory])
+
+
+def _sizes(row: WeightFormat, activations: str) -> dict[str, int]:
+    """Return the extents of the axes that all slabs have, in bytes of whole codes."""
+    step, pieces = STEPS[activations], row.bits // 4
     return {
-        "block": blocks,
         "warp": _WARPS,
-        "lower": _HALVES if layout.row.bits == 8 else 1,
+        "lower": _HALVES if row.bits == 8 else 1,
         "lane": _LANES,
-        "slab": deep,
         "brick": DEPTH // BRICK_K,
-        "piece": layout.pieces,
-        "step": BRICK_K // layout.step // layout.pieces,
+        "piece": pieces,
+        "step": BRICK_K // step // pieces,
         "half": _HALVES,
         "quad": _QUADS,
-        "element": layout.step // (_HALVES * _QUADS),
+        "element": step // (_HALVES * _QUADS),
     }
 
 
-@lru_cache(maxsize=64)
-def _arrangement(layout: SlabLayout) -> tuple[tuple[str, ...], Mapping[int, int]]:
-    """Return the axes of whole codes in memory, and how bits are moved then (see _moves).
+def _arrangement(row: WeightFormat, activations: str) -> _Arrangement:
+    """Return the arrangement after which no bit has to move, or none out of its word.
 
-    Of all orders of registers and elements it is that with the fewest moves: none, where the
-    format's is one of them. Codes of 4 bits lie beside those 8 rows below.
+    Codes of 4 bits lie above those 8 rows higher, in the same byte.
     """
-    able = [axes for axes in permutations(_FIELD) if layout.row.bits == 8 or axes[-1] == "lower"]
-    found = [(axes, moves) for axes in able if (moves := _moves(layout, axes)) is not None]
-    axes, moves = min(found, key=lambda one: len(one[1]))
-    return _MEMORY + axes, moves
+    inner = ("half", "lower", "element") if row.bits == 8 else ("half", "element")
+    beside = ("lower",) if row.bits == 4 else ()
+    found = []
+    for field in permutations(inner):
+        places = _places(row, activations, (*field, *beside))
+        word = places[:WORD_BITS]  # all words are alike
+        axes = (*beside, *field)
+        if places == sorted(places):
+            return _Arrangement(row, activations, axes, (), ())
+        if max(word) < WORD_BITS:
+            back = [word.index(bit) for bit in range(WORD_BITS)]
+            found.append(_Arrangement(row, activations, axes, _added(word), _added(back)))
+    return found[0]
 
 
-def _moves(layout: SlabLayout, axes: tuple[str, ...]) -> dict[int, int] | None:
-    """Return which bits of words (as they lie after it) move up, by how many bits.
-
-    Empty where none moves, None where some would have to go to another word, or words differ.
-    """
-    sizes = _sizes(layout, 1, 1) | {"lower": _HALVES}
-    words: list[dict[int, int]] = [{} for _ in range(layout.order.words)]
-    for at in product(*(range(sizes[axis]) for axis in axes)):
-        index = dict(zip(axes, at, strict=True))
-        field = 0
-        for axis in axes:
-            field = field * sizes[axis] + index[axis]
-        for bit in range(layout.row.bits):
-            begin = field * layout.row.bits + bit
-            register = 2 * index["half"] + index["lower"]
-            end = layout.order.place(register, index["element"], bit)
-            if begin // WORD_BITS != end // WORD_BITS:
-                return None
-            masks = words[end // WORD_BITS]
-            masks[end - begin] = masks.get(end - begin, 0) | 1 << end % WORD_BITS
-    if any(masks != words[0] for masks in words):
-        return None
-    return {} if set(words[0]) == {0} else words[0]
+def _places(row: WeightFormat, activations: str, field: tuple[str, ...]) -> list[int]:
+    """Return where each bit belongs that whole codes have in a step's words, in that order."""
+    sizes = _sizes(row, activations) | {"lower": _HALVES}
+    places = []
+    for at in product(*(range(sizes[axis]) for axis in field)):
+        of = dict(zip(field, at, strict=True))
+        for bit in range(row.bits):
+            register = 2 * of["half"] + of["lower"]
+            places.append(row.orders[activations].place(register, of["element"], bit))
+    return places
 
 
-def _moved(words: Tensor, moves: Mapping[int, int]) -> Tensor:
-    """Return int32 `words` with bits moved up, or down, all of them at once."""
-    moved = torch.zeros_like(words)
-    for up, mask in moves.items():
-        part = words << up if up > 0 else words >> -up
-        moved |= part.bitwise_and_(mask - (mask >> 31 << 32))  # as int32 has it
-    return moved
+def _added(places: Sequence[int]) -> tuple[int, ...]:
+    """Return what each value of each byte of a word adds to one whose bit b is at places[b]."""
+    added = [
+        sum(1 << places[8 * byte + bit] for bit in range(8) if value >> bit & 1)
+        for byte in range(4)
+        for value in range(256)
+    ]
+    return tuple(word - (word >> 31 << 32) for word in added)  # as int32 has it
+
+
+_ARRANGED = {
+    (row.name, activations): _arrangement(row, activations)
+    for row in FORMATS.values()
+    for activations in row.orders
+}
+
+
+def _moved(words: Tensor, added: tuple[int, ...]) -> Tensor:
+    """Return int32 `words` with their bits moved: what each byte adds is looked up (see _added)."""
+    table = torch.tensor(added, dtype=torch.int32).to(words.device, non_blocking=True)
+    values = words.view(torch.uint8).view(*words.shape, 4)
+    index = values + torch.arange(0, len(added), 256, device=words.device)
+    return table[index].sum(-1, dtype=torch.int32)
 
 
 # ---- Scales and zero points ----------------------------------------------------------------------
