@@ -12,7 +12,7 @@ from warploom.generator.targets import target
 from warploom.integrations import float8
 from warploom.integrations.float8 import Recipe
 from warploom.integrations.linear_options import ACTIVATIONS, Options, check, shown_options
-from warploom.integrations.linear_rules import product_type, refusal
+from warploom.integrations.linear_rules import check_residual, product_type, refusal, sum_type
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
 from warploom.runtime.api import Explanation, explain
@@ -85,7 +85,7 @@ class Linear(torch.nn.Linear):
                 return found
         weight = self.weight
         if residual is not None:
-            self._check_residual(input, residual)
+            check_residual(input, residual, self.out_features)
         if self.recipe is not None and input.numel() and weight.numel():
             return self._in_float8(input, residual)
         if refusal(input, weight, residual):
@@ -102,7 +102,7 @@ class Linear(torch.nn.Linear):
             bias=self.bias,
             activation=self.activation,
             residual=residual,
-            out_dtype=None if residual is None else _sum_type(input, residual),
+            out_dtype=None if residual is None else sum_type(input, residual),
             preactivation=self.preactivation,
             accumulate_into=None if into is None else into.t(),
         )
@@ -116,13 +116,13 @@ class Linear(torch.nn.Linear):
         """
         weight = self.weight
         if residual is not None:
-            self._check_residual(input, residual)
+            check_residual(input, residual, self.out_features)
         if input.dim() == 1:
             row = None if residual is None else residual.unsqueeze(0)
             return self.explanation(input.unsqueeze(0), row, gpu=gpu)
         keywords: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "gpu": gpu}
         if residual is not None:
-            keywords |= {"residual": residual, "out_dtype": _sum_type(input, residual)}
+            keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}
         if self.recipe is not None and input.numel() and weight.numel():
             x, w = float8.operands(input.reshape(-1, self.in_features), weight, self.recipe)
             keywords |= {"scale_a": x.scale, "scale_b": w.scale}
@@ -193,16 +193,8 @@ class Linear(torch.nn.Linear):
             bias=bias,
             activation=self.activation,
             residual=None if residual is None else residual.reshape(-1, self.out_features),
-            out_dtype=options.out_dtype if residual is None else _sum_type(input, residual),
+            out_dtype=options.out_dtype if residual is None else sum_type(input, residual),
         ).view(shape)
-
-    def _check_residual(self, input: torch.Tensor, residual: torch.Tensor) -> None:
-        if residual.shape != (*input.shape[:-1], self.out_features):
-            raise ProblemError(
-                f"residual {list(residual.shape)} beside input {list(input.shape)}",
-                rule=f"must have the shape of the result, [.., {self.out_features}]",
-                fix="expand it to that shape, or add it to the result",
-            )
 
 
 def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -212,8 +204,3 @@ def _own(layer: torch.nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
         return cast("torch.Tensor", parameters["weight"]), parameters["bias"]
     except KeyError:  # what is parametrized or replicated has others
         return layer.weight, layer.bias
-
-
-def _sum_type(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
-    """The type that torch gives the sum of a product and a residual."""
-    return torch.promote_types(product_type(input.dtype, input.device.type), residual.dtype)

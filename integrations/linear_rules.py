@@ -7,18 +7,21 @@ reads on from "because". Every call asks it, so what is common is seen first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
+from warploom.errors import ProblemError
 from warploom.generator.limits import LARGEST
 from warploom.integrations.devices import unserved
 from warploom.integrations.transforms import foreign, transforming
 from warploom.runtime.operator import is_distributed
 
 PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains
-_EXTENT = LARGEST - (1 << 16)  # of a kernel's counters, less what the largest cluster of tiles adds
+EXTENT = LARGEST - (1 << 16)  # of a kernel's counters, less what the largest cluster of tiles adds
 # Kernels read addresses: these types have some, or operators see the call in their place.
 _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
 
@@ -43,11 +46,11 @@ def refusal(
         kind, own = product_type(kind, device), product_type(own, device)
     if kind != own or kind not in PRODUCTS:
         return f"x is {kind} and the weight {own}; kernels take bfloat16 and float16, both one type"
-    if not 0 < x.numel() <= _EXTENT or not weight.numel():
-        return _extents(x, weight) or _transformed(x, weight)
+    if not 0 < x.numel() <= EXTENT or not weight.numel():
+        return extents(x, weight.shape) or transformed(x, weight)
     if residual is not None and residual.dtype not in (*PRODUCTS, torch.float32):
         return f"the residual is {residual.dtype}; kernels add bfloat16, float16 and float32"
-    return _transformed(x, weight)
+    return transformed(x, weight)
 
 
 def product_type(dtype: torch.dtype, device: str) -> torch.dtype:
@@ -60,22 +63,45 @@ def product_type(dtype: torch.dtype, device: str) -> torch.dtype:
     )
 
 
-def _extents(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    if not x.numel() or not weight.numel():
-        return f"x {list(x.shape)} by a weight {list(weight.shape)} has nothing to multiply"
+def sum_type(input: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
+    """The type that torch gives the sum of a product and a residual."""
+    return torch.promote_types(product_type(input.dtype, input.device.type), residual.dtype)
+
+
+def check_residual(input: torch.Tensor, residual: torch.Tensor, out_features: int) -> None:
+    """Raise ProblemError for a residual that torch would broadcast, or could not add."""
+    if residual.shape != (*input.shape[:-1], out_features):
+        raise ProblemError(
+            f"residual {list(residual.shape)} beside input {list(input.shape)}",
+            rule=f"must have the shape of the result, [.., {out_features}]",
+            fix="expand it to that shape, or add it to the result",
+        )
+
+
+def extents(x: torch.Tensor, shape: Sequence[int]) -> str | None:
+    """Why no kernel takes an x of this many rows, or none, and a weight of this shape, if so."""
+    if not x.numel() or 0 in shape:
+        return f"x {list(x.shape)} by a weight {list(shape)} has nothing to multiply"
     rows = x.numel() // x.shape[-1]
-    if max(rows, *weight.shape) > _EXTENT:
+    if max(rows, *shape) > EXTENT:
         return f"{rows} rows are more than kernels count to"
     return None
 
 
-def _taken(tensor: torch.Tensor) -> bool:
-    return type(tensor) in _PLAIN or is_distributed(tensor)
+def transformed(x: torch.Tensor, weight: torch.Tensor, *, sharded: bool = True) -> str | None:
+    """Why torch takes tensors that are more than memory, or calls that it transforms.
 
-
-def _transformed(x: torch.Tensor, weight: torch.Tensor) -> str | None:
-    """Why torch takes tensors that are more than memory, or calls that it transforms."""
-    found = foreign((x, weight), _taken) or transforming()
+    Where there are rules for `sharded` tensors, torch's distributed ones are no reason.
+    """
+    found = foreign((x, weight), _taken if sharded else _plain) or transforming()
     if found is None and forward_ad._current_level >= 0:
         return "forward-mode differentiation is on"
     return found
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN
+
+
+def _taken(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN or is_distributed(tensor)

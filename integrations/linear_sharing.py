@@ -12,9 +12,12 @@ from warploom.integrations.linear_options import DEFAULTS
 LayerT = TypeVar("LayerT", bound=torch.nn.Linear)
 
 
-def check_module(module: torch.nn.Linear) -> None:
-    """Raise ProblemError for a module whose calls are not, or could not be, F.linear's."""
-    if type(module) is not torch.nn.Linear:
+def check_module(module: torch.nn.Linear, *able: type[torch.nn.Linear]) -> None:
+    """Raise ProblemError for a module whose calls are not, or could not be, F.linear's.
+
+    `able` are classes that may be taken beside torch's own.
+    """
+    if type(module) not in (torch.nn.Linear, *able):
         raise ProblemError(
             f"a {type(module).__name__}",
             rule="must be a torch.nn.Linear itself: a subclass may compute something else",

@@ -7,7 +7,7 @@ nearest for what a kernel will multiply by. All operations are rounded alike on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -52,7 +52,8 @@ def quantize(
 
     ProblemError names what does not fit: a weight that is not finite, a scale past its type.
     """
-    metadata = _metadata(weight, format, group, symmetric, scale_dtype, activations)
+    _require_weight(weight)
+    metadata = described(weight.shape, format, group, symmetric, scale_dtype, activations)
     packed = PackedWeight.empty(metadata, weight.device)
     for first, end in slabs.row_ranges(metadata, weight.device):
         part = weight[first:end].reshape(end - first, metadata.groups, -1)
@@ -174,22 +175,18 @@ def _divided(values: Tensor, by: float) -> Tensor:
     return values / torch.full((), by, dtype=values.dtype, device=values.device)
 
 
-def _metadata(
-    weight: Tensor,
+def described(
+    shape: Sequence[int],
     format: str,
     group: int | Literal["auto"] | None,
     symmetric: bool | None,
     scale_dtype: torch.dtype | None,
     activations: str,
 ) -> Metadata:
+    """Return what `quantize` makes of a weight of this shape; ProblemError where it makes none."""
     row = checks.known(format)
-    checks.require_tensor("weight", weight)
-    if weight.dtype not in WEIGHTS:
-        raise ProblemError(
-            f"weight {weight.dtype}", rule=f"must be one of {checks.listed(WEIGHTS)}"
-        )
-    if weight.dim() != 2 or 0 in weight.shape:
-        raise ProblemError(f"weight {list(weight.shape)}", rule="must be [N, K], and not empty")
+    if len(shape) != 2 or 0 in shape:
+        raise ProblemError(f"weight {list(shape)}", rule="must be [N, K], and not empty")
     if symmetric is not None and symmetric == row.has_zeros:
         other = "int4 or int8" if row.has_zeros else "uint4"
         raise ProblemError(
@@ -199,4 +196,12 @@ def _metadata(
         )
     size = row.groups[0] if group == "auto" else group
     scale = row.scales[0] if scale_dtype is None else checks.scale_name(scale_dtype, row)
-    return Metadata(format, size, scale, activations, *weight.shape)
+    return Metadata(format, size, scale, activations, *shape)
+
+
+def _require_weight(weight: Tensor) -> None:
+    checks.require_tensor("weight", weight)
+    if weight.dtype not in WEIGHTS:
+        raise ProblemError(
+            f"weight {weight.dtype}", rule=f"must be one of {checks.listed(WEIGHTS)}"
+        )

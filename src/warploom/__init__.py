@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
     from warploom.integrations.sdpa import sdpa
+    from warploom.quantization.packed_weight import PackedWeight
+    from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.gemm.api import gemm, plan
@@ -49,6 +51,7 @@ __all__ = [
     "Explanation",
     "KernelMissingError",
     "KernelSpec",
+    "PackedWeight",
     "ProblemError",
     "RecordsError",
     "ResultError",
@@ -70,6 +73,7 @@ __all__ = [
     "patch",
     "plan",
     "plan_attention",
+    "quantize",
     "records_digest",
     "register_transformers",
     "sdpa",
@@ -81,6 +85,7 @@ __all__ = [
 _LAZY = {
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
+    "PackedWeight": "warploom.quantization.packed_weight",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
     "autotune": "warploom.tuning.autotune.api",
@@ -93,6 +98,7 @@ _LAZY = {
     "patch": "warploom.integrations.patch",
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
+    "quantize": "warploom.quantization.quantize",
     "records_digest": "warploom.tuning.autotune.ranks",
     "register_transformers": "warploom.integrations.patch_attention",
     "sdpa": "warploom.integrations.sdpa",

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from warploom.integrations.linear import Linear
+from warploom.integrations.quantized_linear import QuantizedLinear
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "QuantizedLinear"]

@@ -11,7 +11,7 @@ import torch
 from sdpa_torchs import torchs
 
 import warploom
-from warploom.integrations import devices, linear, sdpa_activation, sdpa_rules
+from warploom.integrations import devices, linear, quantized_linear, sdpa_activation, sdpa_rules
 from warploom.runtime.families.gemm.layer import Layer
 
 
@@ -52,6 +52,20 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return found
 
         monkeypatch.setattr(Layer, name, counting)
+    return calls
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The inputs of mixed_gemm's calls by layers, which are decided as on a GPU."""
+    calls: list[torch.Tensor] = []
+
+    def mixed_gemm(a: torch.Tensor, weight: Any, **keywords: Any) -> torch.Tensor:  # noqa: ANN401
+        calls.append(a)
+        return warploom.mixed_gemm(a, weight, **keywords)
+
+    monkeypatch.setitem(devices.reasons, -1, None)
+    monkeypatch.setattr(quantized_linear, "mixed_gemm", mixed_gemm)
     return calls
 
 

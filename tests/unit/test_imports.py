@@ -21,7 +21,7 @@ ROOMS = {
     "generator": {"configs", "templates"},
     "runtime": {"generator", "quantization", "configs"},
     "tuning": {"generator", "runtime", "configs"},
-    "integrations": {"generator", "runtime"},
+    "integrations": {"generator", "quantization", "runtime"},
     "quantization": {"generator"},
     "configs": set(),
     "templates": set(),

@@ -70,7 +70,7 @@ class MixedGemmCall:
             raise ProblemError(
                 f"weight {shown(self.weight)} of type {type(self.weight).__name__}",
                 rule="must be a PackedWeight",
-                fix="make one of a weight with warploom.quantization; warploom.gemm takes tensors",
+                fix="make one of a weight with warploom.quantize; warploom.gemm takes tensors",
             )
         epilogue.check_items(self.listed)
         require_tensors("warploom.mixed_gemm", self.named(), ("a", "weight.data"))

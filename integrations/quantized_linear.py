@@ -1,0 +1,312 @@
+"""`warploom.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+
+from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
+from warploom.generator.targets import target
+from warploom.integrations.linear import Linear
+from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check
+from warploom.integrations.linear_rules import check_residual, product_type, sum_type
+from warploom.integrations.linear_sharing import check_module
+from warploom.integrations.quantized_rules import refusal
+from warploom.integrations.quantized_state import KEY, check_state, encoded
+from warploom.quantization import PackedWeight, quantize
+from warploom.quantization.packed_weight import NAMES
+from warploom.quantization.quantize import described
+from warploom.runtime.api import Explanation, explain
+from warploom.runtime.families.mixed_gemm.api import mixed_gemm
+from warploom.runtime.tensors import shown
+
+INPUTS: Activations = "16-bit"  # what weights are packed for
+
+
+class QuantizedLinear(torch.nn.Module):
+    """A linear layer with a packed weight: activation(x W^T + bias) + residual, in one kernel.
+
+    Made of a layer by `from_linear`, or of a weight by `from_packed`. Made by itself its weight
+    and bias are 0, for a state to be loaded: arguments before `dtype` are those of torch.nn.Linear,
+    `dtype` is the bias's, `format` to `scale_dtype` are those of `warploom.quantize`, `activation`
+    is relu, gelu, gelu_tanh or silu.
+
+    The weight's tensors are buffers, which keep their types whatever the module is converted to.
+    The layer is differentiable in x, bias and residual, not in its weight. A state dict has the
+    tensors and, as one more, what they are: it loads whole, into a layer of the same kind.
+
+    Kernels take bf16 and fp16 (also by autocast) on the GPUs that there are some for. All else is
+    torch's product with the weight given back, in each call; `warploom.explain(layer, x)` says why.
+    """
+
+    bias: torch.nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,  # noqa: ANN401 (whatever torch.nn.Linear takes)
+        dtype: torch.dtype | None = None,
+        *,
+        format: str = "int4",
+        group: int | Literal["auto"] | None = "auto",
+        symmetric: bool | None = None,
+        scale_dtype: torch.dtype | None = None,
+        activation: str | None = None,
+    ) -> None:
+        shape = (out_features, in_features)
+        metadata = described(shape, format, group, symmetric, scale_dtype, INPUTS)
+        kinds = metadata.tensors()
+        made = {name: torch.zeros(s, dtype=t, device=device) for name, (s, t) in kinds.items()}
+        zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        self._set_up(PackedWeight.from_tensors(made, metadata), zeros, activation)
+
+    def _set_up(
+        self, weight: PackedWeight, bias: torch.Tensor | None, activation: str | None
+    ) -> None:
+        options: Options = {**DEFAULTS, "activation": activation}
+        check(options)
+        super().__init__()
+        self.activation = activation
+        self.metadata = weight.metadata
+        for name, tensor in weight.tensors().items():
+            self.register_buffer(name, tensor)
+        if bias is not None and not isinstance(bias, torch.nn.Parameter):
+            bias = torch.nn.Parameter(bias)
+        self.register_parameter("bias", bias)
+
+    @classmethod
+    def from_packed(
+        cls,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: str | None = None,
+    ) -> Self:
+        """Return a layer of a packed weight [N, K] and a bias [N], which are shared, not copied.
+
+        Raises ProblemError for a weight that is packed for activations of 8 bits, and for a bias
+        of another shape, of a type without gradients, or elsewhere.
+        """
+        _check_parts(weight, bias)
+        made = cls.__new__(cls)
+        made._set_up(weight, bias, activation)
+        return made
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        format: str = "int4",
+        group: int | Literal["auto"] | None = "auto",
+        symmetric: bool | None = None,
+        scale_dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return a layer with the weight of a torch.nn.Linear or warploom.nn.Linear, in few bits.
+
+        The others are the arguments of `warploom.quantize`. The bias, hooks, the training flag and
+        other attributes are the layer's, as `warploom.nn.Linear.from_torch` has them, the
+        activation too. Raises ProblemError for layers that are refused there, for those whose
+        weight is trained in fp8 or computed, and for weights that cannot be quantised so.
+        """
+        _check_linear(linear)
+        packed = quantize(linear.weight.detach(), format, group, symmetric, scale_dtype, INPUTS)
+        activation = linear.activation if isinstance(linear, Linear) else None
+        made = cls.from_packed(packed, linear.bias, activation=activation)
+        _share(made, linear)
+        return made
+
+    # ---- What it is ------------------------------------------------------------------------------
+
+    @property
+    def in_features(self) -> int:
+        """K: elements of a row of the input."""
+        return self.metadata.k
+
+    @property
+    def out_features(self) -> int:
+        """N: elements of a row of the result."""
+        return self.metadata.n
+
+    @property
+    def weight(self) -> PackedWeight:
+        """The weight as it lies in the layer's buffers."""
+        buffers: dict[str, Any] = self._buffers
+        scales, zeros = buffers.get("channel_scales"), buffers.get("channel_zeros")
+        return PackedWeight(buffers["data"], self.metadata, scales, zeros)
+
+    def extra_repr(self) -> str:
+        """Extents, whether there is a bias, the format, and what it takes."""
+        told = f"in_features={self.in_features}, out_features={self.out_features}, "
+        told += f"bias={self.bias is not None}, format={self.metadata.format!r}, "
+        told += f"group={self.metadata.group}, bits={self.weight.bits:.3f}"
+        return told + (f", activation={self.activation!r}" if self.activation else "")
+
+    # ---- What it computes ------------------------------------------------------------------------
+
+    def forward(self, input: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return activation(input W^T + bias) + residual [.., out_features].
+
+        `input` is [.., in_features]. `residual` has the shape of the result, whose type is that of
+        the sum in torch. Raises ProblemError for a residual of another shape.
+        """
+        weight = self.weight
+        if residual is not None:
+            check_residual(input, residual, self.out_features)
+        if refusal(input, weight, residual):
+            return self._by_torch(input, weight, residual)
+        if input.dim() == 1:
+            row = None if residual is None else residual.unsqueeze(0)
+            return self.forward(input.unsqueeze(0), row).squeeze(0)
+        return mixed_gemm(
+            input,
+            weight,
+            bias=self.bias,
+            activation=self.activation,
+            residual=residual,
+            out_dtype=None if residual is None else sum_type(input, residual),
+        )
+
+    def explanation(
+        self, input: torch.Tensor, residual: torch.Tensor | None = None, *, gpu: str | None = None
+    ) -> Explanation:
+        """Which kernel a call with these tensors runs; what `warploom.explain(layer, x)` returns.
+
+        Where it is torch's, this says why. Of a GPU that is named, tensors may be anywhere.
+        """
+        weight = self.weight
+        if residual is not None:
+            check_residual(input, residual, self.out_features)
+        if input.dim() == 1:
+            row = None if residual is None else residual.unsqueeze(0)
+            return self.explanation(input.unsqueeze(0), row, gpu=gpu)
+        reason = refusal(input, weight, residual, named=gpu is not None)
+        if reason:
+            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
+        keywords: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "gpu": gpu}
+        if residual is not None:
+            keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}
+        kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
+        return explain(mixed_gemm, input.to(kind), weight, **keywords)
+
+    def _by_torch(
+        self, input: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        kind = product_type(input.dtype, input.device.type)
+        bias = None if self.bias is None else self.bias.to(kind)
+        result = ACTIVATIONS[self.activation](F.linear(input, weight.dequantize(kind), bias))
+        return result if residual is None else result + residual
+
+    # ---- Types, states ---------------------------------------------------------------------------
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> QuantizedLinear:
+        """What `to`, `half`, `cuda` and the like do: the weight moves, and keeps its types."""
+        packed = [id(tensor) for tensor in self.weight.tensors().values()]
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            found = fn(tensor)
+            if found.dtype == tensor.dtype or id(tensor) not in packed:
+                return found
+            return tensor.to(found.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def get_extra_state(self) -> torch.Tensor:
+        """What the tensors are, as a tensor."""
+        return encoded(self.metadata)
+
+    def set_extra_state(self, state: object) -> None:
+        """Raise ProblemError for tensors of another kind: a layer stays what it is."""
+        check_state({KEY: state, **self.weight.tensors()}, self.metadata, None)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take all of a layer's state, or none and tell why, as torch collects it."""
+        names = (*NAMES, KEY, "bias", "weight")
+        given = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        try:
+            check_state(given, self.metadata, self.bias)
+        except ProblemError as error:
+            error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+
+def _check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:
+    """Raise ProblemError for a weight and a bias that no layer has."""
+    if not isinstance(weight, PackedWeight):
+        raise ProblemError(
+            f"weight {shown(weight)} of type {type(weight).__name__}",
+            rule="must be a PackedWeight",
+            fix="make one with warploom.quantize",
+        )
+    if weight.metadata.activations != INPUTS:
+        raise ProblemError(
+            f"a weight that is packed for {weight.metadata.activations} activations",
+            rule=f"must be packed for {INPUTS} ones",
+            fix="call warploom.mixed_gemm, or pack it anew",
+        )
+    n = weight.shape[0]
+    if bias is None or (
+        bias.shape == (n,) and bias.dtype.is_floating_point and bias.device == weight.device
+    ):
+        return
+    raise ProblemError(
+        f"bias {bias.dtype} {list(bias.shape)} on {bias.device}",
+        rule=f"must be floating-point [{n}], on {weight.device} as the weight",
+    )
+
+
+def _check_linear(linear: torch.nn.Linear) -> None:
+    """Raise ProblemError for a layer whose weight is not all that there is to its product."""
+    check_module(linear, Linear)
+    if isinstance(linear, Linear) and (linear.recipe or linear.accumulate_into_main_grad):
+        raise ProblemError(
+            f"a Linear with recipe={linear.recipe!r}, accumulate_into_main_grad="
+            f"{linear.accumulate_into_main_grad}",
+            rule="must have neither: they train a weight of 16 or 32 bits",
+            fix="set them to None and False first",
+        )
+    if "weight" not in linear._parameters:
+        raise ProblemError(
+            "a Linear whose weight is computed, as by pruning",
+            rule="must have the weight as its parameter",
+            fix="make it permanent, as by torch.nn.utils.prune.remove",
+        )
+
+
+def _share(made: QuantizedLinear, linear: torch.nn.Linear) -> None:
+    """Give a new layer all that a module has but its weight and its options.
+
+    Maps of parameters are the layer's own; those of hooks are the module's, as in linear_sharing.
+    """
+    maps = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+    own = {*maps, *DEFAULTS, "_calls", "in_features", "out_features", "metadata"}
+    vars(made).update({name: one for name, one in vars(linear).items() if name not in own})
+    for name in maps:
+        vars(made)[name].update(vars(linear)[name])
+    del made._parameters["weight"]

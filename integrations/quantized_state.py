@@ -1,0 +1,73 @@
+"""States of layers with packed weights: tensors, one of which says what the others are.
+
+That one is the metadata as JSON, in bytes: so a state is tensors alone, which safetensors and
+torch's distributed checkpoints take too. A state is taken whole or refused, before anything of the
+layer is written to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.quantization import Metadata, PackedWeight
+from warploom.quantization.packed_weight import NAMES
+from warploom.runtime.tensors import shown
+
+KEY = "_extra_state"  # torch's name for what a module has in its state beside parameters
+
+
+def encoded(metadata: Metadata) -> torch.Tensor:
+    """The metadata as bytes, on the CPU: uint8 [length]."""
+    text = json.dumps(metadata.as_dict(), sort_keys=True)
+    return torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
+
+
+def decoded(state: object) -> Metadata:
+    """Read what `encoded` gave. ProblemError for anything else, and for another version."""
+    try:
+        found = json.loads(bytes(state.tolist()))  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ProblemError(
+            f"{KEY} {shown(state)}",
+            rule="must be the metadata of a packed weight, as state_dict() has it",
+            fix="save the state again",
+        ) from error
+    return Metadata.from_dict(found)
+
+
+def check_state(given: Mapping[str, object], metadata: Metadata, bias: torch.Tensor | None) -> None:
+    """Raise ProblemError for the state of another layer than one of this weight and bias.
+
+    `given` has the entries of the layer by their names in it: all, or none, of which torch tells.
+    """
+    if "weight" in given:
+        raise ProblemError(
+            f"weight {shown(given['weight'])}",
+            rule=f"must be packed: {', '.join(metadata.tensors())} and {KEY}",
+            fix="load it into a torch.nn.Linear, and quantise that with from_linear",
+        )
+    if not given:
+        return
+    if KEY not in given:
+        raise ProblemError(
+            f"{', '.join(given)} without {KEY}",
+            rule="must come with what the tensors are",
+            fix="save all of state_dict()",
+        )
+    found = decoded(given[KEY])
+    if found != metadata:
+        raise ProblemError(
+            f"a weight of {found}",
+            rule=f"must be of {metadata}, as the layer's",
+            fix="make a layer of that kind: its arguments are named so",
+        )
+    tensors = {name: given[name] for name in NAMES if name in given}
+    PackedWeight.from_tensors(tensors, metadata)  # type: ignore[arg-type]
+    has, wants = (getattr(one, "shape", None) for one in (given.get("bias"), bias))
+    if has != wants:
+        told, rule = ("none" if one is None else str(list(one)) for one in (has, wants))
+        raise ProblemError(f"bias {told}", rule=f"must be {rule}, as the layer's")
