@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -15,6 +16,9 @@ from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import PatchedAttention
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
+from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose
+from warploom.integrations.quantized_linear import QuantizedLinear
+from warploom.runtime.tensors import shown
 
 _patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that they got
 
@@ -22,7 +26,8 @@ _patched: WeakSet[torch.nn.Module] = WeakSet()  # models, and the layers that th
 class Patch:
     """What `warploom.patch` did to a model: prints as a table, and undoes it.
 
-    As a context manager it undoes it at the end of its block.
+    As a context manager it undoes it at the end of its block. Where weights were quantised it
+    cannot be undone, nor be a context manager: those that there were are dropped.
     """
 
     def __init__(
@@ -31,8 +36,11 @@ class Patch:
         rows: list[Row],
         layers: dict[torch.nn.Linear, Linear],
         attention: PatchedAttention | None,
+        *,
+        quantized: bool = False,
     ) -> None:
         self.rows = tuple(rows)
+        self._quantized = quantized
         self._title = f"warploom.patch({type(model).__name__})"
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
@@ -43,8 +51,10 @@ class Patch:
 
         The modules are the objects that they were, wherever the layers in their place are by now,
         with the parameters, the mode and the hooks that these have. Raises ProblemError, and
-        leaves the model as it is, where a layer's parameters have other names than its own had.
+        leaves the model as it is, where a layer's parameters have other names than its own had, and
+        where weights were quantised.
         """
+        self._require_weights()
         model = self._model
         if model is None:
             return
@@ -62,7 +72,16 @@ class Patch:
         _patched.discard(model)
         self._model = None
 
+    def _require_weights(self) -> None:
+        if self._quantized:
+            raise ProblemError(
+                f"{self._title}, whose weights were quantised",
+                rule="cannot be undone: the weights that there were are dropped",
+                fix="load the model again; copy.deepcopy(model) before a patch keeps them",
+            )
+
     def __enter__(self) -> Self:
+        self._require_weights()
         return self
 
     def __exit__(
@@ -77,36 +96,56 @@ class Patch:
         return "\n  ".join([self._title, *table(self.rows)])
 
 
-def patch(model: torch.nn.Module, *, linear: bool = True, attention: bool = True) -> Patch:
+def patch(
+    model: torch.nn.Module,
+    *,
+    linear: bool = True,
+    attention: bool = True,
+    weights: str | Weights | None = None,
+) -> Patch:
     """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
 
     linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
                that tied ones stay tied and optimizers keep what they have. Subclasses are left
     attention  models of transformers in it get `attn_implementation="warploom"`
+    weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
+               warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head and those
+               whose k is no multiple of the group. Their weights are dropped: this is not undone
 
     Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
     ProblemError, with the model as it was, for one that is patched already or quantised, and for
     linear layers without memory, on several devices, or with a forward of their own.
     """
-    _check(model, linear=linear)
-    layers = _layers(model) if linear else {}
-    rows = [*_linear_rows(model, layers)] if linear else []
+    _check(model, linear=linear, weights=weights)
+    asked = None if weights is None else Asked(weights)
+    chosen, left = choose(model, asked) if asked else ({}, {})
+    layers = _layers(model, chosen) if linear else {}
+    quantized = _quantized(chosen, asked) if asked else {}
+    told = asked.told() if asked else ""
+    rows = [*_linear_rows(model, layers, quantized, left, told)] if linear else []
     patched = PatchedAttention(model) if attention else None
     if patched is not None:
         rows += patched.apply()
+    made = {**layers, **quantized}
     for parent, name, child in list(_children(model)):
-        if isinstance(child, torch.nn.Linear) and child in layers:
-            parent._modules[name] = layers[child]
-    _patched.update([model, *layers.values()])
-    return Patch(model, rows, layers, patched)
+        if isinstance(child, torch.nn.Linear) and child in made:
+            parent._modules[name] = made[child]
+    _patched.update([model, *made.values()])
+    return Patch(model, rows, layers, patched, quantized=bool(quantized))
 
 
 # ---- Checks --------------------------------------------------------------------------------------
 
 
-def _check(model: torch.nn.Module, *, linear: bool) -> None:
+def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
     """Raise ProblemError for what cannot be patched as a whole."""
     name = type(model).__name__
+    if weights is not None and not linear:
+        raise ProblemError(
+            f"weights {shown(weights)} with linear=False",
+            rule="must be None: weights are those of linear layers",
+            fix="leave one of them out",
+        )
     if type(model) is torch.nn.Linear:
         raise ProblemError(
             "a torch.nn.Linear by itself",
@@ -117,13 +156,14 @@ def _check(model: torch.nn.Module, *, linear: bool) -> None:
         raise ProblemError(
             f"{name}, which is patched already",
             rule="a model is patched once",
-            fix="call undo() of what the first patch returned",
+            fix="call undo() of what the first patch returned, or load the model again",
         )
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
             f"{name}, which is quantised",
             rule="warploom.nn.Linear has weights of 16 or 32 bits",
-            fix="patch(model, linear=False) gives it Warploom's attention alone",
+            fix="patch(model, linear=False) gives it Warploom's attention alone; its checkpoint's "
+            "weights are for warploom.nn.QuantizedLinear",
         )
 
 
@@ -148,35 +188,79 @@ def _children(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, to
                 yield parent, name, child
 
 
-def _layers(model: torch.nn.Module) -> dict[torch.nn.Linear, Linear]:
-    """Make a layer for each torch.nn.Linear; the model has none of them yet."""
+def _layers(
+    model: torch.nn.Module, chosen: Container[torch.nn.Module]
+) -> dict[torch.nn.Linear, Linear]:
+    """Make a layer for each torch.nn.Linear that is not chosen; the model has none of them yet."""
     layers = {}
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear:
-            try:
+        if type(module) is torch.nn.Linear and module not in chosen:
+            with _naming(name):
                 layers[module] = Linear.from_torch(module)
-            except ProblemError as error:
-                raise ProblemError(
-                    f"{name}: {error.value}", rule=error.rule, fix=error.fix
-                ) from error
     return layers
 
 
-def _linear_rows(model: torch.nn.Module, layers: dict[torch.nn.Linear, Linear]) -> Iterator[Row]:
-    """What becomes of modules that multiply by a matrix, most common first."""
+def _quantized(chosen: Chosen, asked: Asked) -> dict[torch.nn.Linear, QuantizedLinear]:
+    """Make a layer for each that is chosen; the model has none of them yet."""
+    layers = {}
+    for module, name in chosen.items():
+        with _naming(name):
+            layers[module] = asked.layer(module)
+    return layers
+
+
+@contextmanager
+def _naming(layer: str) -> Iterator[None]:
+    """An error of a layer tells its name."""
+    try:
+        yield
+    except ProblemError as error:
+        raise ProblemError(f"{layer}: {error.value}", rule=error.rule, fix=error.fix) from error
+
+
+def _linear_rows(
+    model: torch.nn.Module,
+    layers: Mapping[torch.nn.Linear, Linear],
+    quantized: Mapping[torch.nn.Linear, QuantizedLinear],
+    left: Mapping[torch.nn.Module, str],
+    told: str,
+) -> Iterator[Row]:
+    """What becomes of modules that multiply by a matrix, most common first.
+
+    `told` is what quantised ones are; `left` says why some of the others are not.
+    """
     counted: Counter[tuple[str, str, str]] = Counter()
     for module in model.modules():
-        if module in layers:
+        why = left.get(module, "")
+        if isinstance(module, torch.nn.Linear) and module in quantized:
+            reason = _inputs_by_torch(module.weight)
+            now = told + (", torch's product" if reason else "")
+            counted[_known(module), now, reason] += 1
+        elif isinstance(module, torch.nn.Linear) and module in layers:
             reason = _by_torch(module.weight)
             now = "warploom.nn.Linear" + (", torch's product" if reason else "")
-            counted["torch.nn.Linear", now, reason] += 1
-        elif isinstance(module, Linear):
-            counted["warploom.nn.Linear", AS_IT_WAS, ""] += 1
+            counted[_known(module), now, "; ".join(filter(None, (why, reason)))] += 1
+        elif isinstance(module, Linear | QuantizedLinear):
+            counted[_known(module), AS_IT_WAS, why] += 1
         elif _multiplies(module):
             reason = "a subclass" if isinstance(module, torch.nn.Linear) else "no torch.nn.Linear"
             counted[type(module).__name__, AS_IT_WAS, reason] += 1
     for (what, now, reason), count in counted.most_common():
         yield Row(what, count, now, reason)
+
+
+def _known(module: torch.nn.Module) -> str:
+    """A class of layers as users write it."""
+    room = "warploom.nn" if isinstance(module, Linear | QuantizedLinear) else "torch.nn"
+    return f"{room}.{type(module).__name__}"
+
+
+def _inputs_by_torch(before: torch.Tensor) -> str:
+    """Why torch computes a quantised layer's products, with inputs of the type before; or ""."""
+    if before.dtype in PRODUCTS:
+        return ""
+    kind = str(before.dtype).removeprefix("torch.")
+    return f"inputs of {kind} are torch's; bfloat16 and float16, and autocast, run on Warploom"
 
 
 def _by_torch(weight: torch.Tensor) -> str:
