@@ -45,7 +45,8 @@ def weight(operation: MixedGemmOperation, n: int, k: int, seed: int = 0) -> Weig
     """A guarded weight [n, k] of random numbers of an operation: every code there is, scales of
     either sign, each group with others. Who asks again gets the same: nobody changes it.
     """
-    metadata = Metadata(operation.b, operation.group or None, operation.scale, operation.step, n, k)
+    group, activations = operation.group or None, operation.activations
+    metadata = Metadata(operation.b, group, operation.scale, activations, n, k)
     return _weight(metadata, seed)
 
 
@@ -64,23 +65,20 @@ def _weight(metadata: Metadata, seed: int) -> Weight:
 
 def draw(metadata: Metadata, generator: torch.Generator) -> PackedWeight:
     """A weight of about 1, its first rows with all codes one after the other."""
-    row, extents = metadata.slab.row, (metadata.n, metadata.groups)
+    row, extents, device = metadata.slab.row, (metadata.n, metadata.groups), generator.device
 
     def integers(low: int, high: int, *size: int) -> torch.Tensor:
-        return torch.randint(
-            low, high + 1, size, generator=generator, device="cuda", dtype=torch.int16
-        )
+        drawn = {"generator": generator, "device": device, "dtype": torch.int16}
+        return torch.randint(low, high + 1, size, **drawn)
 
     shape = (metadata.n, metadata.k)
     codes = integers(row.lowest, row.highest, *shape)
     if row.nans:  # of a float: bits at random would be of any size
-        normal = torch.randn(shape, generator=generator, device="cuda").to(torch.float8_e4m3fn)
+        normal = torch.randn(shape, generator=generator, device=device).to(torch.float8_e4m3fn)
         codes = normal.view(torch.uint8).to(torch.int16)
-    count = row.highest - row.lowest + 1
-    every = torch.arange(min(count, codes.numel()), device="cuda", dtype=torch.int16) + row.lowest
-    for nan in row.nans:
-        every[every == nan] = nan - 1
-    codes.view(-1)[: every.numel()] = every
+    every = [code for code in range(row.lowest, row.highest + 1) if code not in row.nans]
+    first = codes.view(-1)[: len(every)]
+    first.copy_(torch.tensor(every[: first.numel()]))
     codes = codes.to(torch.uint8 if row.lowest == 0 else torch.int8)
     if row.nans:
         codes = codes.view(torch.float8_e4m3fn)
@@ -89,12 +87,16 @@ def draw(metadata: Metadata, generator: torch.Generator) -> PackedWeight:
         scales = integers(124, 128, *extents).to(torch.uint8)
     else:
         values = numbers(codes.flatten()[-4096:], row, torch.float64)
-        usual = float(values.square().mean().sqrt())
-        drawn = torch.rand(extents, generator=generator, device="cuda") + 0.5
+        usual = float(values.square().mean().sqrt()) or 1.0
+        drawn = torch.rand(extents, generator=generator, device=device) + 0.5
         scales = (drawn * (1 - 2 * integers(0, 1, *extents)) / usual).to(metadata.scale_dtype)
-    group, step = metadata.group, metadata.step
     return PackedWeight.from_codes(
-        codes, scales, zeros, format=metadata.format, group=group, step=step
+        codes,
+        scales,
+        zeros,
+        format=metadata.format,
+        group=metadata.group,
+        activations=metadata.activations,
     )
 
 

@@ -114,7 +114,7 @@ def test_a_frozen_layer_beside_one_that_learns_passes_its_gradient_on() -> None:
         assert first.weight.grad.abs().max() > 0
 
 
-def test_a_layer_keeps_its_weight_and_its_graph_under_autocast() -> None:
+def test_autocast_lowers_activations() -> None:
     made = arena.call(SIMPLE["few"], 16, N, K)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         found = warploom.mixed_gemm(made.a.view.float(), made.weight.packed, spec=made.spec)
