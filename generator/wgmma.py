@@ -40,8 +40,8 @@ def wgmma(
     """Return the C++ struct `name` with `fma(a, b, d, add)` for one 64 x n instruction.
 
     `a` and `b` are shared-memory descriptors, `d` the thread's n/2 accumulators: float, or int32_t
-    for int8 operands. With `a_in_registers` (16-bit types, K-major) `a` is instead the thread's
-    four registers of A: two elements each, laid out as two 8-column fragments of an accumulator.
+    for int8 operands. With `a_in_registers` (K-major) `a` is instead the thread's four registers of
+    A: of 16 bits two elements each, laid out as two 8-column fragments of an accumulator.
     Where `add` is false by a constant the product overwrites them, and the compiler may use their
     registers for something else until then (a run-time flag pins them through the epilogue: 4 to
     130 bytes of spills).

@@ -49,6 +49,7 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
+using Bank = Accumulator[kBlocks][kCount];  // sums of a group
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -513,7 +514,7 @@ __device__ __forceinline__ void clear(Sums& sums) {
 }
 
 // Adds sums of a group, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Sums& part, const Group (&group)[kBlocks]) {
+__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
     const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;

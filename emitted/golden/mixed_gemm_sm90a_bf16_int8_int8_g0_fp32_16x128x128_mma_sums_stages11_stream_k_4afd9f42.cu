@@ -100,7 +100,7 @@ struct Slab {
   static constexpr int kPieceBytes = 2048, kPieces = 8192 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
   static constexpr int kWords = 2;  // of a thread, in one step
-  static constexpr int kScales = 8192, kGroups = 0;
+  static constexpr int kScales = 8192, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 2 * kBytes;
 

@@ -48,6 +48,7 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
+using Bank = Accumulator[kBlocks][kCount];  // sums of a group
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -555,7 +556,7 @@ __device__ __forceinline__ void clear(Sums& sums) {
 }
 
 // Adds sums of a group, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Sums& part, const Group (&group)[kBlocks]) {
+__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
   CUTE_UNROLL
   for (int block = 0; block < kBlocks; ++block) {
     const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
@@ -585,7 +586,8 @@ struct Products {
   static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   static constexpr int kOfGroup = kIssues / Slab::kGroups;
   static constexpr int kBanks = Slab::kOfStage / kShares * Slab::kGroups;  // groups of a stage take banks in turn
-  Sums sums, banks[2];
+  Sums sums;
+  Bank banks[2];
   Group pending[kBlocks];  // the group before
   uint64_t panels;  // of the first stage, as wgmma is told of them
 
@@ -593,7 +595,7 @@ struct Products {
       : panels(matrix(a, 0, 1024, 1)) {}
 
   // Keeps the compiler from moving sums across asynchronous products.
-  __device__ __forceinline__ static void fence(Sums& held) {
+  __device__ __forceinline__ static void fence(Bank& held) {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+f"(held[i / kCount][i % kCount])::"memory");
   }
@@ -627,7 +629,7 @@ struct Products {
       for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
         asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
       const int bank = own * Slab::kGroups + issue / kOfGroup;
-      Sums& into = banks[bank % 2];
+      Bank& into = banks[bank % 2];
       fence(into);
       cute::warpgroup_arrive();
       CUTE_UNROLL

@@ -480,7 +480,7 @@ struct Group {
   __device__ __forceinline__ void read(uint32_t slab, int group) {
     const int place = group * kWgmmaM + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     const uint32_t address = slab + Slab::kScales + place * 1;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(scales) : "r"(address));
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(scales) : "r"(address));  // a byte each
   }
 
   __device__ __forceinline__ Decode decode() const {

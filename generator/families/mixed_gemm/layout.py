@@ -106,7 +106,7 @@ def room(schedule: MixedGemmSchedule) -> int:
 
 def _group_steps(operation: MixedGemmOperation, blocks: int) -> int:
     """Steps of k that are multiplied together: within a group, and with few registers in work."""
-    of_group = (operation.group or DEPTH) // operation.step
+    of_group = (operation.promoted or DEPTH) // operation.step
     return max(1, min(of_group, GROUP_STEPS // blocks))
 
 
@@ -123,10 +123,10 @@ def _decoding(
     operation: MixedGemmOperation, schedule: MixedGemmSchedule, sums: int, blocks: int
 ) -> int:
     """Registers of sums that are not promoted yet, and of what is decoded, or read, at a time."""
-    promoted = schedule.scaled == "sums" and operation.group > 0
+    promoted = schedule.scaled == "sums" and operation.promoted > 0
     words = (operation.weight.bits // 4 - 1) * 8  # of a slab's codes, beyond those of 4 bits
     if schedule.multiply == "mma":
         return (sums if promoted else 0) + schedule.tile[0] // 2
     steps = blocks * _group_steps(operation, blocks)
-    groups = schedule.slabs // schedule.shares * (DEPTH // (operation.group or DEPTH))
+    groups = schedule.slabs // schedule.shares * (DEPTH // (operation.promoted or DEPTH))
     return (min(2, groups) * sums if promoted else 0) + 2 * steps * 4 + blocks * words

@@ -19,7 +19,7 @@ from warploom.generator.formats import (
     weight_format,
 )
 from warploom.generator.knob import frozen, knob
-from warploom.generator.slabs import SlabLayout
+from warploom.generator.slabs import DEPTH, SlabLayout
 
 Input = Literal["fp16", "bf16", "e4m3", "int8"]
 Format = Literal["int4", "uint4", "int8", "e4m3", "mxfp4"]
@@ -52,8 +52,15 @@ class MixedGemmOperation(ProductOperation):
 
     @property
     def accumulator(self) -> Element:
-        """The element type that the tensor core accumulates in."""
-        return element("int32" if element(self.a).is_integer else "fp32")
+        """The element type of a tile's sums, which those of groups are added to."""
+        return element("fp32")
+
+    @property
+    def promoted(self) -> int:
+        """The k that the tensor core adds up, where scales do not depend on it: a group, or, of
+        activations of 8 bits, 128 of k at most. 0: all of it.
+        """
+        return self.group or (DEPTH if element(self.a).bits == 8 else 0)
 
     @property
     def step(self) -> int:

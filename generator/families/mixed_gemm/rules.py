@@ -9,8 +9,6 @@ from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
 from warploom.generator.formats import FORMATS
 
-KERNELS = ("fp16", "bf16")  # activations of 8 bits have none yet
-
 
 def operation_reasons(operation: MixedGemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
@@ -19,7 +17,6 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
     groups = tuple(group or 0 for group in row.groups)
     return rules.broken(
         [
-            rules.one_of("a, which kernels multiply,", operation.a, KERNELS),
             rules.one_of(f"b of a {operation.a}", row.name, multiplied),
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),

@@ -24,7 +24,7 @@ def context(spec: MixedGemmSpec) -> dict[str, Any]:
         "a": a,
         "decode": f"{operation.b}_{operation.a}{'_scaled' if schedule.scaled == 'weights' else ''}",
         "wgmma": wgmma(a, a, schedule.columns, a_in_registers=True) if by_wgmma else "",
-        "promoted": schedule.scaled == "sums" and operation.group > 0,
+        "promoted": schedule.scaled == "sums" and operation.promoted > 0,
         "reallocates_registers": schedule.reallocates,
         "loading_registers": LOADING_REGISTERS,
         "shared_sums": schedule.sources > 1,

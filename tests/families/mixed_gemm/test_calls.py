@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from mixed_samples import BF16, FP16, FP32, KINDS, K, N, activations_of, random, sample
+from mixed_samples import BF16, E4M3, FP16, FP32, KINDS, K, N, activations_of, random, sample
 
 import warploom
+from warploom.generator.formats import FORMATS
 
-CASES = [(dtype, *kind) for dtype in (BF16, FP16) for kind in KINDS]
+CASES = [
+    (dtype, *kind)
+    for dtype in (BF16, FP16, E4M3, torch.int8)
+    for kind in KINDS
+    if activations_of(dtype) in FORMATS[kind[0]].orders
+]
 
 
 @pytest.mark.parametrize(("dtype", "format", "group", "scale"), CASES)
@@ -25,8 +31,11 @@ def test_weights_mean_their_scale_times_code_less_zero(
     torch.testing.assert_close(d.double(), expected, rtol=2.0**-23, atol=0)
 
 
-def test_the_result_is_of_the_activations_type() -> None:
+def test_the_result_is_of_the_activations_type_or_bf16() -> None:
     assert warploom.mixed_gemm(random(3, K, dtype=FP16), sample().packed).dtype == FP16
+    for dtype in (E4M3, torch.int8):
+        weight = sample(activations=activations_of(dtype)).packed
+        assert warploom.mixed_gemm(random(3, K, dtype=dtype), weight).dtype == BF16
 
 
 def test_the_epilogue_is_that_of_gemm() -> None:

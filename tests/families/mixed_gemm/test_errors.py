@@ -50,7 +50,6 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "fp32": (mixed(A.float()), "a of torch.float32", "fp16, bf16, e4m3, int8", "bfloat16"),
     "packed for 8 bits": (mixed(weight=W8), "'e4m3'", "for '16-bit'", "activations='16-bit'"),
     "packed for 16 bits": (mixed(A.to(E4M3)), "'16-bit'", "for 'e4m3'", "activations='e4m3'"),
-    "e4m3": (mixed(A.to(E4M3), W8), "a, which kernels multiply, 'e4m3'", "fp16, bf16", "convert"),
     "int32": (mixed(out_dtype=torch.int32), "'int32'", "must be one of fp16", "out_dtype"),
     "devices": (mixed(weight=W.to("meta")), "a on cpu, weight.data on meta", "one device", "move"),
     "out": (mixed(out=torch.zeros(6, 8, dtype=BF16)), "out [6, 8]", "[6, 136]", "out=None"),

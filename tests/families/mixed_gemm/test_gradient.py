@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from mixed_samples import K, N, random, sample
+from mixed_samples import E4M3, FP32, K, N, random, sample
 
 import warploom
 from warploom.errors import ProblemError
@@ -116,3 +116,13 @@ def test_no_gradient_is_lost_of_a_call_that_writes_under_a_compiler() -> None:
     assert amax > 0 and a.grad is not None
     with pytest.raises(ProblemError, match="must be left out: operators"):
         torch.compile(run, backend="aot_eager")(a, amax)
+
+
+def test_activations_of_8_bits_have_gradients_too() -> None:
+    weight, exact = sample(activations="e4m3")
+    a = random(4, K).to(E4M3).requires_grad_()
+    warploom.mixed_gemm(a, weight, out_dtype=FP32).sum().backward()
+    assert a.grad is not None and a.grad.dtype == E4M3
+    torch.testing.assert_close(
+        a.grad.float(), exact.sum(0).expand(4, K).float(), rtol=0.07, atol=0.1
+    )
