@@ -85,8 +85,8 @@ def build_many(
             on_done(spec, found)
         else:
             missing[index] = found
-    workers = min(jobs or len(os.sched_getaffinity(0)), len(missing))
-    with WorkerPool(max(1, workers)) as pool:
+    workers = max(1, min(jobs or len(os.sched_getaffinity(0)), len(missing)))
+    with WorkerPool(workers, more=len(missing) > workers) as pool:
         futures = {
             pool.submit(partial(kernel.attempted, store)): index
             for index, kernel in missing.items()
@@ -107,7 +107,7 @@ class Builder:
     def __init__(self, store: Store | None = None, jobs: int | None = None) -> None:
         self._store = Store.default() if store is None else store
         self._compiler = _compiler(None)
-        self._pool = WorkerPool(jobs or len(os.sched_getaffinity(0)))
+        self._pool = WorkerPool(jobs or len(os.sched_getaffinity(0)), more=True)
         self._asked: dict[KernelSpec, Future[Result]] = {}
 
     def submit(self, spec: KernelSpec) -> Future[Result]:

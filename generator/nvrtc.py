@@ -1,8 +1,7 @@
 """Source -> cubin with NVRTC, on a machine that needs neither a GPU nor a driver.
 
 `compile()` returns the Artifact with what ptxas reported for each entry, or raises
-CompilationError with the first error, the whole log and the source. cuda.bindings.nvrtc is
-imported on the first compilation.
+CompilationError with the first error, the whole log and the source.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from warploom.errors import CompilationError, ToolchainError
+from warploom.errors import CompilationError
+from warploom.generator import nvrtc_headers, nvrtc_program
 from warploom.generator.artifact import Artifact, Resources
 
 if TYPE_CHECKING:
@@ -25,21 +23,21 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 _STACK = re.compile(r"(\d+) bytes (?:stack frame|cumulative stack size)")
 _LOCAL = re.compile(r"(\d+) bytes lmem")
-# ptxas files its advice on wgmma and setmaxnreg, C75xx, under `info`.
-_WARNING = re.compile(r"\bwarning\s*(?:#\S+\s*)?:|\(C75\d\d\)")
 
 
-def compile(source: str, *, name: str, arch: str, toolchain: Toolchain) -> Artifact:
+def compile(
+    source: str, *, name: str, arch: str, toolchain: Toolchain, more: bool = False
+) -> Artifact:
     """Compile one translation unit to a cubin for `arch`.
 
-    `name` is the kernel's, for messages and the artifact. Raises CompilationError, and
-    ToolchainError if a header was changed since the toolchain was found.
+    `name` is the kernel's, for messages and the artifact; `more` says that this process will
+    compile others like it, and saves them time. Raises CompilationError, and ToolchainError if a
+    header was changed since the toolchain was found.
     """
     options = toolchain.options(arch)
     started = time.perf_counter()
-    with _program(source, name) as program:
-        log = _compile(program, (*options, *toolchain.include_options), name, source)
-        cubin = _bytes(program, "CUBIN")
+    everything = (*options, *toolchain.include_options)
+    log, cubin = nvrtc_headers.compiled(source, name, everything, more=more)
     seconds = time.perf_counter() - started
     toolchain.require_unchanged()
     resources, warnings = report(log)
@@ -72,52 +70,8 @@ def report(log: str) -> tuple[dict[str, Resources], tuple[str, ...]]:
         )
         for entry, text in zip(parts[::2], parts[1::2], strict=True)
     }
-    return resources, tuple(line.strip() for line in log.splitlines() if _WARNING.search(line))
+    return resources, nvrtc_program.warnings(log)
 
 
 def _numbers(pattern: re.Pattern[str], text: str) -> list[int]:
     return [int(number) for number in pattern.findall(text)]
-
-
-@contextmanager
-def _program(source: str, name: str) -> Iterator[Any]:
-    from cuda.bindings import nvrtc
-
-    program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
-    try:
-        yield program
-    finally:
-        _checked(nvrtc.nvrtcDestroyProgram(program))
-
-
-def _compile(program: Any, options: tuple[str, ...], name: str, source: str) -> str:  # noqa: ANN401
-    from cuda.bindings import nvrtc
-
-    encoded = [option.encode() for option in options]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-    log = _bytes(program, "ProgramLog").decode(errors="replace").strip("\0 \n")
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompilationError(name, log=log or status.name, source=source)
-    return log
-
-
-def _bytes(program: Any, what: str) -> bytes:  # noqa: ANN401
-    """Fetch a result of variable size: NVRTC writes into a buffer of the size it names."""
-    from cuda.bindings import nvrtc
-
-    size = _checked(getattr(nvrtc, f"nvrtcGet{what}Size")(program))
-    buffer = bytes(size)
-    fetch: Callable[[Any, bytes], Any] = getattr(nvrtc, f"nvrtcGet{what}")
-    _checked(fetch(program, buffer))
-    return buffer
-
-
-def _checked(result: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    status, *values = result
-    if status.value:
-        raise ToolchainError(
-            f"NVRTC returned {status.name}",
-            rule="only a source that does not compile is expected to fail",
-            fix="`warploom doctor` checks the installation",
-        )
-    return values[0] if values else None

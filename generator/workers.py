@@ -33,14 +33,19 @@ LIMIT_SECONDS = 600.0  # for one kernel: the slowest take a minute on a busy mac
 
 
 class Worker:
-    """A process that compiles; started on first use, and again after a crash."""
+    """A process that compiles; started on first use, and again after a crash.
 
-    def __init__(self) -> None:
+    `more` says that it will compile more than one kernel, and saves time then.
+    """
+
+    def __init__(self, *, more: bool = False) -> None:
+        self._more = more
         self._process: subprocess.Popen[str] | None = None
 
     def compile(self, source: str, *, name: str, arch: str) -> Artifact:
         """Compile as `nvrtc.compile` does; a crash or a hang is a CompilationError too."""
-        reply, late = self._ask({"source": source, "name": name, "arch": arch})
+        request = {"source": source, "name": name, "arch": arch, "more": self._more}
+        reply, late = self._ask(request)
         fields = {} if late else _fields(reply)
         if "artifact" in fields:
             return _artifact(fields["artifact"])
@@ -55,7 +60,7 @@ class Worker:
             self._process.communicate()
             self._process = None
 
-    def _ask(self, request: dict[str, str]) -> tuple[str, bool]:
+    def _ask(self, request: dict[str, object]) -> tuple[str, bool]:
         """Return the line that the process replies, and whether it was killed for taking long."""
         process = self._process = self._process or _start()
         requests, replies = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
@@ -89,10 +94,10 @@ class Worker:
 
 
 class WorkerPool:
-    """`jobs` workers, each given one task at a time."""
+    """`jobs` workers, each given one task at a time; `more` than one, if that is known."""
 
-    def __init__(self, jobs: int) -> None:
-        self._workers = [Worker() for _ in range(jobs)]
+    def __init__(self, jobs: int, *, more: bool = False) -> None:
+        self._workers = [Worker(more=more) for _ in range(jobs)]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)

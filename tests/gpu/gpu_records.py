@@ -27,7 +27,7 @@ MACHINERY = (
     "generator/families/family.py",
     "generator/launches.py",
     "generator/limits.py",
-    "generator/nvrtc.py",
+    "generator/nvrtc*.py",
     "generator/parameters.py",
     "generator/render.py",
     "generator/rules.py",
