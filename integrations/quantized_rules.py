@@ -37,7 +37,8 @@ def refusal(
         kind = product_type(kind, "cuda" if named else x.device.type)
     if kind not in PRODUCTS:
         return f"x is {kind}; kernels take bfloat16 and float16"
-    if not 0 < x.numel() <= EXTENT:
+    # An exported program is for any number of rows: a bound would be one of its dimensions.
+    if not torch.compiler.is_exporting() and not 0 < x.numel() <= EXTENT:
         found = extents(x, weight.shape)
         if found is not None:
             return found
