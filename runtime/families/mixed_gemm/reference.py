@@ -22,7 +22,7 @@ from warploom.runtime.measure import largest_share
 
 Scaled = Literal["sums", "weights"]
 
-PROMOTED = 128  # of k: sums of 8-bit floats that have no scales of groups
+PROMOTED = 128  # of k: sums of activations of 8 bits that have no scales of groups
 ADDED = 64  # sums of who shares k, at most, and roundings around them
 
 
@@ -86,8 +86,7 @@ def bound(
         error = (accumulated(a.dtype, k) + ADDED * ROUNDOFF) * size
     else:
         x = product(wide, weight)
-        floats8 = a.dtype.itemsize == 1 and a.dtype.is_floating_point
-        depth = min(k, group or (PROMOTED if floats8 else k))
+        depth = min(k, group or (PROMOTED if a.dtype.itemsize == 1 else k))
         sums = -(-k // depth)  # that are scaled, and added in fp32
         error = (accumulated(a.dtype, depth) + (sums + ADDED) * ROUNDOFF) * size
     return reference.bound(x, error, listed, out_dtype)

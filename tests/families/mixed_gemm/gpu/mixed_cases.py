@@ -110,9 +110,13 @@ PLAIN: list[Choice] = [  # of 16 bits: every way to scale
     ((8, 64, 256), "mma", "weights", {"shares": 2}),
     ((128, 128, 128), "wgmma", "weights", {}),
 ]
-EIGHT: list[Choice] = [
+
+EIGHT: list[Choice] = [  # of 8 bits: every way to share k, and to store
     ((32, 64, 128), "wgmma", "sums", {"consumers": 1}),
     ((64, 128, 128), "wgmma", "sums", {}),
+    ((64, 128, 256), "wgmma", "sums", {"stream_k": True}),
+    ((16, 64, 256), "wgmma", "sums", {"shares": 2, "blocks": 2, "split": 2}),
+    ((128, 128, 128), "wgmma", "sums", {"store": "tma"}),
 ]
 
 
@@ -135,17 +139,17 @@ def _formats() -> Iterator[KernelSpec]:
 
     Types of scales and instructions take turns; per channel there are all instructions.
     """
-    scales = itertools.count()
-    for i, (a, b) in enumerate(PAIRS):
+    turns = itertools.count()
+    for a, b in PAIRS:
         row, table = weight_format(b), PLAIN if element(a).bits == 16 else EIGHT
-        for j, group in enumerate(row.groups):
-            for scaled in ("sums", "weights"):
-                of = operation(a=a, b=b, group=group or 0, scale=_scale(b, next(scales)))
-                able = [one for one in table if one[2] == scaled and legal(of, *one[:3])]
-                turn = (i + j + (scaled == "sums")) % max(1, len(able))
-                for one in able if group is None or len(row.groups) == 1 else able[turn:][:1]:
-                    tile, multiply, _, others = one
-                    yield spec(tile, multiply, scaled, of=of, **others)
+        for group, scaled in itertools.product(row.groups, ("sums", "weights")):
+            turn = next(turns)
+            of = operation(a=a, b=b, group=group or 0, scale=_scale(b, turn))
+            able = [one for one in table if one[2] == scaled and legal(of, *one[:3], **one[3])]
+            count = 2 if group is None or len(row.groups) == 1 or table is EIGHT else 1
+            for i in range(min(count, len(able))):
+                tile, multiply, _, others = able[(turn // 2 + turn // 8 + i) % len(able)]
+                yield spec(tile, multiply, scaled, of=of, **others)
 
 
 FORMATS = list(_formats())
@@ -165,7 +169,7 @@ def _schedules() -> Iterator[KernelSpec]:
 
 
 SCHEDULES = list(_schedules())
-STREAMED = [one for one in SCHEDULES if schedule(one).stream_k]
+STREAMED = [one for one in (*SCHEDULES, *FORMATS) if schedule(one).stream_k]
 
 # ---- Epilogues and outputs: every way in which a tile is finished --------------------------------
 
@@ -184,6 +188,14 @@ EPILOGUES = [
     for i, steps in enumerate(STEPS)
     for j, a in ((0, "bf16"), (3, "fp16"), (5, "bf16"))
     for tile, multiply, scaled, others in (FINISHED[(i + j) % len(FINISHED)],)
+]
+EPILOGUES += [  # of activations of 8 bits, with a scale for each row
+    spec(tile, multiply, scaled, of=operation(a=a, epilogue=ORDERS[name]), **others)
+    for a, name, choice in (
+        *(("e4m3", "vectors", i) for i in (1, 3)),
+        *(("int8", "layer", i) for i in (0, 3)),
+    )
+    for tile, multiply, scaled, others in (EIGHT[choice],)
 ]
 OUTPUTS = [
     spec(tile, multiply, scaled, of=operation(d=d, epilogue=steps), **{**others, "store": "direct"})
