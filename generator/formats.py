@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from warploom.errors import UnknownNameError
 from warploom.generator.elements import ELEMENTS
@@ -52,12 +52,16 @@ class WordOrder:
     word; each next element's is `apart[b]` further, round its word. Elements are halves or bytes of
     the register, the lowest first. Stored is code + `offset`, modulo 2^bits, or, with
     `sign_lowest`, 2 q where a code q is not negative, and 2 (-1 - q) + 1 where it is.
+
+    `largest_scale` is that of a group, in size, up to which decoding may multiply scales into
+    weights: neither it nor they leave bf16 or fp16 on the way. None: no kernel does.
     """
 
     registers: tuple[tuple[int, ...], ...]
     apart: tuple[int, ...]
     offset: int = 0
     sign_lowest: bool = False
+    largest_scale: float | None = None
 
     @property
     def words(self) -> int:
@@ -71,12 +75,10 @@ class WordOrder:
         return first // WORD_BITS * WORD_BITS + within
 
 
-def _whole(
-    bits: int, first: tuple[int, ...], apart: int, offset: int = 0, *, sign_lowest: bool = False
-) -> WordOrder:
+def _whole(bits: int, first: tuple[int, ...], apart: int, **how: Any) -> WordOrder:
     """Fields of `bits` bits: those of the registers' first elements, and how far the next is."""
     places = tuple(tuple(bits * field + bit for bit in range(bits)) for field in first)
-    return WordOrder(places, (bits * apart,) * bits, offset, sign_lowest)
+    return WordOrder(places, (bits * apart,) * bits, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +106,23 @@ class WeightFormat:
 # fmt: off
 _TABLE = (
     WeightFormat("int4",  4, lowest=-8,   highest=7,   codes="int8",
-                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4, offset=8),
+                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4, offset=8, largest_scale=1024),
                          "e4m3":   _whole(4, (0, 1, 8, 9), apart=2, sign_lowest=True),
                          "int8":   _whole(4, (0, 1, 8, 9), apart=2)}),
     # Zero points of GPTQ checkpoints reach 16: they store one less.
     WeightFormat("uint4", 4, lowest=0,    highest=15,  codes="uint8",         highest_zero=16,
-                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4)}),
+                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4, largest_scale=1024)}),
     WeightFormat("int8",  8, lowest=-128, highest=127, codes="int8",
-                 orders={"16-bit": _whole(8, (0, 1, 4, 5), apart=2, offset=128),
+                 orders={"16-bit": _whole(8, (0, 1, 4, 5), apart=2, offset=128, largest_scale=127),
                          "int8":   _whole(8, (0, 4, 8, 12), apart=1)}),
     WeightFormat("e4m3",  8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
-                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1)}),
+                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=128)}),
     # Bits of e2m1: one of mantissa, two of exponent, a sign.
     WeightFormat("mxfp4", 4, lowest=0,    highest=15,  codes="uint8",
                  scales=("e8m0",), groups=(32,),
                  orders={"16-bit": WordOrder(((6, 7, 8, 15), (12, 13, 14, 21),
-                                              (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4),
+                                              (2, 3, 4, 11), (0, 1, 10, 9)), apart=(16,) * 4,
+                                             largest_scale=2),
                          "e4m3":   WordOrder(((0, 1, 2, 7), (16, 17, 18, 3),
                                               (32, 33, 34, 39), (48, 49, 50, 35)),
                                              apart=(4, 4, 4, 8))}),

@@ -82,6 +82,14 @@ class SlabLayout:
         return STEPS[self.activations]
 
     @property
+    def largest_scale(self) -> float | None:
+        """Up to which size kernels take scales; None: as far as their type goes.
+
+        Where they are per channel no kernel multiplies them into weights.
+        """
+        return self.order.largest_scale if self.group else None
+
+    @property
     def scale_type(self) -> ScaleType:
         """The type of the scales."""
         return SCALE_TYPES[self.scale]

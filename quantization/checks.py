@@ -5,6 +5,7 @@ Contents are looked at, range of rows by range of rows; a GPU is waited for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -17,6 +18,8 @@ from warploom.quantization.metadata import Metadata, dtype_of
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _NAN_E8M0 = 255
+_BIAS_E8M0 = 127
+_SMALLER = "divide the weight by a power of two, and give that to its products as scale_a"
 
 
 def metadata_of(
@@ -72,13 +75,34 @@ def require_device(name: str, tensor: Tensor, codes: Tensor) -> None:
 
 
 def scales_of(scales: Tensor, metadata: Metadata) -> Tensor:
-    """Return the scales in their own type (e8m0 may come as uint8); all of them are finite."""
+    """Return the scales in their own type (e8m0 may come as uint8); kernels take all of them."""
+    largest, rule, _ = largest_scale(metadata)
     if metadata.scale == "e8m0":
         bits = scales.contiguous().view(torch.uint8)
         refuse(bits == _NAN_E8M0, bits, "scale", "be below 255, which is NaN as e8m0")
+        refuse(bits > e8m0(largest), bits, "scale", f"{rule} ({e8m0(largest)})", fix=_SMALLER)
         return bits.view(metadata.scale_dtype)
-    refuse(~torch.isfinite(scales), scales, "scale", "be finite")
+    wrong = ~(scales.abs() <= largest)
+    if bool(wrong.any()):
+        refuse(~torch.isfinite(scales), scales, "scale", "be finite")
+        refuse(wrong, scales, "scale", rule, fix=_SMALLER)
     return scales.detach()
+
+
+def largest_scale(metadata: Metadata) -> tuple[float, str, str]:
+    """Return the largest size of a scale, and the rule and the fix where one is larger."""
+    slab, dtype = metadata.slab, metadata.scale_dtype
+    most = 2.0**127 if slab.scale == "e8m0" else torch.finfo(dtype).max
+    if slab.largest_scale is None or slab.largest_scale >= most:
+        rule = f"be at most {most:g} in size, the largest of {dtype}"
+        return most, rule, "take scale_dtype=torch.bfloat16"
+    what = f"groups of {slab.format} by activations {slab.activations!r}"
+    return slab.largest_scale, f"be at most {slab.largest_scale:g} in size in {what}", _SMALLER
+
+
+def e8m0(scale: float) -> int:
+    """Return the bits of a power of two."""
+    return math.frexp(scale)[1] - 1 + _BIAS_E8M0
 
 
 def require_zeros(zeros: Tensor | None, scales: Tensor, metadata: Metadata) -> None:

@@ -80,21 +80,18 @@ class _Checked:
         dtype = self.metadata.scale_dtype
         limits = torch.finfo(dtype)
         rounded = exact.to(dtype)
-        excess = ~torch.isfinite(rounded)
-        if bool(excess.any()):
-            self.refuse(exact)
-            rule = f"be at most {limits.max:g} in size, the largest of {dtype}"
-            fix = "take scale_dtype=torch.bfloat16"
-            checks.refuse(excess, exact, "scale", rule, self.first, fix)
+        most, rule, fix = checks.largest_scale(self.metadata)
+        self.refuse(~(rounded.abs() <= most), exact, rule, fix)
         least = torch.full((), limits.tiny * limits.eps, dtype=dtype, device=exact.device)
         filled = torch.where(largest == 0, torch.ones_like(least), least)
         return torch.where(rounded == 0, filled, rounded)
 
-    def refuse(self, of_groups: Tensor) -> None:
-        """Raise for a weight that is not finite, if numbers of groups that follow from it tell."""
-        if not bool(torch.isfinite(of_groups).all()):
-            rows = self.weight[self.first : self.first + of_groups.shape[0]]
+    def refuse(self, excess: Tensor, scales: Tensor, rule: str, fix: str) -> None:
+        """Raise for a weight that is not finite, or for the first scale that is too large."""
+        if bool(excess.any()):
+            rows = self.weight[self.first : self.first + excess.shape[0]]
             checks.refuse(~torch.isfinite(rows), rows, "weight", "be finite", self.first)
+            checks.refuse(excess, scales, "scale", rule, self.first, fix)
 
 
 def _bounds(part: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,11 +147,13 @@ def _mxfp4(part: Tensor, given: _Checked) -> _Quantised:
     """
     size = part.abs()
     largest = size.amax(-1).float()
-    given.refuse(largest)
     exponent = torch.frexp(largest).exponent - 1 - _E2M1_EXPONENT + _E8M0_BIAS
     bits = torch.where(largest == 0, _E8M0_BIAS, exponent.clamp(min=0))
     # 2^(bits - 127) in fp32: its exponent, but for 2^-127, which is below the normal numbers.
     scales = torch.where(bits == 0, 1 << 22, bits << 23).to(torch.int32).view(torch.float32)
+    most, rule, fix = checks.largest_scale(given.metadata)
+    excess = ~torch.isfinite(largest) | (bits > checks.e8m0(most))
+    given.refuse(excess, scales, rule, fix)
     steps = torch.tensor(_E2M1_STEPS).to(part.device, non_blocking=True)
     codes = torch.bucketize(size / scales[..., None], steps, out_int32=True).to(torch.uint8)
     codes.add_(torch.signbit(part).view(torch.uint8), alpha=8)

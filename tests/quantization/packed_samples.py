@@ -42,7 +42,7 @@ def drawn(
         codes = codes.view(torch.float8_e4m3fn)
     shape = (n, k // group if group else 1)
     if scale == "e8m0":
-        bits = torch.randint(0, 255, shape, generator=chance, dtype=torch.uint8)
+        bits = torch.randint(0, 129, shape, generator=chance, dtype=torch.uint8)
         scales = bits.view(torch.float8_e8m0fnu)
     else:
         scales = torch.randn(shape, generator=chance).to(SCALES[scale])

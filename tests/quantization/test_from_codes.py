@@ -149,6 +149,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"format": "mxfp4", "group": 32, "scales": with_value(BYTES[:, :8], 255)},
         r"scale 255 of row 1, group 1: must be below 255, which is NaN as e8m0",
     ),
+    (
+        {"scales": with_value(SCALES, -1025)},
+        r"scale -1025.0 of row 1, group 1: must be at most 1024 in size in groups of int4 by acti",
+    ),
+    (
+        {"format": "int8", "scales": with_value(SCALES.half(), 128)},
+        r"scale 128.0 of row 1, group 1: must be at most 127 in size in groups of int8 .*: divide",
+    ),
+    (
+        {"format": "mxfp4", "group": 32, "scales": with_value(BYTES[:, :8], 129)},
+        r"scale 129 of row 1, group 1: must be at most 2 in size in groups of mxfp4 .* \(128\): di",
+    ),
     ({"zeros": ZEROS}, r"zero points for format int4: must be None: uint4 has zero points"),
     (
         {"format": "uint4"},
@@ -171,6 +183,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"zero points torch.uint8 \[1, 2\]: must be integers \[2, 2\]",
     ),
 ]
+
+
+def test_scales_that_no_kernel_multiplies_into_weights_may_be_of_any_size() -> None:
+    """Per channel, and by activations of 8 bits."""
+    large = torch.full((2, 2), 1e30)
+    PackedWeight.from_codes(CODES, large[:, :1], format="int4", group=None)
+    made = PackedWeight.from_codes(CODES, large, format="int8", group=128, activations="int8")
+    assert same(made.unpack()[1], large)
+    bits = BYTES[:, :8] + 254
+    PackedWeight.from_codes(BYTES, bits, format="mxfp4", group=32, activations="e4m3")
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[text for _, text in REFUSED])

@@ -12,7 +12,11 @@ static double number(uint32_t bits, int exponent, int mantissa, int bias) {
   const double size = std::ldexp(e ? m + (1 << mantissa) : m, std::max(e, 1) - bias - mantissa);
   return bits >> (exponent + mantissa) & 1 ? -size : size;
 }
-static double as_double(uint32_t bits) { return number(bits, kExponent, kMantissa, (1 << (kExponent - 1)) - 1); }
+static double as_double(uint32_t bits) {
+  const int most = (1 << kExponent) - 1;
+  if ((bits >> kMantissa & most) == most) return INFINITY;  // or NaN: what no part should make
+  return number(bits, kExponent, kMantissa, most / 2);
+}
 static uint32_t rounded(double x) {  // to the nearest, and ties to even
   const int bias = (1 << (kExponent - 1)) - 1, sign = std::signbit(x) ? 1 << 15 : 0;
   x = std::fabs(x);
@@ -49,6 +53,7 @@ static uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   }
   return d;
 }
+static uint32_t both(uint32_t pair, int half) { return (pair >> 16 * half & 0xffff) * 0x10001; }
 PART
 
 // Runs `Decode` for every code in every place, and every zero point or power of two beside it.
@@ -70,6 +75,19 @@ static bool is_number(int code) { return kFormat != "e4m3" || (code & 0x7f) != 0
 static double element(uint32_t bits) {
   if (kA == "int8") return int8_t(bits);
   if (kA == "e4m3") return number(bits, 4, 3, 7);
+  return as_double(bits);
+}
+
+// A scale as decoding parts are given it, of any size from 2^-10 to the largest there may be, and that too.
+static double scale(uint32_t& bits) {
+  const bool largest = random_bits() % 8 == 0;
+  if (kFormat == "mxfp4") {  // e8m0
+    const uint32_t top = 127 + std::ilogb(kLargestScale);
+    bits = largest ? top : 104 + random_bits() % (top - 103);
+    return std::ldexp(1, int(bits) - 127);
+  }
+  const double size = std::ldexp(1 + random_bits() % 1024 / 1024.0, int(random_bits() % 21) - 10);
+  bits = rounded(largest || size > kLargestScale ? kLargestScale : size) | (random_bits() & 1) << 15;
   return as_double(bits);
 }
 
@@ -95,13 +113,18 @@ int main() {
       }
       // Rows r and r + 8 have their own.
       const int other = lasts ? (beside * 7 + 3) % (lasts + 1) : 0;
-      const Decode decode(0, beside | other << 8);
+      uint32_t bits[2] = {};
+      double scales[2] = {1, 1};
+      if (kScaled)
+        for (int row = 0; row < 2; ++row) scales[row] = scale(bits[row]);
+      const Decode decode(bits[0] | bits[1] << (kFormat == "mxfp4" ? 8 : 16), beside | other << 8);
       decode.step(words, registers);
       for (int i = 0; i < all; ++i) {
         const int own = i / elements % 2 ? other : beside;
         double wanted = value(codes[i]);
         if (kFormat == "uint4") wanted -= own;
-        wanted /= Decode::kUnit;
+        wanted *= scales[i / elements % 2] / Decode::kUnit;
+        if (kScaled) wanted = as_double(rounded(wanted));
         const double found = element(registers[i / elements] >> i % elements * width & ((1ull << width) - 1));
         if (found != wanted)
           return std::printf("code %d beside %d at %d is %g, not %g\n", codes[i], own, i, found, wanted), 1;

@@ -15,17 +15,18 @@ from warploom.generator.formats import REGISTERS, STEPS, activations_of, weight_
 
 PROGRAM = Path(__file__).with_name("decoding.cpp")
 PARTS = Path(next(iter(templates.__path__)), "mixed_gemm", "decode")
-EXACT = sorted(
-    path.stem
-    for path in PARTS.glob("*_*.cuh")
-    if not path.stem.endswith("_scaled")  # those round
-)
+ALL = sorted(path.stem for path in PARTS.glob("*_*.cuh"))
+EXACT = [part for part in ALL if not part.endswith("_scaled")]
+# Whose scales are those of the format: the part of mxfp4 by e4m3 is given their differences.
+SCALED = [part for part in ALL if part.endswith("_scaled") and part != "mxfp4_e4m3_scaled"]
 
 
 @needs_compiler
-@pytest.mark.parametrize("part", EXACT)
-def test_every_code_is_decoded_exactly(part: str, tmp_path: Path) -> None:
-    b, a = part.split("_")
+@pytest.mark.parametrize("part", [*EXACT, *SCALED])
+def test_every_code_is_decoded_and_scaled_exactly_or_rounded_once(
+    part: str, tmp_path: Path
+) -> None:
+    b, a = part.removesuffix("_scaled").split("_")
     row, activations = weight_format(b), activations_of(a)
     order, step = row.orders[activations], STEPS[activations]
     places = [
@@ -39,6 +40,8 @@ def test_every_code_is_decoded_exactly(part: str, tmp_path: Path) -> None:
 #include <string>
 static const std::string kFormat = "{b}", kA = "{a}";
 constexpr int kStep = {step}, kBits = {row.bits}, kCodes = 1 << kBits;
+constexpr bool kScaled = {"true" if part in SCALED else "false"};
+constexpr double kLargestScale = {order.largest_scale or 1};
 constexpr int kExponent = {exponent}, kMantissa = {mantissa};
 static const int kPlaces[] = {{{", ".join(map(str, places))}}};
 static int place(int r, int e, int b) {{ return kPlaces[(r * (kStep / 8) + e) * kBits + b]; }}

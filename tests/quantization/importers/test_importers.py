@@ -26,6 +26,7 @@ def weights(source: str, case: Case, **given: object) -> list[tuple[PackedWeight
     made = {"name": NAME, "metadata": case.metadata, **given}
     if source != "mxfp4":
         return [(import_weight(case.tensors, case.config, **made), case.weight)]
+    made.setdefault("activations", "e4m3")  # which take scales of all magnitudes
     return [
         (import_weight(case.tensors, case.config, expert=e, **made), case.weight[e])
         for e in range(len(case.weight))
@@ -105,7 +106,8 @@ def test_a_layer_is_found_among_others() -> None:
     other = {key.replace(NAME, "model.layers.0.mlp.down_proj"): 255 - one
              for key, one in case.tensors.items()}  # fmt: skip
     both = {**other, **case.tensors}
-    require_same(import_weight(both, case.config, name=NAME, expert=2), case.weight[2])
+    found = import_weight(both, case.config, name=NAME, expert=2, activations="e4m3")
+    require_same(found, case.weight[2])
     with pytest.raises(ProblemError, match="must be of one weight"):
         import_weight(both, case.config, name="model.layers.0.mlp", expert=2)
 
