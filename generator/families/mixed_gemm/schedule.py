@@ -45,11 +45,11 @@ class MixedGemmSchedule(ProductSchedule):
         doc="consumers that share a tile's k: each takes every so-manieth slab of a stage, and "
         "their sums are added up in one order; the others share its n",
     )
-    blocks: Literal[1, 2, 4] = knob(
+    blocks: Literal[1, 2] = knob(
         default=1,
         name="blocks{}",
-        doc="for how many blocks a multiprocessor has room: beyond 1, the first weights of the "
-        "next launch arrive under this one, or of as many blocks more",
+        doc="for how many blocks a multiprocessor has room: with 2, the first weights of the next "
+        "launch arrive under this one, or of as many blocks more",
     )
     raster: Raster = knob(
         default="along_n",

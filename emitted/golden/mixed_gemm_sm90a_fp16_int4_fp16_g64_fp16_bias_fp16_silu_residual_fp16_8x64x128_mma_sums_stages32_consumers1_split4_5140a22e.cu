@@ -1,10 +1,10 @@
-// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages8_consumers1_blocks4_split4_9db39a2e
+// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e
 //
 // D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu, residual_fp16
 //   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
-//   tile 8x64x128 by mma, 1 consumer, k split over 4 blocks, 8 stages, along_n, group 8, store direct
+//   tile 8x64x128 by mma, 1 consumer, k split over 4 blocks, 32 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-// Digest 9db39a2eff70fffc2bd0fa86b18c7048f3fda9921859955e87d51d7fe59d9593; `warploom show` prints this file.
+// Digest 5140a22e75fe69315fd5fbf31c8df062b160b5655c9d4d1d1d3f6ffef02614aa; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -35,7 +35,7 @@ constexpr int kConsumers = 1;  // warpgroups
 constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
 constexpr int kWarps = kConsumers * 4, kThreads = 192;  // the rest loads
-constexpr int kStages = 8;
+constexpr int kStages = 32;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -354,7 +354,7 @@ struct SharedStorage {
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
   FullBarrier exchanged;  // what other blocks have of this one's sums has arrived
 };
-static_assert(sizeof(SharedStorage) <= 54272);
+static_assert(sizeof(SharedStorage) <= 207872);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -697,8 +697,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   store.finish();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages8_consumers1_blocks4_split4_9db39a2e(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_8x64x128_mma_sums_stages32_consumers1_split4_5140a22e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
