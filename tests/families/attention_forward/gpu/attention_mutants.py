@@ -71,8 +71,8 @@ class Mutant:
 
     def sources(self) -> tuple[str, str]:
         """The text of the kernel that pauses, and of the one that is wrong too."""
-        whole = _edited(render(self.kernel), self.pauses)
-        return whole, _edited(whole, self.wrong)
+        whole = edited(render(self.kernel), self.pauses)
+        return whole, edited(whole, self.wrong)
 
     def verify(self, seed: int, clock: Clock) -> None:
         """Assert that a call of its kernel, with a clock on it, is right."""
@@ -80,7 +80,7 @@ class Mutant:
         arena.verify(made, clock=clock())
 
 
-def _edited(text: str, edits: tuple[Edit, ...]) -> str:
+def edited(text: str, edits: tuple[Edit, ...]) -> str:
     for old, new in edits:
         if old not in text:
             raise LookupError(f"not in the text of the kernel: {old}")
@@ -153,13 +153,13 @@ def compiled(mutants: Mapping[str, Mutant]) -> dict[str, tuple[Artifact, Artifac
     sources = {name: mutant.sources() for name, mutant in mutants.items()}
     with WorkerPool(2 * len(mutants)) as pool:
         futures = {
-            name: [pool.submit(partial(_compile, mutants[name].kernel, text)) for text in texts]
+            name: [pool.submit(partial(compile_text, mutants[name].kernel, text)) for text in texts]
             for name, texts in sources.items()
         }
         return {name: (one.result(), two.result()) for name, (one, two) in futures.items()}
 
 
-def _compile(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: ANN401
+def compile_text(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: ANN401
     artifact: Artifact = worker.compile(source, name=spec.name, arch=spec.arch)
     return artifact
 
