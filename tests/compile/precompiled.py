@@ -16,9 +16,7 @@ def compiled(spec: KernelSpec) -> Artifact:
     return compiled_text(None, render(spec), name=spec.name, arch=spec.arch)
 
 
-def compiled_text(
-    _worker: object, source: str, *, name: str, arch: str, **_more: object
-) -> Artifact:
+def compiled_text(_worker: object, source: str, *, name: str, arch: str) -> Artifact:
     """In place of the method `compile` of a generator's worker: no process."""
     return nvrtc.compile(source, name=name, arch=arch, toolchain=find(), more=True)
 
