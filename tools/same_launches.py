@@ -47,6 +47,14 @@ def products(spec: Any) -> Iterator[Any]:
         yield problem
 
 
+def packed_products(spec: Any) -> Iterator[Any]:
+    """Yield problems of a product of packed weights; every pitch is another."""
+    steps = [step for step in spec.operation.epilogue if step.pitched]
+    for m, n, k in PRODUCTS:
+        c = tuple(n + 16 * i for i in range(len(steps)))
+        yield defined("MixedGemmProblem")(m, n, k, k + 16, n + 32, c)
+
+
 def attentions(spec: Any) -> Iterator[Any]:
     """Yield problems of an attention, or of its gradients; every tensor lies in another way."""
     operation = spec.operation
@@ -86,6 +94,7 @@ def shapes(spec: Any) -> Iterator[Any]:
 
 PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "gemm": products,
+    "mixed_gemm": packed_products,
     "activation_backward": gradients,
     "attention_forward": attentions,
     "attention_backward": attentions,

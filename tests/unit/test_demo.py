@@ -83,7 +83,7 @@ def test_the_kernels_on_an_h200_are_those_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The column was the choice of the table, which an H200 does not make."""
-    monkeypatch.setattr(demo, "LAYER", {"q": (1280, 8192)})
+    monkeypatch.setattr(demo, "LAYER", {"q": (2112, 7168)})
     explain, asked = warploom.explain, list[object]()
 
     def asking(*operands: torch.Tensor, gpu: str, **keywords: bool) -> object:
@@ -93,7 +93,7 @@ def test_the_kernels_on_an_h200_are_those_that_it_has(
     monkeypatch.setattr(warploom, "explain", asking)
     shown = json.loads(run("--json").stdout)
     assert asked == ["NVIDIA H200"] * 5  # a product, two attentions and their gradients
-    a, b = torch.empty(7, 8192).bfloat16(), torch.empty(1280, 8192).bfloat16().t()
+    a, b = torch.empty(7, 7168).bfloat16(), torch.empty(2112, 7168).bfloat16().t()
     there = explain(a, b, gpu="NVIDIA H200").kernel
     assert shown["layer"][0]["kernel on an H200"] == there != explain(a, b).kernel
 
