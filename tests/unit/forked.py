@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 SERVER = """
-import gc, json, os, signal, sys, tempfile, traceback
+import json, os, signal, sys, tempfile, traceback
 import torch
 
-gc.freeze()  # a program that ends would look for garbage in all of torch
 
 def begin(program, out, err):
     signal.alarm(240)  # seconds, after which it is ended
