@@ -15,12 +15,16 @@ WORKERS := 4
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
-.PHONY: demo test lint gpu-test clean
+.PHONY: demo test cpu-test lint gpu-test clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python -m warploom.demo
 
-test: lint
+# Side by side: each alone leaves cores idle.
+test: $(INSTALLED)
+	$(MAKE) --no-print-directory --jobs 2 lint cpu-test
+
+cpu-test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses $(WORKERS) --dist loadscope
 
 lint: $(INSTALLED)
