@@ -87,22 +87,15 @@ class Packed(Weight):
 
     def multiply(self, a: Activations, out: torch.Tensor) -> torch.Tensor:
         """With the scales of rows of activations that have them."""
-        found: torch.Tensor = mixed_gemm()(
+        return warploom.mixed_gemm(
             a.values, self.tensors[0], out=out, scale_a=a.rows, spec=self.spec
         )
-        return found
 
     def told(self, a: Activations, out: torch.Tensor) -> tuple[str, str]:
         """The kernel, and what decided on it."""
         given: Any = {"out": out, "scale_a": a.rows, "spec": self.spec}
-        found = warploom.explain(mixed_gemm(), a.values, self.tensors[0], **given)
+        found = warploom.explain(warploom.mixed_gemm, a.values, self.tensors[0], **given)
         return found.kernel, found.reason
-
-
-def mixed_gemm() -> Any:  # noqa: ANN401 (AttributeError where there is none yet)
-    """`warploom.mixed_gemm`."""
-    library: Any = warploom
-    return library.mixed_gemm
 
 
 class Wide(Weight):
