@@ -106,18 +106,18 @@ class Journal:
             self.entries, self._whole = _read(path)
             os.ftruncate(self._file, self._whole)
             if not self._whole:
-                self._append({"schema": SCHEMA, "journal": "warploom tune"})
+                self._append([{"schema": SCHEMA, "journal": "warploom tune"}])
         except BaseException:
             self.close()
             raise
 
-    def add(self, entry: Entry) -> None:
-        """Append an entry; it is on disk when this returns.
+    def add(self, *entries: Entry) -> None:
+        """Append entries; they are on disk when this returns.
 
-        RecordsError where that fails; the journal then ends with the entry before.
+        RecordsError where that fails; the journal then ends with what came before.
         """
-        self._append(_plain(entry))
-        self.entries.append(entry)
+        self._append([_plain(entry) for entry in entries])
+        self.entries += entries
 
     def known(self, operation: Operation, shape: Shape, here: Environment) -> list[Result]:
         """The results of a problem in this environment, in the order in which they came."""
@@ -132,10 +132,10 @@ class Journal:
         """Close the file, and let others have it."""
         os.close(self._file)
 
-    def _append(self, fields: Mapping[str, Any]) -> None:
-        line = json.dumps(fields).encode() + b"\n"
+    def _append(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        lines = b"".join(json.dumps(fields).encode() + b"\n" for fields in objects)
         try:
-            if os.write(self._file, line) < len(line):
+            if os.write(self._file, lines) < len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file)
         except OSError as error:
@@ -143,7 +143,7 @@ class Journal:
                 os.ftruncate(self._file, self._whole)
             fix = "make room, and give the same command again: what was measured is kept"
             raise unwritable(self.path, error, fix) from error
-        self._whole += len(line)
+        self._whole += len(lines)
 
 
 def read(path: Path) -> list[Entry]:

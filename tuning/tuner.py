@@ -10,24 +10,29 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from itertools import chain
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, Protocol, cast
 
-from warploom.errors import DeviceError, WarploomError
+from warploom.errors import WarploomError
 from warploom.generator.artifact import Artifact
-from warploom.generator.launches import DeviceLimits
-from warploom.generator.model import Constants, rank
+from warploom.generator.model import Constants
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 from warploom.generator.store import source_digest
-from warploom.tuning.gpu import Batch, Gpu
+from warploom.tuning.fleet.agreement import agreed, works
+from warploom.tuning.fleet.members import Fleet, Member, Results
+from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Entry, Journal, Result
-from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
-from warploom.tuning.problems import Problem, default, fitting, likeliest
+from warploom.tuning.judgement import Judgement
+from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
+from warploom.tuning.searches import judged, searched
 
 ROUNDS, FINAL_ROUNDS = 9, 31  # of single launches
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
@@ -63,15 +68,36 @@ class Ended:
     reason: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Task:
+    """A problem's search, and what it is at.
+
+    builds   what its next batch waits for; batch: that, once it can be measured
+    first    what one GPU found of the batch, while another is to confirm it
+    member   the GPU that measures the problem
+    """
+
     problem: Problem
     search: Search
     builds: dict[KernelSpec, Future[Any]] = field(default_factory=dict)
+    batch: Batch | None = None
+    first: Results | None = None
+    member: Member | None = None
+
+    @property
+    def owner(self) -> Member | None:
+        """The GPU that measures the problem, while it is there."""
+        return None if self.member is None or self.member.gone else self.member
+
+    @property
+    def could_end(self) -> bool:
+        """True of one that wants to explore, and could end instead, where time is short."""
+        search = self.search
+        return self.first is None and search.stage != "final" and search.best is not None
 
 
 class Tuner:
-    """One run over `problems` on GPUs of one kind.
+    """One run over `problems` on the GPUs of a fleet, which are of one kind.
 
     save    takes a finished record; watch is told how the run stands; alarm of a wrong result
     judge   measures recorded problems, and no others: each record beside what the model chooses
@@ -80,7 +106,7 @@ class Tuner:
     def __init__(
         self,
         problems: Sequence[Problem],
-        gpus: Sequence[Gpu],
+        fleet: Fleet,
         compiler: Compiler,
         journal: Journal,
         records: Records,
@@ -97,13 +123,17 @@ class Tuner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ended: list[Ended] = []
-        self._gpus, self._compiler, self._journal = list(gpus), compiler, journal
+        self._fleet, self._compiler, self._journal = fleet, compiler, journal
         self._environments, self._save = environments, save
         self._watch, self._alarm, self._clock = watch, alarm, clock
         self._deadline = clock() + budget
         self._batches: list[float] = []
         self._total = len(problems)
-        self._tasks: deque[_Task] = deque()
+        self._tasks: deque[_Task] = deque()  # whose search says what is next
+        self._building: list[_Task] = []
+        self._ready: deque[_Task] = deque()
+        self._measuring: dict[Future[Results], tuple[_Task, Member, float]] = {}
+        self._events: SimpleQueue[_Task | None] = SimpleQueue()
         self._open: list[Search] = []  # of problems that have not ended
         for problem in problems:
             here = environments[problem.operation.family]
@@ -114,54 +144,19 @@ class Tuner:
                     reason = "there is no record to judge"
                     self.ended.append(Ended(problem, "failed", None, {}, reason))
                 else:
-                    self._add(problem, self._judgement(record, here))
+                    self._add(problem, judged(record, here))
             elif record and not record.autotuned:
                 self.ended.append(Ended(problem, "recorded before", record, {}))
             else:
                 known = [] if again else journal.known(problem.operation, problem.shape, here)
-                self._add(
-                    problem, self._search(problem, here, records, constants, known, exhaustive)
-                )
+                search = searched(problem, here, records, constants, known, exhaustive=exhaustive)
+                self._add(problem, search)
 
     def _add(self, problem: Problem, search: Search) -> None:
         self._tasks.append(_Task(problem, search))
         self._open.append(search)
         for spec in search.ahead:
             self._compiler.submit(spec)
-
-    @staticmethod
-    def _search(
-        problem: Problem,
-        here: Environment,
-        records: Records,
-        constants: Constants | None,
-        known: Sequence[Result],
-        exhaustive: bool,
-    ) -> Search:
-        operation, shape = problem.operation, problem.shape
-        device = DeviceLimits(here.multiprocessors, here.gpu)
-        ranked = rank(constants, problem.space, shape, here.multiprocessors)
-        near = records.nearest(operation, shape, here)
-        hints = [fitting(operation, shape, near.best.schedule, device.arch)] if near else []
-        return Search(
-            default(operation, shape, device),
-            ranked,
-            [spec for spec in hints if spec],
-            known,
-            exhaustive=exhaustive,
-        )
-
-    @staticmethod
-    def _judgement(record: Record, here: Environment) -> Judgement:
-        operation, shape = record.operation, record.shape
-        device = DeviceLimits(here.multiprocessors, here.gpu)
-        others = [fitting(operation, shape, one.schedule, device.arch) for one in record.runners_up]
-        usual = likeliest(operation, shape, device, LIKELY)
-        return Judgement(
-            record,
-            default(operation, shape, device),
-            [*usual, *(spec for spec in others[:RUNNERS_UP] if spec)],
-        )
 
     # ---- The loop --------------------------------------------------------------------------------
 
@@ -170,68 +165,93 @@ class Tuner:
 
         On KeyboardInterrupt the measuring processes are ended; what is done is kept.
         """
-        idle = deque(self._gpus)
-        measuring: dict[Future[dict[KernelSpec, Result]], tuple[_Task, Gpu, float]] = {}
-        building: list[_Task] = []
-        ready: deque[tuple[_Task, Batch]] = deque()
-        with ThreadPoolExecutor(max(1, len(self._gpus))) as threads:
-            try:
-                while self._tasks or building or ready or measuring:
-                    while self._tasks:
-                        self._begin(self._tasks.popleft(), building)
-                    for task in [t for t in building if all(b.done() for b in t.builds.values())]:
-                        building.remove(task)
-                        if batch := self._batch(task):
-                            ready.append((task, batch))
-                        else:
-                            self._tasks.append(task)
-                    over = self._clock() >= self._deadline
-                    if over and not measuring:
-                        break
-                    while idle and ready and not over:
-                        task, batch = ready.popleft()
-                        if self._has_had_its_time(task):
-                            self._tasks.append(task)
-                            continue
-                        gpu = idle.popleft()
-                        future = threads.submit(gpu.measure, batch)
-                        measuring[future] = (task, gpu, self._clock())
-                    builds = (b for t in building for b in t.builds.values() if not b.done())
-                    if pending := [*measuring, *builds]:
-                        wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
-                    for future in [one for one in measuring if one.done()]:
-                        task, gpu, begun = measuring.pop(future)
-                        if self._collect(task, gpu, future, begun):
-                            idle.append(gpu)
-                        self._tasks.append(task)
-            finally:
-                for gpu in self._gpus:
-                    gpu.close()
-        left = [*self._tasks, *building, *(task for task, _ in ready)]
-        for task in left:
+        try:
+            while self._tasks or self._building or self._ready or self._measuring:
+                while self._tasks:
+                    self._begin(self._tasks.popleft())
+                over = self._clock() >= self._deadline
+                if over and not self._measuring:
+                    break
+                self._fleet.refresh(self._wake)
+                if not over:
+                    self._hand_out()
+                if not self._tasks and (self._building or self._ready or self._measuring):
+                    self._listen()
+        finally:
+            self._fleet.close()
+        for task in [one for one in self._ready if one.first]:  # nobody confirmed it in time
+            self._ready.remove(task)
+            self._settle(task)
+        for task in [*self._tasks, *self._building, *self._ready]:
             self._end(task)
         return self.ended
 
-    def _begin(self, task: _Task, building: list[_Task]) -> None:
+    def _wake(self) -> None:
+        self._events.put(None)
+
+    def _begin(self, task: _Task) -> None:
         """Have what the search wants next built; or end it."""
         wanted = task.search.wanted(explore=self._explores())
         if not wanted:
             self._end(task)
             return
+        task.first = None
         task.builds = {spec: self._compiler.submit(spec) for spec in wanted}
-        building.append(task)
+        self._building.append(task)
+        for build in task.builds.values():
+            build.add_done_callback(lambda _: self._events.put(task))
+
+    def _listen(self) -> None:
+        """Wait for something to end, a second at most, and take all that has."""
+        told: list[_Task | None] = []
+        with suppress(Empty):
+            told.append(self._events.get(timeout=1.0))
+            while True:
+                told.append(self._events.get_nowait())
+        for task in dict.fromkeys(told):
+            if task and task in self._building and all(b.done() for b in task.builds.values()):
+                self._building.remove(task)
+                task.batch = self._batch(task)
+                (self._ready if task.batch else self._tasks).append(task)
+        for future, (task, member, _) in [*self._measuring.items()]:
+            if future.done() or member.gone:
+                self._collect(task, member, self._measuring.pop(future)[2])
 
     def _explores(self) -> bool:
         """False when what is left of the budget is needed to bring all searches to their end."""
         usual = sum(self._batches) / len(self._batches) if self._batches else BATCH_SECONDS
-        batches = sum(1 if search.results else 2 for search in self._open)
-        needed = usual * batches / max(1, len(self._gpus))
+        final = 2 if self._fleet.confirms and len(self._fleet) > 1 else 1
+        batches = sum(final if search.results else 1 + final for search in self._open)
+        needed = usual * batches / max(1, len(self._fleet))
         return self._clock() + needed < self._deadline
 
-    def _has_had_its_time(self, task: _Task) -> bool:
-        """True of a task that wants to explore, and could end instead, where time is short."""
-        search = task.search
-        return search.stage != "final" and search.best is not None and not self._explores()
+    def _hand_out(self) -> None:
+        """Give what is ready to who is idle; a problem to the GPU that had it, if that is."""
+        for member in self._fleet.idle():
+            short = not self._explores()
+            for task in [one for one in self._ready if short and one.could_end]:
+                self._ready.remove(task)
+                self._tasks.append(task)
+            if chosen := self._next(member):
+                self._ready.remove(chosen)
+                chosen.member = chosen.member if chosen.first else member
+                batch = cast("Batch", chosen.batch)
+                future = self._fleet.submit(member, batch, self._wake)
+                self._measuring[future] = (chosen, member, self._clock())
+        for task in [one for one in self._ready if one.first and one.member]:
+            if task.member and not self._fleet.has_other(task.member.name):
+                self._ready.remove(task)
+                self._settle(task)
+
+    def _next(self, member: Member) -> _Task | None:
+        """What an idle GPU measures next: of its own problems or of nobody's, else of another's.
+
+        What one GPU has measured and another is to confirm comes first, since it ends a problem.
+        """
+        to_confirm = (one for one in self._ready if one.first and one.member is not member)
+        own = (one for one in self._ready if not one.first and one.owner in (member, None))
+        others = (one for one in self._ready if not one.first)
+        return next(chain(to_confirm, own, others), None)
 
     def _batch(self, task: _Task) -> Batch | None:
         """What of a task's kernels was built; what was not is reported at once."""
@@ -251,30 +271,53 @@ class Tuner:
         rounds = FINAL_ROUNDS if task.search.stage == "final" else ROUNDS
         return Batch(task.problem.operation, task.problem.shape, specs, rounds)
 
-    def _collect(
-        self, task: _Task, gpu: Gpu, future: Future[dict[KernelSpec, Result]], begun: float
-    ) -> bool:
-        """Take a batch's results; False where its GPU can no longer be used."""
-        try:
-            results = future.result()
-        except DeviceError:
-            self._gpus.remove(gpu)
-            gpu.close()
-            if not self._gpus:
-                raise
-            return False
+    def _collect(self, task: _Task, member: Member, begun: float) -> None:
+        """Take a batch's results, or have another GPU confirm them; where its GPU failed, neither.
+
+        Another confirms what the finalists did, and that nothing of a batch works.
+        """
+        found = self._fleet.results(member, cast("Batch", task.batch))
+        if found is None:
+            self._ready.appendleft(task)
+            return
         self._batches.append(self._clock() - begun)
-        self._note(task.problem, results)
-        task.search.report(results)
+        first, fleet = task.first, self._fleet
+        final = task.search.stage == "final"
+        if works(found):
+            self._note(task.problem, found)
+        if first is None or (works(found) and not works(first)):
+            if first and task.member:
+                fleet.contradicted(task.member, member)
+            doubted = final or not works(found)
+            task.first, task.member = found, member
+            if doubted and fleet.confirms and fleet.has_other(member.name):
+                self._ready.append(task)
+            else:
+                self._settle(task)
+        elif task.member and works(first) and not works(found):
+            fleet.contradicted(member, task.member)
+            self._ready.append(task)
+        else:
+            self._settle(task, found)
+
+    def _settle(self, task: _Task, second: Results | None = None) -> None:
+        """Let a search have what one GPU found, or what two agree on."""
+        found, task.first = task.first or {}, None
+        if not works(found):
+            self._note(task.problem, found)  # which is known for good only now
+        task.search.report(agreed(found, second) if second else found)
         self._tell(task)
-        return True
+        self._tasks.append(task)
 
     # ---- Results ---------------------------------------------------------------------------------
 
-    def _note(self, problem: Problem, results: Mapping[KernelSpec, Result]) -> None:
-        here = self._environments[problem.operation.family]
+    def _note(self, problem: Problem, results: Results) -> None:
+        here, asked = (
+            self._environments[problem.operation.family],
+            (problem.operation, problem.shape),
+        )
+        self._journal.add(*(Entry(*asked, here, result) for result in results.values()))
         for spec, result in results.items():
-            self._journal.add(Entry(problem.operation, problem.shape, here, result))
             if result.outcome == "wrong":
                 self._alarm(f"WRONG RESULT: {spec.name} at {problem}: {result.reason}")
 

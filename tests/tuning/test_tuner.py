@@ -20,6 +20,7 @@ from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.records import Record, Records
 from warploom.generator.specification import KernelSpec
 from warploom.tuning import journal as journals
+from warploom.tuning.fleet.members import Fleet
 from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Journal, Result
 from warploom.tuning.problems import Problem, problems
@@ -73,8 +74,9 @@ def tune(
     journal = Journal(folder / "journal.jsonl")
     options = {"compiler": NoCompiler(), "records": Records(GPU), **options}
     compiler, records = options.pop("compiler"), options.pop("records")
+    fleet = Fleet(gpu.about, {str(index): one for index, one in enumerate(gpus or [gpu])})
     tuner = Tuner(
-        *(listed, gpus or [gpu], compiler, journal, records, HERE),
+        *(listed, fleet, compiler, journal, records, HERE),
         budget=budget,
         save=saved.append,
         **options,

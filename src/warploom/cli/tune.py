@@ -154,10 +154,12 @@ def _tuner(
     """Open the files of a run, and show how it stands while it lasts."""
     from warploom.generator import records_file
     from warploom.generator.model import load
+    from warploom.tuning.fleet.members import Fleet
     from warploom.tuning.journal import Journal
     from warploom.tuning.tuner import Tuner
 
-    gpu = gpus[0].about.gpu
+    about = gpus[0].about
+    gpu = about.gpu
     known = records_file.known(records, gpu)
     constants = load(gpu)
     if constants is None or constants.stand_in:
@@ -178,7 +180,7 @@ def _tuner(
 
         yield Tuner(
             problems,
-            gpus,
+            Fleet(about, {str(index): one for index, one in enumerate(gpus)}, say=output.warning),
             compiler,
             opened,
             known,

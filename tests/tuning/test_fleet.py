@@ -1,0 +1,253 @@
+"""A run on GPUs that die, hang, vanish, come back and lie ends as on one that does not."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleets import Clock, Fake, Hanging, Results, Run, anchor_of, run
+from sweeps import default_of
+
+from warploom.errors import DeviceError
+from warploom.tuning.fleet import members
+from warploom.tuning.fleet.standing import Condition
+from warploom.tuning.gpu import About, Batch
+from warploom.tuning.journal import Result
+from warploom.tuning.problems import Problem
+
+
+@pytest.fixture(scope="module")
+def local(listed: list[Problem], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What one GPU of this host finds."""
+    return run(listed, tmp_path_factory.mktemp("local"), {"0": Fake(listed)})
+
+
+def measured(of: Run) -> Counter[object]:
+    return Counter((one.operation, one.shape, one.result) for one in of.journal)
+
+
+# ---- Who fails -----------------------------------------------------------------------------------
+
+
+def test_fifty_deaths_change_no_pick_and_count_nothing_twice(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """Two names die at random batches, and others come in their places."""
+    fate, joined = random.Random(3), []
+
+    def joining() -> Mapping[str, Fake]:
+        alive = [one for one in joined if not one.closed]
+        if len(alive) == 2:
+            return {}
+        dies = [fate.choice((1,) * 9 + (2,))] if len(joined) < 50 else []
+        joined.append(Fake(listed, dies=dies))
+        return {f"node{len(joined)}/0": joined[-1]}
+
+    found = run(listed, tmp_path, {}, joining=joining, failures=members.FAILURES)
+    assert sum("the actor died" in said for said in found.said) >= 49
+    assert found.picks == local.picks
+    assert measured(found) == measured(local)
+
+
+def test_a_gpu_that_comes_back_is_used_until_it_has_failed_twice(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    lives = [Fake(listed, dies=[2]), Fake(listed, dies=[3]), Fake(listed)]
+    left = [*lives]
+
+    def joining() -> Mapping[str, Fake]:
+        return {"node1/0": left.pop(0)} if left else {}
+
+    steady = {"node2/0": Fake(listed)}
+    found = run(listed, tmp_path, steady, joining=joining, failures=members.FAILURES)
+    tried = [len(one.batches) for one in lives]
+    assert tried[2] == 0 and lives[2].closed
+    if tried[:2] == [2, 3]:  # the other may have been faster
+        assert "it is used again if it comes back" in found.said[0]
+        assert "it is not used again" in found.said[1]
+    assert found.picks == local.picks
+
+
+def test_what_a_hanging_gpu_was_at_goes_to_one_that_joined_and_counts_once(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    clock = Clock()
+    hanging, late = Hanging(listed, clock), [Fake(listed)]
+
+    def joining() -> Mapping[str, Fake]:
+        return {"late": late.pop()} if late and hanging.closed else {}
+
+    found = run(listed, tmp_path, {"first": hanging}, joining=joining, clock=clock)
+    assert "GPU first: no result for 600 seconds" in found.said[0]
+    assert found.picks == local.picks and measured(found) == measured(local)
+
+
+def test_one_that_answers_for_half_of_a_batch_gives_it_back(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    def half(batch: Batch, found: Results) -> Results:
+        return dict([*found.items()][: len(found) // 2])
+
+    gpus = {"half": Fake(listed, lies=half), "whole": Fake(listed)}
+    found = run(listed, tmp_path, gpus)
+    assert "no result of" in found.said[0]
+    assert found.picks == local.picks and measured(found) == measured(local)
+
+
+def test_a_fleet_that_has_lost_everyone_waits_for_others_and_then_ends_with_the_reason(
+    listed: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "AWAITED", -1.0)
+    with pytest.raises(DeviceError, match="the actor died"):
+        run(listed, tmp_path, {"0": Fake(listed, dies=[1])}, joining=dict)
+    with pytest.raises(DeviceError, match="no NVIDIA H200 has joined"):
+        run(listed, tmp_path, {}, joining=dict)
+
+
+# ---- Whom to believe -----------------------------------------------------------------------------
+
+OFF = {
+    "slow": ({"takes": 1.05}, r"takes \d+\.\d us on it, 4\.0% longer"),
+    "fast": ({"takes": 0.7}, r"takes \d+\.\d us on it, 30\.0% shorter"),
+    "throttled": ({"condition": Condition("580.1", slowed="hot")}, "held down: hot"),
+    "shared": ({"condition": Condition("580.1", others=2)}, "other processes use it: 2"),
+    "driver": ({"condition": Condition("570.2")}, "driver 570.2, the others have 580.1"),
+}
+
+
+@pytest.mark.parametrize("fault", OFF)
+def test_a_gpu_that_is_not_like_its_kind_is_refused_by_name(
+    listed: list[Problem], local: Run, tmp_path: Path, fault: str
+) -> None:
+    keywords, message = OFF[fault]
+    gpus = {"node1/3": Fake(listed, **keywords), "a": Fake(listed), "b": Fake(listed, takes=1.01)}
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    (said,) = found.said
+    assert said.startswith("GPU node1/3 is refused: ")
+    assert len(gpus["node1/3"].batches) == 2  # two examinations, and no work
+    assert re.search(message, said), said
+    assert found.picks == local.picks
+
+
+def test_one_whose_anchor_is_wrong_is_refused(listed: list[Problem], tmp_path: Path) -> None:
+    def wrong(batch: Batch, found: Results) -> Results:
+        return {spec: Result(spec.schedule, "wrong", reason="an error") for spec in found}
+
+    gpus = {"bad": Fake(listed, lies=wrong), "good": Fake(listed)}
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    assert "a kernel that is right on others ended as wrong: an error" in found.said[0]
+    assert found.alarms == []
+
+
+def test_one_that_becomes_slow_is_refused_in_the_middle(
+    listed: list[Problem], local: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "EVERY", 2)
+    slowing = Fake(listed)
+
+    def slow(batch: Batch, found: Results) -> Results:
+        slowing.takes = 1.2 if len(slowing.batches) > 2 else 1.0
+        return found
+
+    slowing.lies = slow
+    gpus = {"slowing": slowing, "a": Fake(listed), "b": Fake(listed)}
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    assert found.picks == local.picks
+    assert all("GPU slowing is refused" in said for said in found.said)
+
+
+def test_one_of_another_kind_is_refused(listed: list[Problem], tmp_path: Path) -> None:
+    other = Fake(listed, kind=About("NVIDIA H100 80GB HBM3", 132))
+    found = run(listed, tmp_path, {"other": other, "own": Fake(listed)})
+    assert found.said == [
+        "GPU other is refused: it has an NVIDIA H100 80GB HBM3 with 132 multiprocessors, and the "
+        "run is for an NVIDIA H200 with 132"
+    ]
+    assert other.closed and not other.batches
+
+
+def test_a_gpu_on_which_nothing_works_is_not_believed_about_a_problem(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """Nothing was examined here: another GPU finds kernels right that this one calls wrong."""
+
+    def wrong(batch: Batch, found: Results) -> Results:
+        return {spec: Result(spec.schedule, "wrong", reason="a lie") for spec in found}
+
+    gpus = {"liar": Fake(listed, lies=wrong), "a": Fake(listed), "b": Fake(listed)}
+    found = run(listed, tmp_path, gpus, confirms=True)
+    assert found.picks == local.picks and found.alarms == []
+    assert [said.split(":")[0] for said in found.said] in ([], ["GPU liar"])
+
+
+# ---- Finalists -----------------------------------------------------------------------------------
+
+
+def test_finalists_are_measured_on_two_gpus(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    gpus = {"a": Fake(listed), "b": Fake(listed)}
+    found = run(listed, tmp_path, gpus, confirms=True)
+    assert found.picks == local.picks
+    finals = Counter(
+        (one.shape, one.specs)
+        for gpu in gpus.values()
+        for one in {id(batch): batch for batch in gpu.batches}.values()
+        if one.rounds == 31
+    )
+    assert list(finals.values()) == [2, 2, 2]
+    for batch in gpus["a"].batches:
+        if batch.rounds == 31:
+            assert any(other.specs == batch.specs for other in gpus["b"].batches)
+
+
+def test_what_only_one_gpu_finds_faster_is_a_tie_which_the_default_wins(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """A pick that rests on one GPU is not the kind's: on the other the default is faster."""
+
+    def slower(batch: Batch, found: Results) -> Results:
+        if batch.rounds != 31:
+            return found
+        default = next(iter(found))
+        return {
+            spec: one if spec == default else replace(one, relative=1.02)
+            for spec, one in found.items()
+        }
+
+    gpus = {"a": Fake(listed), "b": Fake(listed, lies=slower)}
+    found = run(listed, tmp_path, gpus, confirms=True)
+    defaults = {(one.operation, one.shape): default_of(one).schedule for one in listed}
+    assert found.picks == defaults != local.picks
+
+
+def test_a_kernel_that_is_wrong_on_one_of_two_gpus_is_no_candidate(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    bad = set(local.picks.values()) - {default_of(one).schedule for one in listed}
+
+    def wrong(batch: Batch, found: Results) -> Results:
+        return {
+            spec: Result(spec.schedule, "wrong", reason="here") if spec.schedule in bad else one
+            for spec, one in found.items()
+        }
+
+    gpus = {"a": Fake(listed), "b": Fake(listed, lies=wrong)}
+    found = run(listed, tmp_path, gpus, confirms=True)
+    assert len(found.saved) == 3 and found.alarms
+    assert not bad & {timed.schedule for one in found.saved for timed in one.contenders}
+
+
+def test_the_last_of_two_gpus_ends_the_run_alone(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """What waited to be confirmed by one that is gone ends with what there is."""
+    gpus = {"a": Fake(listed), "b": Fake(listed, dies=[4])}
+    found = run(listed, tmp_path, gpus, confirms=True)
+    assert found.picks == local.picks
+    assert [one.status for one in found.ended] == ["tuned"] * 3

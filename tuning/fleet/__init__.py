@@ -1,0 +1,6 @@
+"""Tuning on many GPUs: of one host, or of the nodes of a Ray cluster.
+
+members.py     the GPUs of a run: who joins, measures, fails, is refused, and goes
+standing.py    whom to believe: a kernel that every GPU is examined by
+agreement.py   what two GPUs both say of the finalists
+"""

@@ -1,0 +1,272 @@
+"""The GPUs of a run: those that join, measure, fail, are refused, and go. All are of one kind.
+
+A batch is handed to one of them and comes back once: with its results, or as work to be given to
+another. One that fails is closed; where it comes back it is used again, until it has failed as
+often as it may. Nothing here knows where GPUs are; whoever does says who has joined.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from warploom.errors import DeviceError
+from warploom.generator.specification import KernelSpec
+from warploom.tuning.fleet.standing import Condition, Examination, Standing
+from warploom.tuning.gpu import About, Batch, Gpu
+from warploom.tuning.journal import Result
+
+FAILURES = 2  # of GPUs that may come back
+HANGING = 600.0  # seconds without a result: beyond what a process that measures allows itself
+AWAITED = 60.0  # seconds for another to join, where none is left
+EVERY = 32  # batches between two examinations
+FAULTS = 2  # examinations in a row that find one
+FEW = 3  # examined: of fewer, nobody can say which of them is off
+THREADS = 1024
+
+Results = dict[KernelSpec, Result]
+
+
+class ExaminedGpu(Gpu, Protocol):
+    """A GPU that can be asked what its driver says of it."""
+
+    def condition(self) -> Condition:
+        """Return what may make its times differ from those of others. Blocks."""
+        ...
+
+
+@dataclass(eq=False)
+class Member:
+    """A GPU of the run, and what it is at: a batch, an examination, or nothing.
+
+    trusted   it passed its examination, or needs none
+    batches   measured since; faults: examinations in a row that found one
+    """
+
+    name: str
+    gpu: Gpu
+    trusted: bool
+    batches: int = 0
+    faults: int = 0
+    work: Future[Results] | None = None
+    examination: Future[Examination] | None = None
+    judged: bool = True
+    begun: float = 0.0
+    gone: bool = False
+
+
+class Fleet:
+    """The GPUs that there are, by name, and those that join: all of the kind `about`.
+
+    joining    asked often for those that have come since it was last asked
+    failures   of one name, after which it is not used again
+    anchor     what everyone is examined by, before its first batch and every so many; None: nobody
+    confirms   finalists are measured on two GPUs, where there are two
+    say        told who fails, is refused, and joins
+    """
+
+    def __init__(
+        self,
+        about: About,
+        gpus: Mapping[str, Gpu],
+        *,
+        joining: Callable[[], Mapping[str, Gpu]] | None = None,
+        failures: int = 1,
+        anchor: Batch | None = None,
+        confirms: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.about, self.confirms = about, confirms
+        self._joining, self._failures, self._anchor = joining, failures, anchor
+        self._say, self._clock = say, clock
+        self._members: dict[str, Member] = {}
+        self._failed: Counter[str] = Counter()
+        self._standing = Standing()
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._lonely = clock()  # since when there is nobody
+        self._last: DeviceError | None = None
+        for name, gpu in gpus.items():
+            self._join(name, gpu)
+
+    # ---- What a run asks -------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def idle(self) -> list[Member]:
+        """Who may be given a batch."""
+        return [
+            one
+            for one in self._members.values()
+            if one.trusted and one.work is None and one.examination is None
+        ]
+
+    def has_other(self, name: str) -> bool:
+        """Whether there is a GPU beside that of a name."""
+        return any(one != name for one in self._members)
+
+    def submit(self, member: Member, batch: Batch, wake: Callable[[], None]) -> Future[Results]:
+        """Have an idle member measure a batch; `wake` is called, in any thread, when it ends."""
+        member.batches += 1
+        member.begun = self._clock()
+        member.work = self._threads.submit(member.gpu.measure, batch)
+        member.work.add_done_callback(lambda _: wake())
+        return member.work
+
+    def results(self, member: Member, batch: Batch) -> Results | None:
+        """What came of a batch that has ended; None where its GPU failed: it is work again."""
+        work, member.work = member.work, None
+        if member.gone or work is None:
+            return None
+        try:
+            found = work.result()
+        except DeviceError as error:
+            self.failed(member, error)
+            return None
+        if lacking := [spec.name for spec in batch.specs if spec not in found]:
+            told = f"GPU {member.name}: no result of {len(lacking)} of {len(batch.specs)} kernels"
+            self.failed(member, DeviceError(told, rule="must answer for all of a batch"))
+            return None
+        return {spec: found[spec] for spec in batch.specs}
+
+    def failed(self, member: Member, error: DeviceError) -> None:
+        """Close a GPU that failed. Its name may join again, unless it has failed too often."""
+        self._failed[member.name] += 1
+        retired = self._failed[member.name] >= self._failures
+        told = "it is not used again" if retired else "it is used again if it comes back"
+        if self._joining or len(self._members) > 1:
+            self._say(f"{error}; its work goes to others, {told}")
+        self._remove(member, error)
+
+    def contradicted(self, member: Member, other: Member) -> None:
+        """Count a GPU as failed on which nothing of a batch worked, where some did on another."""
+        if not member.gone:
+            told = f"GPU {member.name}: no kernel of a batch is right, and some are on {other.name}"
+            self.failed(member, DeviceError(told, rule="must compute what others do"))
+
+    def refresh(self, wake: Callable[[], None]) -> None:
+        """Take in who has joined, examine who is due, and close who hangs or is refused.
+
+        DeviceError, the last one that was met, where nobody is left and nobody is to come.
+        """
+        for name, gpu in (self._joining() if self._joining else {}).items():
+            self._join(name, gpu)
+        for member in [*self._members.values()]:
+            if member.examination is not None and member.examination.done():
+                self._examined(member, member.examination)
+            elif (member.work or member.examination) and self._hangs(member):
+                told = f"GPU {member.name}: no result for {HANGING:g} seconds"
+                self.failed(member, DeviceError(told, rule="must measure a batch in less"))
+                wake()
+        self._judge()
+        if self._anchor is not None:
+            for member in self._members.values():
+                if member.work is None and member.examination is None and self._due(member):
+                    self._examine(member, self._anchor, wake)
+        self._require_someone()
+
+    def close(self) -> None:
+        """End all, in the middle of a measurement if need be."""
+        for member in self._members.values():
+            member.gpu.close()
+        self._threads.shutdown()
+
+    # ---- Who comes and goes ----------------------------------------------------------------------
+
+    def _join(self, name: str, gpu: Gpu) -> None:
+        if name in self._members or self._failed[name] >= self._failures:
+            gpu.close()
+            return
+        if gpu.about != self.about:
+            self._failed[name] = self._failures
+            gpu.close()
+            its, own = gpu.about, self.about
+            self._say(
+                f"GPU {name} is refused: it has an {its.gpu} with {its.multiprocessors} "
+                f"multiprocessors, and the run is for an {own.gpu} with {own.multiprocessors}"
+            )
+            return
+        self._members[name] = Member(name, gpu, trusted=self._anchor is None)
+
+    def _remove(self, member: Member, error: DeviceError) -> None:
+        member.gone = True
+        del self._members[member.name]
+        self._standing.forget(member.name)
+        member.gpu.close()
+        self._lonely, self._last = self._clock(), error
+
+    def _require_someone(self) -> None:
+        if self._members:
+            return
+        if self._joining is None or self._clock() - self._lonely > AWAITED:
+            raise self._last or DeviceError(
+                f"no {self.about.gpu} has joined for {AWAITED:g} seconds",
+                rule="there must be a GPU to measure on",
+                fix="see the cluster's state; what was measured is kept in the journal",
+            )
+
+    def _hangs(self, member: Member) -> bool:
+        work = member.work or member.examination
+        return not (work and work.done()) and self._clock() - member.begun > HANGING
+
+    # ---- Examinations ----------------------------------------------------------------------------
+
+    def _due(self, member: Member) -> bool:
+        return member.judged and (not member.trusted or member.batches >= EVERY)
+
+    def _examine(self, member: Member, anchor: Batch, wake: Callable[[], None]) -> None:
+        gpu = cast("ExaminedGpu", member.gpu)
+
+        def examined() -> Examination:
+            found = gpu.measure(anchor).get(anchor.specs[0])
+            nothing = Result(anchor.specs[0].schedule, "launch error", reason="no result of it")
+            return Examination(found or nothing, gpu.condition())
+
+        member.begun, member.judged = self._clock(), False
+        member.examination = self._threads.submit(examined)
+        member.examination.add_done_callback(lambda _: wake())
+
+    def _examined(self, member: Member, examination: Future[Examination]) -> None:
+        member.examination = None
+        try:
+            self._standing.note(member.name, examination.result())
+        except DeviceError as error:
+            self.failed(member, error)
+
+    def _judge(self) -> None:
+        """Refuse whom two examinations in a row found fault with, and trust whom one did not.
+
+        Where few are known, all that are being examined are waited for: of two that differ nobody
+        can say who is off.
+        """
+        examined = any(one.examination for one in self._members.values())
+        fresh = [
+            one for one in self._members.values() if not one.judged and one.examination is None
+        ]
+        if not fresh or (examined and len(self._standing) < FEW):
+            return
+        faults = self._standing.faults()
+        for member in fresh:
+            member.judged, member.batches = True, 0
+            member.faults = member.faults + 1 if member.name in faults else 0
+            member.trusted = not member.faults
+        for member in [*self._members.values()]:
+            if member.faults >= FAULTS:
+                self._refuse(member, faults[member.name])
+            elif member.name in faults and member.trusted:  # beside one that has joined
+                member.trusted = False
+
+    def _refuse(self, member: Member, fault: str) -> None:
+        self._failed[member.name] = self._failures
+        self._say(f"GPU {member.name} is refused: {fault}")
+        error = DeviceError(
+            f"GPU {member.name}: {fault}",
+            rule="must be like the others of its kind",
+            fix="`nvidia-smi -q` on its node says more; the run goes on without it",
+        )
+        self._remove(member, error)
