@@ -11,7 +11,9 @@ FAMILY :=
 GPU_TESTS := $(if $(FAMILY),tests/families/$(FAMILY)/gpu,tests/gpu $(wildcard tests/integrations/gpu tests/families/*/gpu))
 RECORD := tests
 WORKERS := 4
-# Of 12,000 installed files most are never imported: Python compiles those that are, once.
+# A pip of this year reads indices in half the time of the one that comes with Python 3.11. Of 12,000
+# installed files most are never imported: Python compiles those that are, once.
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
@@ -45,5 +47,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	name another, as in make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing into $(VENV): torch and the libraries of CUDA, some minutes the first time'
-	$(VENV)/bin/pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[nvrtc,dev]'
+	$(PIP) --upgrade pip setuptools
+	$(PIP) --no-build-isolation -e '.[nvrtc,dev]'
 	touch $@
