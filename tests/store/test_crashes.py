@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dying import code_of_process, intercept, put_killed_at, write_half
 
 from warploom.generator.artifact import Artifact
 from warploom.generator.store import Store
@@ -23,50 +24,6 @@ from warploom.generator.store_collection import GRACE_SECONDS, collect
 MakeArtifact = Callable[..., Artifact]
 KeyOf = Callable[[Artifact], str]
 RunChild = Callable[[Callable[[], object]], int]
-Fault = Callable[[str, int, Callable[[], object], tuple[Any, ...]], object]
-
-STEPS = ("mkdir", "open", "write", "fsync", "close", "replace", "utime")
-REAL_WRITE = os.write
-
-
-def intercept(patch: pytest.MonkeyPatch, fault: Fault) -> None:
-    """Route every system call of a write through `fault(name, number, call, arguments)`."""
-    numbers = itertools.count()
-
-    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: object, **options: object) -> object:
-            return fault(name, next(numbers), lambda: original(*arguments, **options), arguments)
-
-        return call
-
-    for name in STEPS:
-        patch.setattr(os, name, wrap(name, getattr(os, name)))
-
-
-def write_half(arguments: tuple[Any, ...]) -> None:
-    descriptor, data = arguments
-    REAL_WRITE(descriptor, data[: len(data) // 2])
-
-
-def put_killed_at(step: int, root: Path, artifact: Artifact, key: str, *, torn: bool) -> None:
-    """Put into `root`, but die just before system call number `step`.
-
-    A `torn` write dies with half of its bytes in the file.
-    """
-
-    def fault(
-        name: str, number: int, call: Callable[[], object], arguments: tuple[Any, ...]
-    ) -> object:
-        if number < step:
-            return call()
-        if torn and name == "write":
-            write_half(arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
-        return None
-
-    with pytest.MonkeyPatch.context() as patch:
-        intercept(patch, fault)
-        Store(root).put(key, artifact)
 
 
 def age(root: Path) -> None:
@@ -84,7 +41,6 @@ def test_kill_at_each_step_of_a_put_leaves_the_kernel_whole_or_absent(
     tmp_path: Path,
     make_artifact: MakeArtifact,
     key_of: KeyOf,
-    in_child: RunChild,
 ) -> None:
     artifact, earlier = make_artifact(build=1), make_artifact(build=0)
     key = key_of(artifact)
@@ -96,7 +52,7 @@ def test_kill_at_each_step_of_a_put_leaves_the_kernel_whole_or_absent(
             Store(root).put(key, artifact if before == "a damaged cubin" else earlier)
         if before == "a damaged cubin":
             next(iter((root / "objects").rglob("??/*"))).write_bytes(b"damaged")
-        code = in_child(lambda: put_killed_at(step, root, artifact, key, torn=torn))  # noqa: B023
+        code = code_of_process(put_killed_at, step, root, artifact, key, torn)
         assert code in (0, -signal.SIGKILL)
         survivor = Store(root)
         found = survivor.get(key)

@@ -163,7 +163,7 @@ def tree(tmp_path: Path) -> Path:
 
 def session(tree: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += ["-p", "no:hypothesispytest"]  # which takes a second of each process to load
+    command += ["-p", "no:hypothesispytest", "-p", "no:anyio"]  # a second of each process
     command += ["-n", "2", "--dist", "loadgroup", "--record", "noted", *arguments]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert "INTERNALERROR" not in done.stdout + done.stderr, done.stdout + done.stderr
