@@ -59,9 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     from gpu_session import is_gpu_session  # a plugin by now
 
-    gc.freeze()
     gc.enable()
     if not is_gpu_session(session.config):  # where garbage holds a GPU's memory
+        gc.freeze()
         gc.set_threshold(20_000)
 
 
