@@ -1,4 +1,4 @@
-"""`warploom records`: look at tuned results, merge them, and fit the model's constants to them."""
+"""`warploom records`: look at tuned results, compare and merge them, and fit the model to them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from warploom.generator.specification import Operation, Schedule
 
 COLUMNS = ("us", "default / best", "nvrtc", "revision", "measured", "noisy", "problem", "schedule")
+DIFFERENCES = ("gain", "problem", "old schedule", "new schedule")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -125,6 +126,39 @@ def merge(output: Output, target: Path, sources: Sequence[Path]) -> None:
     merged = records_file.update(target, gpus.pop(), [one for records in read for one in records])
     output.value("records", len(merged))
     output.value("file", target)
+
+
+@command.command()
+@click.argument("old", type=_FILE)
+@click.argument("new", type=_FILE)
+@reporting
+def diff(output: Output, old: Path, new: Path) -> None:
+    """Say which problems run another schedule by NEW than by OLD, and by how much it is faster.
+
+    `gain` is the old schedule's time over the new one's, where one of the files timed both; it is
+    less than 1 where the new one takes longer. Problems that only one of the files has run what is
+    near, or the default, by the other.
+    """
+    from warploom.generator import names, records_file
+    from warploom.generator.records import problem_text
+    from warploom.generator.records_difference import differences
+
+    before, after = records_file.read(old), records_file.read(new)
+    found = differences(before, after)
+    rows = []
+    for one in found:
+        known = one.new or one.old
+        schedules = [record and names.short(record.best.schedule) for record in (one.old, one.new)]
+        told = problem_text(known.operation, known.shape) if known else ""
+        rows.append([one.gain, told, *schedules])
+    output.for_people = True
+    output.table("differences", DIFFERENCES, rows)
+    counts = {
+        "other schedule": sum(bool(one.old and one.new) for one in found),
+        f"only in {old}": sum(one.new is None for one in found),
+        f"only in {new}": sum(one.old is None for one in found),
+    }
+    output.total("problems", counts)
 
 
 @command.command()
