@@ -26,7 +26,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.store import Store, key, source_digest
 from warploom.generator.store_directory import warn_once
 from warploom.generator.toolchain import Toolchain, find
-from warploom.generator.workers import Worker, WorkerPool
+from warploom.generator.workers import Compiling, Worker, WorkerPool
 from warploom.variables import choice
 
 _ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(")
@@ -68,10 +68,12 @@ def build_many(
     on_done: Callable[[KernelSpec, Result], None] = lambda spec, result: None,
     *,
     policy: str | None = None,
+    worker: Callable[..., Compiling] = Worker,
 ) -> list[Result]:
     """Build all of `specs` with `jobs` worker processes (default: one a CPU); keep their order.
 
     A kernel that fails is its CompilationError in the list; the others are built all the same.
+    `worker` makes what compiles in the place of a process.
     `on_done` is called in this thread as each ends. Raises KernelMissingError as `build` does.
     """
     store = Store.default() if store is None else store
@@ -86,7 +88,7 @@ def build_many(
         else:
             missing[index] = found
     workers = max(1, min(jobs or len(os.sched_getaffinity(0)), len(missing)))
-    with WorkerPool(workers, more=len(missing) > workers) as pool:
+    with WorkerPool(workers, more=len(missing) > workers, worker=worker) as pool:
         futures = {
             pool.submit(partial(kernel.attempted, store)): index
             for index, kernel in missing.items()
@@ -104,10 +106,15 @@ class Builder:
     None of the processes touches a GPU. What is asked for twice is built once.
     """
 
-    def __init__(self, store: Store | None = None, jobs: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        jobs: int | None = None,
+        worker: Callable[..., Compiling] = Worker,
+    ) -> None:
         self._store = Store.default() if store is None else store
         self._compiler = _compiler(None)
-        self._pool = WorkerPool(jobs or len(os.sched_getaffinity(0)), more=True)
+        self._pool = WorkerPool(jobs or len(os.sched_getaffinity(0)), more=True, worker=worker)
         self._asked: dict[KernelSpec, Future[Result]] = {}
 
     def submit(self, spec: KernelSpec) -> Future[Result]:
@@ -116,7 +123,7 @@ class Builder:
             self._asked[spec] = self._pool.submit(partial(self._build, spec))
         return self._asked[spec]
 
-    def _build(self, spec: KernelSpec, worker: Worker) -> Result:
+    def _build(self, spec: KernelSpec, worker: Compiling) -> Result:
         found = _sought(spec, self._store, self._compiler)
         return found if isinstance(found, Artifact) else found.attempted(self._store, worker)
 
@@ -156,7 +163,7 @@ class _Kernel:
                 store.put(own, artifact)
         return artifact
 
-    def attempted(self, store: Store, worker: Worker) -> Result:
+    def attempted(self, store: Store, worker: Compiling) -> Result:
         try:
             return self.compiled(store, worker.compile)
         except CompilationError as error:

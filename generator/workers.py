@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Timer
-from typing import IO, Any, Self, TypeVar, cast
+from typing import IO, Any, Protocol, Self, TypeVar, cast
 
 from warploom.errors import CompilationError, ToolchainError
 from warploom.generator import nvrtc
@@ -93,21 +93,35 @@ class Worker:
         return f"ended with {ending(process.returncode)}"
 
 
+class Compiling(Protocol):
+    """What compiles: a process of this machine, or what stands for one elsewhere."""
+
+    def compile(self, source: str, *, name: str, arch: str) -> Artifact:
+        """Compile as `nvrtc.compile` does."""
+        ...
+
+    def stop(self) -> None:
+        """End it; it is idle."""
+        ...
+
+
 class WorkerPool:
     """`jobs` workers, each given one task at a time; `more` than one, if that is known."""
 
-    def __init__(self, jobs: int, *, more: bool = False) -> None:
-        self._workers = [Worker(more=more) for _ in range(jobs)]
-        self._idle: SimpleQueue[Worker] = SimpleQueue()
-        for worker in self._workers:
-            self._idle.put(worker)
+    def __init__(
+        self, jobs: int, *, more: bool = False, worker: Callable[..., Compiling] = Worker
+    ) -> None:
+        self._workers = [worker(more=more) for _ in range(jobs)]
+        self._idle: SimpleQueue[Compiling] = SimpleQueue()
+        for one in self._workers:
+            self._idle.put(one)
         self._threads = ThreadPoolExecutor(jobs)
 
-    def submit(self, task: Callable[[Worker], T]) -> Future[T]:
+    def submit(self, task: Callable[[Compiling], T]) -> Future[T]:
         """Run `task` in a thread of this process with a worker of its own."""
         return self._threads.submit(self._run, task)
 
-    def _run(self, task: Callable[[Worker], T]) -> T:
+    def _run(self, task: Callable[[Compiling], T]) -> T:
         worker = self._idle.get()
         try:
             return task(worker)

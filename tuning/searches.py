@@ -1,16 +1,47 @@
-"""The search that a problem begins with: of its space, or of its record beside few others."""
+"""What a run begins with: each problem's search, and the kernel that every GPU is examined by.
+
+A search is of a problem's whole space, or of its record beside few others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, rank
 from warploom.generator.records import Environment, Record, Records
+from warploom.generator.specification import KernelSpec
+from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
 from warploom.tuning.problems import Problem, default, fitting, likeliest
 from warploom.tuning.search import Search
+
+ANCHOR_SECONDS, ANCHOR_ROUNDS = 200e-6, 31  # long enough that what a launch takes is no part of it
+
+
+def anchor(problems: Sequence[Problem], here: Mapping[str, Environment]) -> Batch | None:
+    """What every GPU is examined by: the default of the problem nearest to ANCHOR_SECONDS."""
+
+    def default_of(problem: Problem) -> KernelSpec:
+        found = here[problem.operation.family]
+        device = DeviceLimits(found.multiprocessors, found.gpu)
+        return default(problem.operation, problem.shape, device)
+
+    def apart(problem: Problem) -> float:
+        known = family(problem.operation.family)
+        asked = (problem.operation, default_of(problem).schedule, problem.shape)
+        multiprocessors = here[problem.operation.family].multiprocessors
+        return abs(
+            math.log(known.seconds(known.constants, *asked, multiprocessors) / ANCHOR_SECONDS)
+        )
+
+    chosen = min(problems, key=apart, default=None)
+    if chosen is None:
+        return None
+    return Batch(chosen.operation, chosen.shape, (default_of(chosen),), ANCHOR_ROUNDS)
 
 
 def searched(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -362,6 +364,27 @@ def test_attention_is_both_passes(
     assert done.exit_code == 1 and "enough" in done.stderr
     assert {one.operation.family for one in asked} == families
     assert len(asked) == 35 * len(families)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kind", "NVIDIA H200"], "--kind NVIDIA H200 without --ray"),
+        (["--ray", "local", "--replay", "sweep.jsonl", "--records", "r.json"], "--replay with"),
+        (["--ray"], "pip install 'warploom[fleet]'"),
+        (["--ray", "10.0.0.1:6379"], "--ray 10.0.0.1:6379: Could not connect"),
+    ],
+)
+def test_what_a_cluster_is_asked_in_vain_is_told(
+    options: list[str], message: str, space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not connect\nand many lines more")
+
+    lost = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", lost if options[1:] else None)
+    done = run(space, "--shapes", SHAPES[0], *options)
+    assert done.exit_code == 1 and message in done.stderr, done.stderr
 
 
 def test_the_sweep_is_of_the_gpu_it_says(listed: list[Problem]) -> None:

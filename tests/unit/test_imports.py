@@ -196,6 +196,19 @@ def test_generator_never_imports_torch_or_the_driver_even_inside_a_function() ->
     assert found == set()
 
 
+def test_ray_is_imported_by_what_runs_on_it_alone_and_only_when_asked(tmp_path: Path) -> None:
+    """It is an extra: everything else works without, and nothing waits two seconds for it."""
+    found = {
+        module
+        for module, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if any(name.partition(".")[0] == "ray" for name in imported(node, module))
+    }
+    assert found == {"warploom.tuning.fleet.actor", "warploom.tuning.fleet.cluster"}
+    code = "import warploom.tuning.fleet.gpus, warploom.cli.tune, warploom.cli.compile"
+    assert modules_after(code, tmp_path) & {"ray", "torch"} == set()
+
+
 def test_importing_warploom_is_cheap(tmp_path: Path) -> None:
     loaded = modules_after("import warploom", tmp_path)
     assert loaded & {"torch", "numpy", "pydantic", "jinja2", "warploom.runtime"} == set()

@@ -66,7 +66,7 @@ class Fleet:
     failures   of one name, after which it is not used again
     anchor     what everyone is examined by, before its first batch and every so many; None: nobody
     confirms   finalists are measured on two GPUs, where there are two
-    say        told who fails, is refused, and joins
+    say        told who fails and is refused; retired: of names that are not used again
     """
 
     def __init__(
@@ -79,11 +79,12 @@ class Fleet:
         anchor: Batch | None = None,
         confirms: bool = False,
         say: Callable[[str], None] = lambda text: None,
+        retired: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.about, self.confirms = about, confirms
         self._joining, self._failures, self._anchor = joining, failures, anchor
-        self._say, self._clock = say, clock
+        self._say, self._retired, self._clock = say, retired, clock
         self._members: dict[str, Member] = {}
         self._failed: Counter[str] = Counter()
         self._standing = Standing()
@@ -138,6 +139,8 @@ class Fleet:
         """Close a GPU that failed. Its name may join again, unless it has failed too often."""
         self._failed[member.name] += 1
         retired = self._failed[member.name] >= self._failures
+        if retired:
+            self._retire(member.name)
         told = "it is not used again" if retired else "it is used again if it comes back"
         if self._joining or len(self._members) > 1:
             self._say(f"{error}; its work goes to others, {told}")
@@ -183,7 +186,7 @@ class Fleet:
             gpu.close()
             return
         if gpu.about != self.about:
-            self._failed[name] = self._failures
+            self._retire(name)
             gpu.close()
             its, own = gpu.about, self.about
             self._say(
@@ -192,6 +195,10 @@ class Fleet:
             )
             return
         self._members[name] = Member(name, gpu, trusted=self._anchor is None)
+
+    def _retire(self, name: str) -> None:
+        self._failed[name] = self._failures
+        self._retired(name)
 
     def _remove(self, member: Member, error: DeviceError) -> None:
         member.gone = True
@@ -262,7 +269,7 @@ class Fleet:
                 member.trusted = False
 
     def _refuse(self, member: Member, fault: str) -> None:
-        self._failed[member.name] = self._failures
+        self._retire(member.name)
         self._say(f"GPU {member.name} is refused: {fault}")
         error = DeviceError(
             f"GPU {member.name}: {fault}",

@@ -8,13 +8,16 @@ others are compiled and stored all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from warploom.cli.arguments import ConfigurationFile
+from warploom.cli.engines import ray_option, tasks
 from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
 from warploom.errors import CompilationError, ConfigurationError, StoreError
@@ -49,6 +52,7 @@ NAMED = 10  # of the kernels that could not be stored
     "--gpu",
     help=f"With shapes: the GPU that calls will run on, such as {DEFAULT.name!r} (default: here).",
 )
+@ray_option
 @reporting
 def command(
     output: Output,
@@ -60,6 +64,7 @@ def command(
     cells: bool,
     rows: Sequence[int],
     gpu: str | None,
+    address: str | None,
 ) -> None:
     """Compile the kernels of a configuration into the store.
 
@@ -85,8 +90,11 @@ def command(
         watch(len(done), spec.name)
 
     try:
-        with output.watching("compiling", len(specs)) as watch:
-            results = build.build_many(specs, store, jobs, on_done=advance)
+        with (
+            _compilers(address, jobs) as (tasks_at_a_time, options),
+            output.watching("compiling", len(specs)) as watch,
+        ):
+            results = build.build_many(specs, store, tasks_at_a_time, on_done=advance, **options)
     except KeyboardInterrupt as signalled:
         stored = sum(isinstance(one, Artifact) for one in done) - len(store.kept_in_memory)
         told = f"{stored} of {len(specs)} kernels are stored; the same command goes on"
@@ -105,6 +113,20 @@ def command(
         output.error(_not_stored(store.kept_in_memory))
     for failure in failures:
         output.error(failure)
+
+
+@contextmanager
+def _compilers(
+    address: str | None, jobs: int | None
+) -> Iterator[tuple[int | None, dict[str, Any]]]:
+    """How many kernels compile at a time, and by what: this host's processes, or a cluster's."""
+    if address is None:
+        yield jobs, {}
+        return
+    from warploom.tuning.fleet.cluster import cluster
+
+    with cluster(address) as opened:
+        yield tasks(opened, jobs), {"worker": opened.compiler}
 
 
 def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) -> list[KernelSpec]:

@@ -1,4 +1,4 @@
-"""`warploom tune FILE`: find the best schedule of each problem on the GPUs at hand, and record it.
+"""`warploom tune FILE`: find the best schedule of each problem on GPUs here or of a cluster.
 
 Every result goes to a journal as it comes, every finished problem to the user's records, which
 calls use from then on. Ctrl-C keeps both; a second start goes on where the first ended. The exit
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from warploom.cli import engines
 from warploom.cli.arguments import ConfigurationFile
+from warploom.cli.engines import Engines
 from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
-from warploom.errors import ConfigurationError, DeviceError
+from warploom.errors import ConfigurationError
 from warploom.generator.configurations import spaces
 
 if TYPE_CHECKING:
-    from warploom.generator.records import Environment
-    from warploom.tuning.gpu import Gpu
     from warploom.tuning.problems import Problem
-    from warploom.tuning.tuner import Compiler, Ended, Progress, Tuner
+    from warploom.tuning.tuner import Ended, Progress, Tuner
 
 COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "schedule")
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -35,7 +35,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(spaces())))
 @shape_options
 @click.option("--budget", type=float, default=300.0, show_default=True, help="Seconds it may take.")
-@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="How many.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="How many (default: 1; of a cluster, all)."
+)
+@engines.ray_option
+@click.option("--kind", help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile.")
 @click.option("--again", is_flag=True, help="Measure what is recorded or in the journal already.")
 @click.option("--exhaustive", is_flag=True, help="Measure every legal schedule: a sweep.")
@@ -55,7 +59,9 @@ def command(
     cells: bool,
     rows: Sequence[int],
     budget: float,
-    gpus: int,
+    gpus: int | None,
+    address: str | None,
+    kind: str | None,
     jobs: int | None,
     again: bool,
     exhaustive: bool,
@@ -87,17 +93,29 @@ def command(
             rule="what was replayed is no measurement, and not for the user's records",
             fix="give a file of its own",
         )
+    if address is None and kind:
+        raise ConfigurationError(
+            f"--kind {kind} without --ray",
+            rule="chooses among the GPUs of a cluster",
+            fix="choose those of this host with CUDA_VISIBLE_DEVICES",
+        )
+    if address is not None and replay:
+        raise ConfigurationError(
+            "--replay with --ray",
+            rule="a sweep is played back here, without a GPU",
+            fix="leave one of them out",
+        )
     wanted = [
         problem
         for space in shipped(path)
         for problem in problems(space, shapes, model=model, rows=rows)
     ]
     with ExitStack() as stack:
-        measuring, compiler = _engines(stack, gpus, jobs, replay, pace)
-        records = records or user_file(measuring[0].about.gpu)
+        using = _engines(stack, output, address, gpus, kind, jobs, replay, pace)
+        records = records or user_file(using.about.gpu)
         journal = journal or records.with_suffix(".journal.jsonl")
         run = _tuner(
-            *(output, wanted, measuring, compiler, records, journal),
+            *(output, wanted, using, records, journal),
             budget=budget,
             again=again,
             exhaustive=exhaustive,
@@ -117,36 +135,26 @@ def command(
 
 
 def _engines(
-    stack: ExitStack, gpus: int, jobs: int | None, replay: Path | None, pace: float
-) -> tuple[list[Gpu], Compiler]:
-    """What measures and what compiles: processes, or a sweep played back."""
-    from warploom.tuning import journal
-    from warploom.tuning.gpu import GpuProcess, visible
-    from warploom.tuning.replay import NoCompiler, Replay
-
-    if replay:
-        return [Replay(journal.read(replay), pace=pace)], NoCompiler()
-    from warploom.generator.build import Builder
-
-    found: list[Gpu] = []
-    for name in visible(gpus):
-        found.append(GpuProcess(name))
-        stack.callback(found[-1].close)
-    if len({gpu.about for gpu in found}) > 1:
-        raise DeviceError(
-            f"GPUs {', '.join(gpu.about.gpu for gpu in found)}",
-            rule="one run tunes for one GPU kind",
-            fix="choose with CUDA_VISIBLE_DEVICES",
-        )
-    return found, stack.enter_context(Builder(jobs=jobs))
+    stack: ExitStack,
+    output: Output,
+    address: str | None,
+    gpus: int | None,
+    kind: str | None,
+    jobs: int | None,
+    replay: Path | None,
+    pace: float,
+) -> Engines:
+    """What measures and what compiles: a cluster, processes of this host, or a sweep."""
+    if address is not None:
+        return engines.remote(stack, address, gpus, kind, jobs, output.warning)
+    return engines.replayed(replay, pace) if replay else engines.local(stack, gpus or 1, jobs)
 
 
 @contextmanager
 def _tuner(
     output: Output,
     problems: Sequence[Problem],
-    gpus: Sequence[Gpu],
-    compiler: Compiler,
+    using: Engines,
     records: Path,
     journal: Path,
     **options: Any,
@@ -154,12 +162,11 @@ def _tuner(
     """Open the files of a run, and show how it stands while it lasts."""
     from warploom.generator import records_file
     from warploom.generator.model import load
-    from warploom.tuning.fleet.members import Fleet
     from warploom.tuning.journal import Journal
     from warploom.tuning.tuner import Tuner
 
-    about = gpus[0].about
-    gpu = about.gpu
+    gpu = using.about.gpu
+    here = engines.environments(using, {problem.operation.family for problem in problems})
     known = records_file.known(records, gpu)
     constants = load(gpu)
     if constants is None or constants.stand_in:
@@ -180,36 +187,17 @@ def _tuner(
 
         yield Tuner(
             problems,
-            Fleet(about, {str(index): one for index, one in enumerate(gpus)}, say=output.warning),
-            compiler,
+            using.fleet(problems, here, output.warning),
+            using.compiler,
             opened,
             known,
-            _environments(gpus[0], {problem.operation.family for problem in problems}),
+            here,
             constants=constants,
             save=lambda record: records_file.update(records, gpu, [record]),
             watch=told,
             alarm=alarm,
             **options,
         )
-
-
-def _environments(gpu: Gpu, families: set[str]) -> dict[str, Environment]:
-    """What each family is measured in; a sweep must have every family that is tuned."""
-    from warploom.generator.launches import DeviceLimits
-    from warploom.runtime.records import environment, nvrtc
-    from warploom.tuning.replay import Replay
-
-    if not isinstance(gpu, Replay):
-        device = DeviceLimits(gpu.about.multiprocessors, gpu.about.gpu, nvrtc())
-        return {family: environment(device, family) for family in families}
-    known = gpu.environments
-    if missing := sorted(families - known.keys()):
-        raise ConfigurationError(
-            f"a sweep without {', '.join(missing)}",
-            rule="what is played back has every family of the configuration",
-            fix="give a sweep of these operations",
-        )
-    return {family: known[family] for family in families}
 
 
 def _report(output: Output, ended: Sequence[Ended], total: int) -> None:

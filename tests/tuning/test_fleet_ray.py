@@ -1,0 +1,208 @@
+"""A Ray cluster of two cores and GPUs that play a sweep back: it is started once, for all of this.
+
+Actors are killed, a node joins and goes, one GPU is slow and one lies; what is found is what one
+process finds.
+"""
+
+# ruff: noqa: ANN401 (Ray has no types here)
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from threading import Event, Timer
+from typing import Any
+
+import pytest
+from fleets import KIND, Fake, Run, anchor_of, run
+from roles import PACE, Role
+from sweeps import entries
+
+from warploom.errors import CompilationError, DeviceError
+from warploom.generator import nvrtc
+from warploom.generator.toolchain import find
+from warploom.generator.workers import WorkerPool
+from warploom.tuning.fleet import actor, gpus
+from warploom.tuning.fleet.cluster import Cluster, cluster
+from warploom.tuning.fleet.gpus import Joining, RayGpu
+from warploom.tuning.fleet.members import FAILURES
+from warploom.tuning.gpu import Batch
+from warploom.tuning.journal import Entry
+from warploom.tuning.problems import Problem
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+KILLS = 4  # each starts a process: two seconds of a core
+QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # actors import fakes
+        yield from _nodes()
+
+
+def _nodes() -> Iterator[Any]:
+    head = {"num_cpus": 2, "resources": {"fake_gpu": 4, "head_gpu": 1}, "include_dashboard": False}
+    made = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={**head, "_system_config": QUICK}
+    )
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def opened(nodes: Any) -> Iterator[Cluster]:
+    with cluster("auto") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def local(listed: list[Problem], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(listed, tmp_path_factory.mktemp("local"), {"0": Fake(listed)})
+
+
+@pytest.fixture(scope="module")
+def sweep_entries(listed: list[Problem]) -> list[Entry]:
+    return [entry for one in listed for entry in entries(one, roughness=0.03)]
+
+
+def test_a_run_whose_actors_are_killed_picks_what_one_process_does(
+    opened: Cluster,
+    listed: list[Problem],
+    sweep_entries: list[Entry],
+    local: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fate, killed, measure = random.Random(1), [], RayGpu.measure
+
+    def dangerous(self: RayGpu, batch: Batch) -> Any:
+        if len(batch.specs) > 1 and len(killed) < KILLS and fate.random() < 0.7:
+            killed.append(self.hello.name)
+            Timer(fate.random() * PACE, ray.kill, [self._actor]).start()
+        return measure(self, batch)
+
+    monkeypatch.setattr(RayGpu, "measure", dangerous)
+    monkeypatch.setattr(gpus, "LOOKING", 0.1)
+    (roles := tmp_path / "roles").mkdir()
+    make = partial(Role, sweep_entries, roles)
+    joining = Joining(opened, make=make, resource="fake_gpu")
+    first: dict[str, Any] = {}
+    until = time.monotonic() + 120
+    while len(first) < 4 and time.monotonic() < until:
+        first |= joining()
+        time.sleep(0.1)
+    try:
+        found = run(
+            *(listed, tmp_path / "run", first),
+            joining=joining,
+            failures=FAILURES,
+            anchor=anchor_of(listed[0]),
+            confirms=True,
+            retired=joining.retire,
+        )
+    finally:
+        joining.close()
+    assert found.picks == local.picks
+    assert len(killed) == KILLS
+    refused = [said for said in found.said if "is refused" in said]
+    assert len(refused) == 2
+    assert any("5.0% longer" in said for said in refused)
+    assert any("30.0% shorter" in said for said in refused)
+    assert len([said for said in found.said if "its work goes to others" in said]) >= KILLS - 1
+
+
+def test_a_node_that_joins_is_used_and_one_that_goes_is_no_loss(
+    nodes: Any,
+    opened: Cluster,
+    listed: list[Problem],
+    sweep_entries: list[Entry],
+    local: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = ray.get_runtime_context().get_node_id()
+    added: list[Any] = []
+    begun, enough, went, measure = Event(), Event(), Event(), RayGpu.measure
+    measured: list[str] = []
+
+    def moved(self: RayGpu, batch: Batch) -> Any:
+        if self.hello.node == head:
+            begun.set()
+            assert went.wait(120)  # so that the other has to be used
+        elif measured:
+            enough.set()
+            assert went.wait(120)
+        else:
+            measured.append(self.hello.name)
+        return measure(self, batch)
+
+    monkeypatch.setattr(RayGpu, "measure", moved)
+    joining = Joining(opened, make=partial(Role, sweep_entries), resource="head_gpu")
+
+    def joined() -> Any:
+        if begun.is_set() and not added:
+            added.append(nodes.add_node(num_cpus=0, resources={"head_gpu": 1}))
+        if enough.is_set() and not went.is_set():
+            nodes.remove_node(added[0], allow_graceful=False)
+            went.set()
+        return joining()
+
+    try:
+        found = run(
+            *(listed, tmp_path / "run", joining.first()),
+            joining=joined,
+            failures=FAILURES,
+            retired=joining.retire,
+        )
+    finally:
+        went.set()
+        joining.close()
+    assert measured and added
+    assert found.picks == local.picks
+    (said,) = found.said
+    assert measured[0] in said and "its work goes to others" in said
+
+
+SOURCE = 'extern "C" __global__ void __launch_bounds__(32) kernel(float* x) { x[0] = 1.0f; }\n'
+
+
+def test_a_kernel_compiled_on_a_node_is_the_one_compiled_here(opened: Cluster) -> None:
+    with WorkerPool(1, worker=opened.compiler) as pool:
+        there = pool.submit(lambda one: one.compile(SOURCE, name="kernel", arch="sm_90a"))
+        broken = pool.submit(lambda one: one.compile("int", name="kernel", arch="sm_90a"))
+        here = nvrtc.compile(SOURCE, name="kernel", arch="sm_90a", toolchain=find())
+        assert there.result().cubin == here.cubin and there.result().toolchain == here.toolchain
+        with pytest.raises(CompilationError, match="error"):
+            broken.result()
+
+
+def test_who_asks_for_what_no_node_has_is_told(opened: Cluster, sweep_entries: list[Entry]) -> None:
+    with pytest.raises(DeviceError, match="no GPU in the cluster at auto"):
+        Joining(opened).first()
+    other = Joining(
+        opened, kind="NVIDIA H100", make=partial(Role, sweep_entries), resource="head_gpu"
+    )
+    with pytest.raises(DeviceError, match=f"no NVIDIA H100 in the cluster.*have {KIND.gpu}"):
+        other.first()
+    other.close()
+
+
+def test_a_node_of_another_version_is_refused_by_name() -> None:
+    own = actor.Hello("10.0.0.7/3", "node", KIND, actor.code(), actor.python())
+    assert actor.refused(own) is None
+    for its, what in (({"code": "0123"}, "code 0123"), ({"python": "3.9"}, "Python 3.9")):
+        hello = actor.Hello(**{**{n: getattr(own, n) for n in own.__slots__}, **its})
+        told = str(actor.refused(hello))
+        assert f"GPU 10.0.0.7/3: its node has warploom's {what}" in told

@@ -1,0 +1,172 @@
+"""A Ray cluster: its cores, which compile, and what its actors and tasks answer.
+
+Ray decides where things run, starts them when nodes join, and says when one is lost. What was
+found is known to this process alone. The rooms of this folder alone import ray.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from warploom.errors import CompilationError, ConfigurationError, DeviceError, ToolchainError
+from warploom.generator.artifact import Artifact
+from warploom.generator.toolchain import find
+from warploom.tuning.fleet.actor import NotHere, Sent, compiled
+
+LOCAL, AUTO = "local", "auto"  # in place of an address: this host alone, the cluster it is part of
+ASKED = 1.0  # seconds between two looks at whether an answer is still wanted
+
+
+@contextmanager
+def cluster(address: str, **options: Any) -> Iterator[Cluster]:
+    """Connect to a cluster; `options` are those of ray.init, for one that is LOCAL.
+
+    One that this process is connected to already is taken as it is. ConfigurationError without ray,
+    DeviceError without a cluster at the address.
+    """
+    ray = _ray()
+    joined = ray.is_initialized()
+    if not joined:
+        _connect(ray, address, options)
+    try:
+        yield Cluster(ray, address)
+    finally:
+        if not joined:
+            ray.shutdown()
+
+
+def _ray() -> Any:  # noqa: ANN401 (Ray's types are not worth the time to read them)
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigurationError(
+            "--ray without ray",
+            rule="a fleet is a Ray cluster, and ray is not installed",
+            fix="pip install 'warploom[fleet]', here and on every node",
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:  # noqa: ANN401
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    where = {"include_dashboard": False} if address == LOCAL else {"address": address}
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR", **where, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise DeviceError(
+            f"--ray {address}: {first_line(error)}",
+            rule="must be the address of a Ray cluster that can be reached, or local",
+            fix="`ray start --head` begins one, and prints its address",
+        ) from error
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)  # in whose place Ray puts one of its own
+
+
+class Cluster:
+    """What commands use of a cluster: tasks that compile, and answers of tasks and actors."""
+
+    def __init__(self, ray: Any, address: str) -> None:  # noqa: ANN401
+        self.ray, self.address = ray, address
+        self._unable: dict[str, str] = {}  # nodes that cannot compile, and why
+
+    def total(self, resource: str) -> int:
+        """How many of a resource the cluster has now."""
+        return int(self.ray.cluster_resources().get(resource, 0))
+
+    def alive(self) -> list[dict[str, Any]]:
+        """The nodes that there are now."""
+        return [one for one in self.ray.nodes() if one["Alive"]]
+
+    def compiler(self, *, more: bool = False) -> RemoteWorker:
+        """Stand in for a process that compiles, anywhere in the cluster."""
+        del more
+        return RemoteWorker(self)
+
+    def compile(self, source: str, name: str, arch: str) -> Artifact:
+        """Compile on a node that has this machine's toolchain. Errors as `nvrtc.compile` has.
+
+        ToolchainError where no node has it.
+        """
+        identity = find().identity
+        while True:
+            options = {"num_cpus": 1, "max_retries": 3, **avoiding(self._unable)}
+            task = self.ray.remote(compiled).options(**options)
+            try:
+                found = self.answer(task.remote(source, name, arch, identity))
+                if isinstance(found, Sent):
+                    return found.artifact()
+            except (DeviceError, ValueError) as error:  # it was lost thrice, or is not whole
+                raise CompilationError(name, log=f"error: {error}", source=source) from error
+            if not isinstance(found, NotHere):
+                raise CompilationError(name, log=str(found), source=source)
+            self._unable[found.node] = found.reason
+            if {one["NodeID"] for one in self.alive()} <= self._unable.keys():
+                raise ToolchainError(
+                    f"no node of the cluster can compile: {found.reason}",
+                    rule="some node must have this machine's toolchain, to the byte",
+                    fix="install the same wheels there, or compile without --ray",
+                )
+
+    def answer(self, ref: Any, stopped: Callable[[], bool] = lambda: False) -> Any:  # noqa: ANN401
+        """What a task, or a call of an actor, returns.
+
+        DeviceError where it is lost or fails, or nobody wants it any more.
+        """
+        errors = self.ray.exceptions
+        while True:
+            try:
+                return self.ray.get(ref, timeout=ASKED)
+            except errors.GetTimeoutError as error:
+                if stopped():
+                    raise DeviceError("nobody waits for it any more") from error
+            except errors.RayTaskError as error:
+                cause = error.cause or error
+                told = cause if isinstance(cause, DeviceError) else DeviceError(first_line(cause))
+                raise told from error
+            except errors.RayError as error:
+                raise DeviceError(last_line(error)) from error
+
+
+class RemoteWorker:
+    """Compiles as a worker process of this machine does, on some core of the cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def compile(self, source: str, *, name: str, arch: str) -> Artifact:
+        """Compile as `nvrtc.compile` does."""
+        return self._cluster.compile(source, name, arch)
+
+    def stop(self) -> None:
+        """Nothing of it is here."""
+
+
+def avoiding(nodes: Iterable[str]) -> dict[str, Any]:
+    """Options of an actor or a task that must not run on some nodes."""
+    listed = ",".join(sorted(nodes))
+    return {"label_selector": {"ray.io/node-id": f"!in({listed})"}} if listed else {}
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the pages that Ray adds."""
+    return _lines(error)[0]
+
+
+def last_line(error: BaseException) -> str:
+    """Why an actor or a task was lost, which Ray says last, below its own circumstances."""
+    return _lines(error)[-1]
+
+
+def _lines(error: BaseException) -> list[str]:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    return lines or [type(error).__name__]
