@@ -10,7 +10,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,7 +116,7 @@ class Journal:
 
         RecordsError where that fails; the journal then ends with what came before.
         """
-        self._append([_plain(entry) for entry in entries])
+        self._append([*_plain(entries)])
         self.entries += entries
 
     def known(self, operation: Operation, shape: Shape, here: Environment) -> list[Result]:
@@ -240,16 +240,23 @@ def _read(path: Path) -> tuple[list[Entry], int]:
     return entries, whole
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
-    result = asdict(entry.result)
-    schedule = result.pop("schedule")
-    return {
-        "operation": asdict(entry.operation),
-        "shape": asdict(entry.shape),
-        "environment": asdict(entry.environment),
-        "schedule": schedule,
-        **{name: value for name, value in result.items() if value not in (None, "", False)},
-    }
+def _plain(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+    """Entries as JSON values; those of a batch have their problem in common."""
+    common: tuple[Any, ...] = ()
+    told: dict[str, Any] = {}
+    for entry in entries:
+        asked = (entry.operation, entry.shape, entry.environment)
+        if asked != common:
+            common = asked
+            told = {
+                "operation": asdict(entry.operation),
+                "shape": asdict(entry.shape),
+                "environment": asdict(entry.environment),
+            }
+        result = asdict(entry.result)
+        schedule = result.pop("schedule")
+        known = {name: value for name, value in result.items() if value not in (None, "", False)}
+        yield {**told, "schedule": schedule, **known}
 
 
 def _entry(fields: dict[str, Any]) -> Entry:

@@ -144,6 +144,21 @@ def test_one_whose_anchor_is_wrong_is_refused(listed: list[Problem], tmp_path: P
     assert found.alarms == []
 
 
+def test_one_that_lies_does_not_become_the_rule_when_others_are_lost(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """Of two that are left, who says that all takes less was believed."""
+    gpus = {
+        "lying": Fake(listed, takes=0.7),
+        "lost": Fake(listed, dies=[2]),
+        "good": Fake(listed),
+    }
+    found = run(listed, tmp_path, gpus, anchor=anchor_of(listed[0]))
+    assert any("GPU lying is refused" in said for said in found.said)
+    assert not any("GPU good" in said for said in found.said)
+    assert found.picks == local.picks
+
+
 def test_one_that_becomes_slow_is_refused_in_the_middle(
     listed: list[Problem], local: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,7 +203,6 @@ class Fleet:
     def _remove(self, member: Member, error: DeviceError) -> None:
         member.gone = True
         del self._members[member.name]
-        self._standing.forget(member.name)
         member.gpu.close()
         self._lonely, self._last = self._clock(), error
 
@@ -270,6 +269,7 @@ class Fleet:
 
     def _refuse(self, member: Member, fault: str) -> None:
         self._retire(member.name)
+        self._standing.forget(member.name)  # what was found of those that are lost stays known
         self._say(f"GPU {member.name} is refused: {fault}")
         error = DeviceError(
             f"GPU {member.name}: {fault}",
