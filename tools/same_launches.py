@@ -85,6 +85,13 @@ def gradients(spec: Any) -> Iterator[Any]:
         yield defined("ActivationBackwardProblem")(m, n, n + 1, n + 2, n + 3)
 
 
+def merges(spec: Any) -> Iterator[Any]:
+    """Yield problems of merging; every step is another."""
+    for extents in ((1, 1, 1), (3, 7, 300), (1, 64, 4097)):
+        steps = ((100 + i, 200 + i, 300 + i) for i in range(6))
+        yield defined("AttentionMergeProblem")(extents, *steps)
+
+
 def shapes(spec: Any) -> Iterator[Any]:
     """Yield problems of a family that says nothing here: those whose launches depend on a shape."""
     kind = families()[spec.operation.family].shape
@@ -98,6 +105,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "activation_backward": gradients,
     "attention_forward": attentions,
     "attention_backward": attentions,
+    "attention_merge": merges,
 }
 
 

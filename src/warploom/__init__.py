@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
+    from warploom.runtime.families.attention_merge.api import attention_merge
     from warploom.runtime.families.gemm.api import gemm, plan
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.tuning.autotune.api import autotune
@@ -63,6 +64,7 @@ __all__ = [
     "__version__",
     "assert_same_records",
     "attention",
+    "attention_merge",
     "autotune",
     "counters",
     "explain",
@@ -88,6 +90,7 @@ _LAZY = {
     "PackedWeight": "warploom.quantization.packed_weight",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
+    "attention_merge": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "counters": "warploom.runtime.api",
     "explain": "warploom.runtime.api",

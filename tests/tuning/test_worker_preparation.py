@@ -24,6 +24,11 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardSchedule,
 )
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
+from warploom.generator.families.attention_merge import (
+    AttentionMergeOperation,
+    AttentionMergeSchedule,
+    AttentionMergeShape,
+)
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
@@ -52,6 +57,14 @@ TRIED: dict[str, tuple[KernelSpec, Shape]] = {
     "attention_forward": (
         KernelSpec("sm_90a", AttentionOperation("bf16", 64), AttentionSchedule(128, 64)),
         ATTENTION,
+    ),
+    "attention_merge": (
+        KernelSpec(
+            "sm_90a",
+            AttentionMergeOperation("bf16", "bf16", "bf16", 64),
+            AttentionMergeSchedule(128, 8),
+        ),
+        AttentionMergeShape(67),
     ),
     "attention_backward": (
         KernelSpec(

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import activation_backward_mutants
 import attention_backward_mutants
+import attention_merge_mutants
 import attention_mutants
 import gemm_mutants
 import mixed_mutants
@@ -25,6 +26,7 @@ def test_every_mutant_of_gemm_can_be_made() -> None:
         activation_backward_mutants,
         attention_mutants,
         attention_backward_mutants,
+        attention_merge_mutants,
         mixed_mutants,
     ],
     ids=lambda module: module.__name__,

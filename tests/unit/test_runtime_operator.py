@@ -29,6 +29,8 @@ SCHEMAS = {
     " -> (Tensor, Tensor)",
     "attention_into": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, Tensor(a!) result)"
     " -> Tensor",
+    "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
+    "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     f"Tensor lse, {FUNCTION}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
 }

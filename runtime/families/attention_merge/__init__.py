@@ -1,0 +1,1 @@
+"""Partial results of attention merged, on torch tensors."""
