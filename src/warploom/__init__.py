@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
+    from warploom.runtime.families.attention_append.api import attention_append
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.attention_merge.api import attention_merge
     from warploom.runtime.families.gemm.api import gemm, plan
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "assert_same_records",
     "attention",
+    "attention_append",
     "attention_merge",
     "autotune",
     "counters",
@@ -90,6 +92,7 @@ _LAZY = {
     "PackedWeight": "warploom.quantization.packed_weight",
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
+    "attention_append": "warploom.runtime.families.attention_append.api",
     "attention_merge": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "counters": "warploom.runtime.api",

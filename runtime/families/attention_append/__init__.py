@@ -1,0 +1,1 @@
+"""New keys and values written into caches, on torch tensors."""

@@ -1,0 +1,49 @@
+"""Appending, as measuring and building ahead of time ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.generator.families.attention_append import (
+    AttentionAppendOperation,
+    AttentionAppendShape,
+)
+from warploom.generator.launches import DeviceLimits
+from warploom.runtime.decision import Choice
+from warploom.runtime.families.attention_append.api import attention_append
+from warploom.runtime.families.attention_append.call import REQUIRED, AttentionAppendCall
+from warploom.runtime.families.attention_append.trial import AttentionAppendTrial, draw
+from warploom.runtime.family import RuntimeFamily
+
+
+class AttentionAppendRuntime(RuntimeFamily[AttentionAppendOperation, AttentionAppendShape]):
+    """Calls of `attention_append`."""
+
+    function = staticmethod(attention_append)
+    operands = len(REQUIRED)
+
+    def call(self, *operands: Any, **keywords: Any) -> AttentionAppendCall:
+        """The call that `attention_append` makes, for `explain`."""
+        return AttentionAppendCall(*operands, **keywords)
+
+    def trial(
+        self,
+        operation: AttentionAppendOperation,
+        shape: AttentionAppendShape,
+        device: str,
+        seed: int,
+    ) -> AttentionAppendTrial:
+        """Random calls: see trial.py."""
+        return AttentionAppendTrial(operation, shape, device, seed)
+
+    def choices(
+        self,
+        operation: AttentionAppendOperation,
+        shape: AttentionAppendShape,
+        target: DeviceLimits,
+    ) -> list[Choice]:
+        """The kernel of calls as they are drawn."""
+        return [draw(operation, shape, "meta", None).draft(target).choice]
+
+
+FAMILY = AttentionAppendRuntime()

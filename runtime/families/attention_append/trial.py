@@ -1,0 +1,163 @@
+"""Calls on random operands, and what is in their caches afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from warploom.generator.families.attention_append import (
+    AttentionAppendOperation,
+    AttentionAppendShape,
+)
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import measure
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.attention_append.call import AttentionAppendCall
+from warploom.runtime.plan import run
+from warploom.runtime.trial import generator, sets_for
+
+PAGE, BEFORE = 16, 20  # rows of a page, and of each sequence that are there
+FILLED = 0x41  # of every byte of what is written: a number in each type
+LEAST_SET = 1 << 20  # bytes that a set counts as: of few tokens there would be thousands
+_MOST = 256  # sequences; more tokens are all of one
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def draw(
+    operation: AttentionAppendOperation,
+    shape: AttentionAppendShape,
+    device: str,
+    random: torch.Generator | None,
+) -> AttentionAppendCall:
+    """A call with normal operands; on `meta`, undrawn. Up to 256 tokens are of a sequence each."""
+    tokens, heads, dim = shape.tokens, shape.kv_heads, operation.dim
+    batch, seq = (tokens, 1) if tokens <= _MOST else (1, tokens)
+    columns = -(-(BEFORE + seq) // PAGE)
+    pages, page = (batch * columns, PAGE) if operation.paged else (batch, columns * PAGE)
+    element, dtype = TORCH[operation.element], TORCH[operation.cached]
+
+    def drawn(heads: int) -> torch.Tensor:
+        made = torch.randn(tokens, heads, dim, generator=random, device=device).to(element)
+        return made if operation.packed else made.view(batch, seq, heads, dim).transpose(1, 2)
+
+    def room(*extents: int, dtype: torch.dtype) -> torch.Tensor:
+        """As a server has it: rows of all heads lie together."""
+        made = torch.empty(extents, dtype=dtype, device=device)
+        filled(made)
+        return made.transpose(1, 2)
+
+    given: dict[str, Any] = {}
+    if operation.paged:
+        table = torch.arange(pages, dtype=torch.int32, device=device)
+        given["page_table"] = table.view(columns, batch).t().contiguous()
+    if operation.packed:
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+        given["cu_seqlens"] = starts * seq
+    if operation.rotary != "none":
+        angles = torch.randn(BEFORE + seq, dim // 16 * 8, generator=random, device=device)
+        table_type = TORCH[operation.angle]
+        given |= {"cos": angles.cos().to(table_type), "sin": angles.sin().to(table_type)}
+        given["interleaved"] = operation.rotary == "interleaved"
+    if operation.queries:
+        given["q"] = drawn(shape.heads or heads)
+        given["out"] = torch.empty_like(given["q"], memory_format=torch.contiguous_format)
+    if operation.scales == "head":
+        scales = torch.rand(2, heads, generator=random, device=device) / 16 + 2**-6
+        given["scale_k"], given["scale_v"] = scales
+    if operation.scales == "token":
+        for name in ("scale_k", "scale_v"):
+            given[name] = room(pages, page, heads, dtype=torch.float32)
+    k_cache, v_cache = (room(pages, page, heads, dim, dtype=dtype) for _ in range(2))
+    lengths = torch.full((batch,), BEFORE, dtype=torch.int32, device=device)
+    return AttentionAppendCall(k_cache, v_cache, drawn(heads), drawn(heads), lengths, **given)
+
+
+def filled(one: torch.Tensor) -> None:
+    """Fill a tensor with what no call would write by chance: it is found where nothing was."""
+    if not one.is_meta:
+        one.view(_INTEGERS[one.dtype.itemsize]).fill_(
+            sum(FILLED << 8 * byte for byte in range(one.dtype.itemsize))
+        )
+
+
+def written(call: AttentionAppendCall) -> dict[str, torch.Tensor]:
+    """The tensors that a call writes, by name."""
+    found = {"k_cache": call.k_cache, "v_cache": call.v_cache}
+    if call.scale_k is not None and call.scale_v is not None and call.scale_k.dim() == 3:
+        found |= {"scale_k": call.scale_k, "scale_v": call.scale_v}
+    if call.lengths_after is not None:
+        found["lengths_after"] = call.lengths_after
+    if call.out is not None:
+        found["out"] = call.out
+    return found
+
+
+def expected(call: AttentionAppendCall) -> dict[str, torch.Tensor]:
+    """What the reference leaves in copies of what a call writes."""
+    copies: dict[str, Any] = {name: one.clone() for name, one in written(call).items()}
+    other = replace(call, **copies)
+    other.compute(None, other.out)  # type: ignore[arg-type]
+    return copies
+
+
+def share(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """0 where all are equal; else infinite. NaN is like any other number here."""
+    return max(
+        measure.largest_share(_plain(found[name]), _plain(one), _none(one))
+        for name, one in right.items()
+    )
+
+
+def _plain(one: torch.Tensor) -> torch.Tensor:
+    return one.float().nan_to_num(nan=-77.0).double()
+
+
+def _none(one: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(one.shape, dtype=torch.float64, device=one.device)
+
+
+class AttentionAppendTrial:
+    """Calls of which all that they write is held against the reference."""
+
+    def __init__(
+        self,
+        operation: AttentionAppendOperation,
+        shape: AttentionAppendShape,
+        device: str,
+        seed: int,
+    ) -> None:
+        random = generator(device, seed)
+        moved = shape.tokens * operation.token_bytes(shape.kv_heads, shape.heads)
+        sets = sets_for(max(moved, LEAST_SET), device)
+        self.sets = [draw(operation, shape, device, random) for _ in range(sets)]
+
+    def calls(self, spec: KernelSpec) -> list[measure.Call]:
+        """One call of `spec` for each set of operands."""
+        return [partial(run, replace(one, spec=spec)) for one in self.sets]
+
+    def error_share(self, spec: KernelSpec) -> float:
+        """Run `spec` on the first set and say whether it wrote what it must, and no more."""
+        for one in self.results:
+            filled(one)
+        self.calls(spec)[0]()
+        return self.held_share()
+
+    def held_share(self) -> float:
+        """Whether the first set holds what it must: 0, or infinity."""
+        return share(written(self.sets[0]), self._expected)
+
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """What calls on the first set write."""
+        return list(written(self.sets[0]).values())
+
+    @cached_property
+    def _expected(self) -> dict[str, torch.Tensor]:
+        call = self.sets[0]
+        fresh: dict[str, Any] = {name: one.clone() for name, one in written(call).items()}
+        for one in fresh.values():
+            filled(one)
+        return expected(replace(call, **fresh))
