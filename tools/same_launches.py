@@ -85,6 +85,25 @@ def gradients(spec: Any) -> Iterator[Any]:
         yield defined("ActivationBackwardProblem")(m, n, n + 1, n + 2, n + 3)
 
 
+def appended(spec: Any) -> Iterator[Any]:
+    """Yield problems of appending; every step is another."""
+    for batch, kv_heads, heads, seq in ((1, 8, 32, 1), (3, 2, 7, 300), (64, 1, 8, 5)):
+        steps = {
+            f"steps_{name}": (100 + i, 200 + i, 300 + i)
+            for i, name in enumerate(
+                ("k", "v", "k_cache", "v_cache", "q", "out", "scale_k", "scale_v")
+            )
+        }
+        numbers = {"step_cos": 64, "step_sin": 72, "table_step": 9, "head_step": 1}
+        yield defined("AttentionAppendProblem")(
+            *(batch, kv_heads, heads, batch * seq, seq, seq, 70, 16, 8),
+            **steps,
+            **numbers,
+            positions=128,
+            rotary=spec.operation.dim,
+        )
+
+
 def merges(spec: Any) -> Iterator[Any]:
     """Yield problems of merging; every step is another."""
     for extents in ((1, 1, 1), (3, 7, 300), (1, 64, 4097)):
@@ -105,6 +124,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "activation_backward": gradients,
     "attention_forward": attentions,
     "attention_backward": attentions,
+    "attention_append": appended,
     "attention_merge": merges,
 }
 

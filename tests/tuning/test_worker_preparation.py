@@ -19,6 +19,11 @@ from warploom.generator.families.activation_backward import (
     ActivationBackwardSchedule,
     ActivationBackwardShape,
 )
+from warploom.generator.families.attention_append import (
+    AttentionAppendOperation,
+    AttentionAppendSchedule,
+    AttentionAppendShape,
+)
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -57,6 +62,10 @@ TRIED: dict[str, tuple[KernelSpec, Shape]] = {
     "attention_forward": (
         KernelSpec("sm_90a", AttentionOperation("bf16", 64), AttentionSchedule(128, 64)),
         ATTENTION,
+    ),
+    "attention_append": (
+        KernelSpec("sm_90a", AttentionAppendOperation("bf16", 64), AttentionAppendSchedule(128)),
+        AttentionAppendShape(67, 2),
     ),
     "attention_merge": (
         KernelSpec(

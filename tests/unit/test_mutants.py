@@ -6,6 +6,7 @@ import difflib
 from types import ModuleType
 
 import activation_backward_mutants
+import attention_append_mutants
 import attention_backward_mutants
 import attention_merge_mutants
 import attention_mutants
@@ -24,6 +25,7 @@ def test_every_mutant_of_gemm_can_be_made() -> None:
     "mutants",
     [
         activation_backward_mutants,
+        attention_append_mutants,
         attention_mutants,
         attention_backward_mutants,
         attention_merge_mutants,

@@ -29,6 +29,11 @@ SCHEMAS = {
     " -> (Tensor, Tensor)",
     "attention_into": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, Tensor(a!) result)"
     " -> Tensor",
+    "attention_append": "(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, "
+    "Tensor lengths, Tensor? page_table, Tensor? cu_seqlens, Tensor? q, Tensor? cos, Tensor? sin, "
+    "bool interleaved, Tensor? scale_k, Tensor? scale_v, str? spec, *, "
+    "Tensor(c!)? scales_k=None, Tensor(d!)? scales_v=None, Tensor(e!)? lengths_after=None)"
+    " -> Tensor",
     "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
