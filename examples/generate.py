@@ -1,6 +1,7 @@
 """Greedy generation by a Llama with a static cache, patched by `warploom.patch` and not, in turns.
 
     python examples/generate.py                            # random weights: only the speed counts
+    python examples/generate.py --graph --batch 32 --prompt-tokens 512 --cache 2048
     python examples/generate.py --model PATH --prompt "Once upon a time"
     python examples/generate.py --tiny
 
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import timing
 import warploom
 from llama import device_name, random_llama
+from steps import Steps
 
 WRONG = 3  # the exit code
 ROUNDING = 4 * 2**-8  # of the largest logit: how far bf16 layers move one
@@ -49,38 +51,53 @@ class Parting:
 @click.option("--tiny", is_flag=True, help="2 layers of width 64, for a CPU.")
 @click.option("--model", "folder", type=FOLDER, help="A local model in place of random weights.")
 @click.option("--prompt", help="The text that a local model goes on with.")
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Of random weights: 128, tiny 16.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(1), help="128, tiny 8.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--compile/--no-compile", "compiled", default=False, help="As transformers does it.")
+@click.option("--graph", is_flag=True, help="Each token a replay of one CUDA graph of a step.")
+@click.option("--cache", type=click.IntRange(1), help="Tokens that --graph has room for.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
     *,
     tiny: bool,
     folder: Path | None,
     prompt: str | None,
+    prompt_tokens: int | None,
     batch: int,
     new_tokens: int | None,
     rounds: int,
     compiled: bool,
+    graph: bool,
+    cache: int | None,
     as_json: bool,
 ) -> None:
     """Generate with a Llama on Warploom's kernels and on torch's, and compare tokens and speed."""
     if (folder is None) != (prompt is None):
         raise click.UsageError("--model and --prompt: must be given together, or neither")
+    if graph and compiled:
+        raise click.UsageError("--graph and --compile: must be one of them; both capture steps")
+    if cache is not None and not graph:
+        raise click.UsageError("--cache: must come with --graph; else transformers decides")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = None if folder is None else AutoTokenizer.from_pretrained(folder)
     model = random_llama(device, tiny=tiny) if folder is None else local(folder, device)
     if tokenizer is None:
-        text = torch.randint(0, model.config.vocab_size, (batch, 16 if tiny else 128))
+        length = prompt_tokens or (16 if tiny else 128)
+        text = torch.randint(0, model.config.vocab_size, (batch, length))
     else:
         text = tokenizer([prompt] * batch, return_tensors="pt").input_ids
     text = text.to(device)
     models = {"torch": model.eval(), "warploom": copy.deepcopy(model).eval()}
     warploom.patch(models["warploom"])
     count = new_tokens or (8 if tiny else 128)
+    keys = cache or text.shape[1] + count
     calls = {
-        name: partial(generate, one, text, count, compiled=compiled) for name, one in models.items()
+        name: partial(Steps(one, batch, keys).generate, text, count)
+        if graph
+        else partial(generate, one, text, count, compiled=compiled)
+        for name, one in models.items()
     }
     tokens = {name: call() for name, call in calls.items()}
     partings = compare(model, tokens["warploom"], tokens["torch"], text.shape[1])

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import generate
 import llama
 import warploom
+from steps import Steps
 
 
 def run(*arguments: str) -> Result:
@@ -28,6 +29,31 @@ def test_tokens_agree_and_are_as_many_as_asked_for() -> None:
     assert found["tokens"] == {"torch": 10, "warploom": 10} and found["partings"] == []
     assert all(speed > 0 for speed in found["tokens per second"].values())
     assert "every token agrees" in run("--tiny", "--new-tokens", "2").stdout
+
+
+def test_steps_with_a_cache_of_a_fixed_size_choose_the_same_tokens() -> None:
+    """In a cache that is larger than the text, twice: a second text begins where the first did."""
+    asked = ("--tiny", "--batch", "2", "--prompt-tokens", "9", "--new-tokens", "5", "--json")
+    plain, steps = (run(*asked, *more) for more in ((), ("--graph", "--cache", "40")))
+    assert steps.exit_code == 0, steps.output
+    assert json.loads(steps.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    model = llama.random_llama(torch.device("cpu"), tiny=True).eval()
+    texts = torch.randint(0, 128, (2, 2, 9))
+    held = Steps(model, 2, 40)
+    for text in texts:
+        wanted = generate.generate(model, text, 5, compiled=False)
+        assert torch.equal(held.generate(text, 5), wanted)
+    with pytest.raises(ValueError, match="a cache of 40 keys for 9 \\+ 32 tokens"):
+        held.generate(texts[0], 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(("--graph", "--compile"), "one of them"), (("--cache", "40"), "must come with --graph")],
+)
+def test_options_that_say_nothing_together_are_refused(options: tuple[str, ...], told: str) -> None:
+    refused = run("--tiny", *options)
+    assert refused.exit_code == 2 and told in refused.stderr
 
 
 def test_a_patch_that_changes_the_tokens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
