@@ -328,12 +328,12 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[4096];
+  alignas(16) uint8_t exchange[2048];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
   FullBarrier exchanged;  // what other blocks have of this one's sums has arrived
 };
-static_assert(sizeof(SharedStorage) <= 224256);
+static_assert(sizeof(SharedStorage) <= 222208);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -343,8 +343,8 @@ constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
   struct alignas(16) Fragment { Accumulator value[4]; };
-  static constexpr int kPlaces = kConsumers * kAll * 128;
   static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
   int rank, rows, share, warp = threadIdx.x / 32 % 4;
 
   __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
@@ -357,10 +357,12 @@ struct SharedSums {
   }
   __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
 
-  // The place, in the block of who finishes it, of a thread's part of a fragment that a source has.
+  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
+  // what the owner has itself).
   __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
     const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
-    return buffer + (((rows * kShares + owner % kShares) * kSources + source) * kEach + number) * 32 + threadIdx.x % 32;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
   // Adds to the fragments that this one finishes what the others have of them.

@@ -86,7 +86,7 @@ def mixed_gemm_layout(
         slabs=schedule.row_blocks * (k // DEPTH),
         fragments=fragments,
         group_steps=steps,
-        exchange_bytes=_exchanges(schedule) * schedule.consumers * fragments * 16 * WARPGROUP,
+        exchange_bytes=_exchanged(schedule, 16 * WARPGROUP * fragments),
     )
 
 
@@ -110,13 +110,12 @@ def _group_steps(operation: MixedGemmOperation, blocks: int) -> int:
     return max(1, min(of_group, GROUP_STEPS // blocks))
 
 
-def _exchanges(schedule: MixedGemmSchedule) -> int:
-    """Places that sums are left in: two in turn, since consumers may be a tile apart; one where a
-    cluster has one tile.
+def _exchanged(schedule: MixedGemmSchedule, sums: int) -> int:
+    """Return what a block's consumers have of others' of as much as one has: every source's share.
+
+    A share may be a part of a fragment, which four warps have.
     """
-    if schedule.sources == 1:
-        return 0
-    return 1 if schedule.split > 1 else 2
+    return schedule.consumers * sums * (schedule.sources - 1) // schedule.sources
 
 
 def _decoding(

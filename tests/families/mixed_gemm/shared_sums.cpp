@@ -4,8 +4,8 @@
 #include <set>
 
 int main() {
-  static uint8_t exchange[kConsumers * kAll * 128 * 16 * 2];
-  auto* const buffer = reinterpret_cast<SharedSums::Fragment*>(exchange);
+  static SharedStorage shared;
+  auto* const buffer = reinterpret_cast<SharedSums::Fragment*>(shared.exchange);
   for (int rows = 0; rows < kSharing; ++rows)
     for (int warp = 0; warp < 4; ++warp)
       for (int fragment = 0; fragment < kAll; ++fragment) {
@@ -30,16 +30,18 @@ int main() {
             if (!finisher.finishes(fragment)) continue;
             for (int source = 0; source < SharedSums::kSources; ++source) {
               const auto* place = finisher.place(buffer, finisher.mine(), source, fragment);
+              if (place < buffer || (place + 1 - buffer) * 16 > long(sizeof(shared.exchange)))
+                return std::puts("a place is outside"), 1;
+              if (source == finisher.mine()) continue;
               if (!taken.insert(place).second) return std::puts("two parts have one place"), 1;
-              if (place < buffer || place >= buffer + SharedSums::kPlaces) return std::puts("a place is outside"), 1;
               threadIdx.x = (rows * kShares + source % kShares) * 128 + thread;
               const SharedSums other(source / kShares, rows, source % kShares);
               if (other.place(buffer, other.owner(fragment), other.mine(), fragment) != place)
                 return std::puts("a part is left where nobody reads it"), 1;
               threadIdx.x = (rows * kShares + share) * 128 + thread;
-              left += source != finisher.mine();
+              ++left;
             }
           }
-    if (kBytes >= 0 && left * 16 != kBytes) return std::puts("a block waits for other bytes than are left"), 1;
+    if (left * 16 != SharedSums::kBytes) return std::puts("a block waits for other bytes than are left"), 1;
   }
 }

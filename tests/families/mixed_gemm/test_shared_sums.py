@@ -21,6 +21,7 @@ STUBS = """
 #include <cstdint>
 #define __device__
 #define __forceinline__ inline
+inline int min(int a, int b) { return a < b ? a : b; }
 struct { int x; } threadIdx;
 using Accumulator = float;
 """
@@ -30,6 +31,8 @@ CASES = (
     ((16, 64, 512), 4, 4, 1),
     ((16, 128, 256), 4, 2, 1),
     ((8, 64, 128), 1, 1, 4),
+    ((16, 64, 128), 1, 1, 4),
+    ((8, 64, 256), 2, 2, 2),
     ((16, 64, 128), 1, 1, 8),
     ((8, 128, 128), 1, 1, 8),
     ((16, 64, 256), 2, 2, 4),
@@ -42,8 +45,8 @@ def text(spec: KernelSpec) -> str:
     (struct,) = re.findall(r"^(struct SharedSums \{.*?)\n  // Adds to the", source, re.M | re.S)
     before = next(i for i, line in enumerate(constants) if "kPanels" in line)
     constants = constants[:before] + [line for line in constants[before:] if "kAcross" in line]
-    waits = "SharedSums::kBytes" if "kBytes" in struct else "-1"
-    parts = (STUBS, *constants, struct, "};", f"constexpr long kBytes = {waits};")
+    (room,) = re.findall(r"uint8_t exchange\[\d+\];", source)
+    parts = (STUBS, *constants, f"struct SharedStorage {{ {room} }};", struct, "};")
     return "\n".join((*parts, f'#line 1 "{HARNESS}"', HARNESS.read_text()))
 
 

@@ -61,8 +61,8 @@ ADVANCE, PROMOTE = "      position.advance();\n", "      promote(sums, banks[1 -
 CONSUME = "  wait_for_launch_before();\n  const Tiles tiles(p);\n"
 LOAD_A = "  Position position{0, 1};\n  CUTE_NO_UNROLL\n"
 WAIT = "  wait_for_launch_before();\n"
-BUFFER = "reinterpret_cast<Fragment*>(shared.exchange) + (second ? kPlaces : 0);\n"
 MEET = "    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);\n"
+READ = MEET.replace("\n", "  // all have read those of the tile before\n")
 BEGUN = "    cute::cluster_wait();  // all blocks of the cluster have begun\n"
 EXCHANGED = "    shared.exchanged.wait(0);  // a cluster has one tile\n"
 ADDED = "      for (int j = 0; j < 4; ++j) sum[j] = total[j];\n    }\n"
@@ -143,7 +143,14 @@ MUTANTS = {
     "who shares k adds what the other has not left": Mutant(
         wrong=((MEET, ""),),
         shape=LONG,
-        pauses=((BUFFER, BUFFER + "    if (share == 1)\n" + PAUSE),),
+        pauses=((READ, READ + "    if (share == 1)\n" + PAUSE),),
+        kernel=SHARED,
+    ),
+    # Several tiles a block: the second's sums come while the first's are added.
+    "who shares k leaves what the other has no room for yet": Mutant(
+        wrong=((READ, ""),),
+        shape=(16, 64 * 800, 256),
+        pauses=((MEET, MEET + "    if (share == 0)\n" + PAUSE),),
         kernel=SHARED,
     ),
     # Waited for later, so that no block ends before others write to it.

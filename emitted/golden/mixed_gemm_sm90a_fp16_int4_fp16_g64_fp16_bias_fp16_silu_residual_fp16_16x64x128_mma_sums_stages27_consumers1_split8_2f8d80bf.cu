@@ -1,11 +1,10 @@
-// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x256_mma_sums_stages5_shares2_blocks2_stream_k_703c8445
+// mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_16x64x128_mma_sums_stages27_consumers1_split8_2f8d80bf
 //
-// D[m, n] = A[m, k] W[n, k]
-//   A bf16, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
-//   tile 16x64x256 by mma, 2 consumers, of which 2 share k, 5 stages, along_n, group 8, store direct
+// D[m, n] = epilogue(A[m, k] W[n, k]): bias_fp16, silu, residual_fp16
+//   A fp16, W int4 with scales fp16 of groups of 64, applied to sums, accumulated in fp32, D fp16 row
+//   tile 16x64x128 by mma, 1 consumer, k split over 8 blocks, 27 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-//   stream-K: blocks share the k of tiles that do not fill a wave
-// Digest 703c84453df7294c60657ff1ca678e183c16f26c49e6d5187b434d0f11cce8c3; `warploom show` prints this file.
+// Digest 2f8d80bf074bcc441efa1a54b2877182f35860edd7f589496a46e98fa915bba3; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -27,16 +26,16 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::half_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 16, kTileN = 64, kTileK = 256;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
-constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
-constexpr int kConsumers = 2;  // warpgroups
-constexpr int kShares = 2;     // consumers that share k, each with some slabs of a stage,
+constexpr int kSplit = 8, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
+constexpr int kConsumers = 1;  // warpgroups
+constexpr int kShares = 1;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
-constexpr int kWarps = kConsumers * 4, kThreads = 320;  // the rest loads
-constexpr int kStages = 5;
+constexpr int kWarps = kConsumers * 4, kThreads = 192;  // the rest loads
+constexpr int kStages = 27;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -56,26 +55,28 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   const uint8_t* b;  // W, in slabs
-  cutlass::bfloat16_t* d;  // D[m][pitch]
-  float* parts;  // sums of parts of tiles, by blocks
-  int* raised;  // a flag for each warp of each block that leaves a part
+  cutlass::half_t* d;  // D[m][pitch]
+  cutlass::half_t* bias_0;  // bias[n]
+  cutlass::half_t* residual_2;  // C[m][pitch]
   int64_t d_pitch;  // elements between rows of D
+  int64_t residual_2_pitch;  // elements between rows of C
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
-  int32_t cut;  // tiles that are cut: the first
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
+  float residual_2_beta;  // C is not read when this is 0
 };
 static_assert(sizeof(Parameters) == 384);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b) == 256 && OFFSET(Parameters, d) == 264);
-static_assert(OFFSET(Parameters, parts) == 272 && OFFSET(Parameters, raised) == 280);
-static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, a_tail_rows) == 296);
-static_assert(OFFSET(Parameters, m) == 300 && OFFSET(Parameters, n) == 304);
-static_assert(OFFSET(Parameters, k) == 308 && OFFSET(Parameters, cut) == 312);
-static_assert(OFFSET(Parameters, row_blocks) == 316 && OFFSET(Parameters, slabs) == 320);
+static_assert(OFFSET(Parameters, bias_0) == 272 && OFFSET(Parameters, residual_2) == 280);
+static_assert(OFFSET(Parameters, d_pitch) == 288 && OFFSET(Parameters, residual_2_pitch) == 296);
+static_assert(OFFSET(Parameters, a_tail_rows) == 304 && OFFSET(Parameters, m) == 308);
+static_assert(OFFSET(Parameters, n) == 312 && OFFSET(Parameters, k) == 316);
+static_assert(OFFSET(Parameters, row_blocks) == 320 && OFFSET(Parameters, slabs) == 324);
+static_assert(OFFSET(Parameters, residual_2_beta) == 328);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
@@ -95,13 +96,13 @@ struct OperandA {
 // W lies in slabs of 64 rows by 128 k, k inside: codes in the order in which threads hold wgmma's A operand,
 // 16 bytes of each thread to a piece, then the scales of its groups, rows r and r + 8 side by side.
 struct Slab {
-  static constexpr int kBytes = 4224, kDepth = 128;
+  static constexpr int kBytes = 4352, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
   static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
   static constexpr int kWords = 1;  // of a thread, in one step
-  static constexpr int kScales = 4096, kGroups = 1;
+  static constexpr int kScales = 4096, kGroups = 2;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
-  static constexpr int kStageBytes = 2 * kBytes;
+  static constexpr int kStageBytes = 1 * kBytes;
 
   // Starts the load of one block's slabs from `from` on.
   __device__ __forceinline__ static void load(FullBarrier& full, uint8_t* to, const uint8_t* from, int bytes) {
@@ -114,7 +115,7 @@ struct Slab {
 };
 
 // A stage has A in panels, each of as much k as one box of TMA's.
-constexpr int kPanels = 4, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
+constexpr int kPanels = 2, kPanelK = kTileK / kPanels, kSlabPanels = kPanels / Slab::kOfStage;
 constexpr int kOfPanel = Slab::kSteps / kSlabPanels;  // steps
 
 // A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
@@ -156,52 +157,26 @@ struct Tiles {
   }
 };
 
-__device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTileK - 1) / kTileK; }
+// One for each block at least: past the end of k A is zero.
+__device__ __forceinline__ int k_tiles(const Parameters& p) { return max((p.k + kTileK - 1) / kTileK, kSplit); }
 
 // What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
-// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
-// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
-// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
-// only, which began before it. Then it takes whole tiles, in turn with the others.
+// A cluster has one tile, and each of its blocks a part of k.
 struct Walk {
-  int k_tiles, tiles, clusters;
-  int shared;     // k tiles of all ranges
-  int low, high;  // of the range, what is left
-  int whole;      // the next whole tile
+  int tile, k_tiles;
+  bool taken = false;
 
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : k_tiles(k_tiles),
-        tiles(tiles),
-        clusters(clusters),
-        shared(p.cut * k_tiles),
-        low(start(cluster)),
-        high(start(cluster + 1)),
-        whole(p.cut + cluster) {}
-
-  // The first k tile of a cluster's range.
-  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
-
-  // The cluster whose range has the first k tile of a tile that is cut.
-  __device__ __forceinline__ int first(int tile) const {
-    return ((tile * k_tiles + 1) * clusters - 1) / shared;
-  }
+  __device__ __forceinline__ Walk(const Parameters&, int, int k_tiles, int cluster, int)
+      : tile(cluster), k_tiles(k_tiles) {}
 
   __device__ __forceinline__ bool next(Unit& unit) {
-    if (low < high) {
-      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
-      unit = {tile, max(low - start, 0), high - start};
-      high = start + unit.begin;
-      return true;
-    }
-    unit = {whole, 0, k_tiles};
-    whole += clusters;
-    return unit.tile < tiles;
+    const int rank = cute::block_rank_in_cluster();
+    unit = {tile, rank * k_tiles / kSplit, (rank + 1) * k_tiles / kSplit};
+    return taken ? false : taken = true;
   }
 };
 
@@ -227,14 +202,111 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {column, column + 1}, {row, row + 8} };
 }
 
-// No steps: the accumulators are D.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// x / (1 + exp(-x)).
+struct Silu {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
+  }
+
+  __device__ __forceinline__ static float function(float x) { return x * logistic2(1.44269504f * x); }
+};
+
+// Adds beta * C. C may be D itself: a thread reads its elements before any thread stores to them.
+template <class Element> struct Residual {
+  const Element* c;
+  int64_t pitch;
+  float beta;
+  struct Operand {
+    Columns<Element> row[2];
+  };
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
+    // A row that does not exist, and any row when beta is 0, has no columns.
+    const int n0 = at.row[0] < m && beta != 0.f ? n : 0, n1 = at.row[1] < m && beta != 0.f ? n : 0;
+    return {Columns<Element>(c + at.row[0] * pitch, at.column, n0),
+            Columns<Element>(c + at.row[1] * pitch, at.column, n1)};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      x[i / 2][i % 2] = fmaf(beta, operand.row[i / 2][i % 2], x[i / 2][i % 2]);
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+  struct Block {
+    Bias<cutlass::half_t>::Operand step_0;
+  };
+  struct Operands {
+    Residual<cutlass::half_t>::Operand step_2;
+  };
+  int m, n;
+  Bias<cutlass::half_t> step_0;
+  Silu step_1;
+  Residual<cutlass::half_t> step_2;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0},
+        step_1{},
+        step_2{p.residual_2, p.residual_2_pitch, p.residual_2_beta} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {
+        step_2.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+    step_1.apply(x);
+    step_2.apply(x, operands.step_2);
+  }
 };
 
 // Two neighbours in a row of D.
@@ -245,7 +317,7 @@ struct alignas(2 * sizeof(ElementD)) Pair {
 // Two values of a row as D holds them, rounded to nearest even.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
@@ -277,11 +349,12 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[16384];
+  alignas(16) uint8_t exchange[3584];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
+  FullBarrier exchanged;  // what other blocks have of this one's sums has arrived
 };
-static_assert(sizeof(SharedStorage) <= 100352);
+static_assert(sizeof(SharedStorage) <= 232448);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -291,9 +364,9 @@ constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
   struct alignas(16) Fragment { Accumulator value[4]; };
-  static constexpr int kPlaces = kConsumers * kAll * 128;
+  static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
   int rank, rows, share, warp = threadIdx.x / 32 % 4;
-  bool second = false;  // of two buffers: consumers may be a tile apart
 
   __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
 
@@ -305,23 +378,32 @@ struct SharedSums {
   }
   __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
 
-  // The place, in the block of who finishes it, of a thread's part of a fragment that a source has.
+  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
+  // what the owner has itself).
   __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
     const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
-    return buffer + (((rows * kShares + owner % kShares) * kSources + source) * kEach + number) * 32 + threadIdx.x % 32;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
   // Adds to the fragments that this one finishes what the others have of them.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
-    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange) + (second ? kPlaces : 0);
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    cute::cluster_wait();  // all blocks of the cluster have begun
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
       const Accumulator* const sum = sums[i / kAcross] + i % kAcross * 4;
-      *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
+      asm volatile(
+          "{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\n"
+          "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], { %3, %4, %5, %6}, [barrier];\n}"
+          ::"r"(cute::cast_smem_ptr_to_uint(place(buffer, owner(i), mine(), i))),
+            "r"(cute::cast_smem_ptr_to_uint(&shared.exchanged)), "r"(owner(i) / kShares), "f"(sum[0]), "f"(sum[1]),
+            "f"(sum[2]), "f"(sum[3])
+          : "memory");
     }
-    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
-    second = !second;
+    shared.exchanged.wait(0);  // a cluster has one tile
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!finishes(i)) continue;
@@ -335,89 +417,6 @@ struct SharedSums {
       }
       CUTE_UNROLL
       for (int j = 0; j < 4; ++j) sum[j] = total[j];
-    }
-  }
-};
-
-// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
-// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
-// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
-// clusters leave, and for nothing else.
-struct Parts {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
-  static constexpr int kThreads = kConsumers * 128;
-  static constexpr int kInFlight = 4;  // fragments that a thread reads at a time
-  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
-  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
-  using Sums = Accumulator[kBlocks][kOfRows * 4];
-  Fragment* const parts;
-  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
-  int rank, thread;
-
-  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
-      : parts(reinterpret_cast<Fragment*>(p.parts)),
-        raised(p.raised),
-        rank(rank),
-        thread(consumer * 128 + threadIdx.x % 128) {}
-
-  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
-    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
-  }
-  __device__ __forceinline__ int* flag(int cluster) const {
-    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
-  }
-
-  // Leaves the part of this block, which is of `cluster`.
-  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kOfBlock; ++i) {
-      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
-      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
-    }
-    __syncwarp();  // what all lanes have written is there for who sees the flag
-    if (threadIdx.x % 32 == 0)
-      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
-  }
-
-  // From L2, where other multiprocessors have left it.
-  __device__ __forceinline__ static Fragment read(const Fragment* from) {
-    Fragment found;
-    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
-                 : "l"(from)
-                 : "memory");
-    return found;
-  }
-
-  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
-  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
-    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
-      int up;
-      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
-      while (up == 0);
-      *flag(other) = 0;  // as the next launch must find it
-    }
-    __syncwarp();
-    CUTE_NO_UNROLL
-    for (int other = first; other < last; other += kAtOnce) {
-      CUTE_UNROLL
-      for (int begin = 0; begin < kOfBlock; begin += kRead) {
-        Fragment found[kAtOnce][kRead];
-        CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i)
-          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
-            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
-        CUTE_UNROLL
-        for (int i = 0; i < kAtOnce * kRead; ++i) {
-          const int fragment = begin + i % kRead;
-          if (other + i / kRead < last && fragment < kOfBlock) {
-            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
-            CUTE_UNROLL
-            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
-          }
-        }
-      }
     }
   }
 };
@@ -458,7 +457,7 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
   CUTE_NO_UNROLL
   for (Loads loads(p, cluster, clusters); loads.next(); position.advance()) {
     FullBarrier& full = shared.full[position.stage];
-    const int first = loads.k_tile * Slab::kOfStage;
+    const int first = min(loads.k_tile * Slab::kOfStage, p.slabs - 1);
     const int there = min(p.slabs - first, Slab::kOfStage);
     const int row_block = loads.at.n / kWgmmaM, last = p.row_blocks - 1 - row_block;
     const uint8_t* from = p.b + row_block * pitch + first * Slab::kBytes;
@@ -468,7 +467,6 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
     CUTE_UNROLL
     for (int i = 0; i < kRows / kWgmmaM; ++i) {
       Slab::load(full, to, from, there * Slab::kBytes);
-      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
       to += Slab::kOfStage * Slab::kBytes;
       if (i < last) from += pitch;
     }
@@ -501,27 +499,35 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
-__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+__device__ __forceinline__ uint32_t add_fp16(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// (a & mask) | more in one instruction, where the compiler makes two of two constants.
+__device__ __forceinline__ uint32_t masked_with(uint32_t a, uint32_t mask, uint32_t more) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(mask), "r"(more));
   return d;
 }
 
-// int4 by bf16: exact codes q / kUnit, and the scale is left to the sums. Below 256 the bits of a bf16
-// number are an integer n that means n 2^-133, subnormal or not, so that a nibble needs no exponent set: one
-// LOP3 takes two of them, and one fused multiply-add moves them up and takes the 8 away, exactly.
+// int4 by fp16: exact q. A nibble at bit 0 under the exponent of 1024 is 1024 + q, and one at bit 4 under
+// that of 64 is 64 + q: one LOP3 takes two, one addition takes the rest away.
 struct Decode {
   static constexpr int kWords = 1;
-  static constexpr float kUnit = 64;
+  static constexpr float kUnit = 1;
+  uint32_t offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
+  __device__ __forceinline__ Decode(uint32_t, uint32_t) {
+    offset[0] = 0xe408e408, offset[1] = 0xd480d480;  // -(1024 + 8), -(64 + 8)
+  }
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
     const uint32_t up = words[0] >> 8;
-    registers[0] = fma_bf16(words[0] & 0x000f000f, 0x7f007f00, 0xbe00be00);  // 2^127, -8 / 64
-    registers[1] = fma_bf16(words[0] & 0x00f000f0, 0x7d007d00, 0xbe00be00);  // 2^123
-    registers[2] = fma_bf16(up & 0x000f000f, 0x7f007f00, 0xbe00be00);
-    registers[3] = fma_bf16(up & 0x00f000f0, 0x7d007d00, 0xbe00be00);
+    registers[0] = add_fp16(masked_with(words[0], 0x000f000f, 0x64006400), offset[0]);
+    registers[1] = add_fp16(masked_with(words[0], 0x00f000f0, 0x54005400), offset[1]);
+    registers[2] = add_fp16(masked_with(up, 0x000f000f, 0x64006400), offset[0]);
+    registers[3] = add_fp16(masked_with(up, 0x00f000f0, 0x54005400), offset[1]);
   }
 };
 
@@ -536,8 +542,8 @@ struct Group {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
   }
 
-  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
-  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
+  __device__ __forceinline__ float low() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[0]); }
+  __device__ __forceinline__ float high() const { return float(reinterpret_cast<const cutlass::half_t(&)[2]>(scales)[1]); }
 
   __device__ __forceinline__ Decode decode() const {
     return Decode(0, 0);
@@ -595,7 +601,7 @@ struct Products {
   }
 
   __device__ __forceinline__ static void multiply(Accumulator* d, const uint32_t (&a)[4], uint32_t low, uint32_t high) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
         "{ %0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
@@ -671,18 +677,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
   SharedSums total(rank, rows, share);
-  const Parts parts(p, rank, consumer);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     products.run(shared, position, unit.end - unit.begin, rows, share);
     total.add(shared, products.sums);
-    if (unit.end < walk.k_tiles) {
-      parts.leave(products.sums, cluster);
-      continue;
-    }
-    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
@@ -699,12 +699,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   store.finish();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x256_mma_sums_stages5_shares2_blocks2_stream_k_703c8445(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    mixed_gemm_sm90a_fp16_int4_fp16_g64_fp16_bias_fp16_silu_residual_fp16_16x64x128_mma_sums_stages27_consumers1_split8_2f8d80bf(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
-  const int rank = 0;
+  const int rank = cute::block_rank_in_cluster();
   const int cluster = blockIdx.x / kClusterSize, clusters = gridDim.x / kClusterSize;
 
   if (threadIdx.x == kWarps * 32) {
@@ -713,11 +713,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       shared.full[stage].init(2);  // who loads slabs, and who loads A
       shared.empty[stage].init(kWarps);
     }
+    shared.exchanged.init(1);
+    shared.exchanged.arrive_and_expect_tx(SharedSums::kBytes);
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  cute::cluster_arrive();  // no block leaves sums in another before that has begun
   if (warp >= kWarps) {
     produce(p, shared, cluster, clusters);
+    __syncwarp();
+    cute::cluster_wait();
   } else {
     consume(p, shared, warp / 4, rank, cluster, clusters);
   }

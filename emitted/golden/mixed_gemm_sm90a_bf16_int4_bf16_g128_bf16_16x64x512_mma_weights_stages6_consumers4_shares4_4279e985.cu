@@ -1,10 +1,10 @@
-// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x512_mma_weights_stages5_consumers4_shares4_5be55a67
+// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x512_mma_weights_stages6_consumers4_shares4_4279e985
 //
 // D[m, n] = A[m, k] W[n, k]
 //   A bf16, W int4 with scales bf16 of groups of 128, applied to weights, accumulated in fp32, D bf16 row
-//   tile 16x64x512 by mma, 4 consumers, of which 4 share k, 5 stages, along_n, group 8, store direct
+//   tile 16x64x512 by mma, 4 consumers, of which 4 share k, 6 stages, along_n, group 8, store direct
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-// Digest 5be55a67651f4fb1c8943f112877377b6de88f15fc3e5e0f2ddbc7b512504bd1; `warploom show` prints this file.
+// Digest 4279e9856aa2f7d54fb4240e2020bd0dda01bfe97e39e2be91c1e43eed78758f; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -35,7 +35,7 @@ constexpr int kConsumers = 4;  // warpgroups
 constexpr int kShares = 4;     // consumers that share k, each with some slabs of a stage,
 constexpr int kSharing = kConsumers / kShares;  // and that share rows of wgmma
 constexpr int kWarps = kConsumers * 4, kThreads = 576;  // the rest loads
-constexpr int kStages = 5;
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
@@ -243,11 +243,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
-  alignas(16) uint8_t exchange[32768];
+  alignas(16) uint8_t exchange[12288];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 199680);
+static_assert(sizeof(SharedStorage) <= 212992);
 
 constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of a thread in 64 rows, and in all
 
@@ -257,9 +257,9 @@ constexpr int kAcross = kColumns / 8, kAll = kBlocks * kAcross;  // fragments of
 struct SharedSums {
   static constexpr int kSources = kShares * kSplit, kEach = 4 * kAll / kSources;  // fragments that one finishes
   struct alignas(16) Fragment { Accumulator value[4]; };
-  static constexpr int kPlaces = kConsumers * kAll * 128;
+  static constexpr int kBytes = kConsumers * (kSources - 1) * kEach * int(sizeof(Fragment[32]));  // that others leave
+  static_assert(kBytes <= sizeof(SharedStorage::exchange));
   int rank, rows, share, warp = threadIdx.x / 32 % 4;
-  bool second = false;  // of two buffers: consumers may be a tile apart
 
   __device__ __forceinline__ SharedSums(int rank, int rows, int share) : rank(rank), rows(rows), share(share) {}
 
@@ -271,15 +271,18 @@ struct SharedSums {
   }
   __device__ __forceinline__ bool finishes(int fragment) const { return owner(fragment) == mine(); }
 
-  // The place, in the block of who finishes it, of a thread's part of a fragment that a source has.
+  // The place, in the block of who finishes it, of a thread's part of a fragment that another source has (any, of
+  // what the owner has itself).
   __device__ __forceinline__ Fragment* place(Fragment* buffer, int owner, int source, int fragment) const {
     const int number = kAll >= kSources ? fragment / kSources * 4 + warp : (fragment * 4 + warp) / kSources;
-    return buffer + (((rows * kShares + owner % kShares) * kSources + source) * kEach + number) * 32 + threadIdx.x % 32;
+    const int other = min(source - (source > owner), kSources - 2);
+    return buffer + (((rows * kShares + owner % kShares) * (kSources - 1) + other) * kEach + number) * 32 + threadIdx.x % 32;
   }
 
   // Adds to the fragments that this one finishes what the others have of them.
   __device__ __forceinline__ void add(SharedStorage& shared, Sums& sums) {
-    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange) + (second ? kPlaces : 0);
+    Fragment* const buffer = reinterpret_cast<Fragment*>(shared.exchange);
+    cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);  // all have read those of the tile before
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (finishes(i)) continue;
@@ -287,7 +290,6 @@ struct SharedSums {
       *place(buffer, owner(i), mine(), i) = {sum[0], sum[1], sum[2], sum[3]};
     }
     cutlass::arch::NamedBarrier::sync(kShares * 128, 1 + rows);
-    second = !second;
     CUTE_UNROLL
     for (int i = 0; i < kAll; ++i) {
       if (!finishes(i)) continue;
@@ -588,7 +590,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x512_mma_weights_stages5_consumers4_shares4_5be55a67(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_16x64x512_mma_weights_stages6_consumers4_shares4_4279e985(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
