@@ -24,8 +24,9 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
     advice = "convert the activations, quantise anew, or choose another out_dtype or epilogue"
 
     def features(self, operation: MixedGemmOperation, shape: MixedGemmShape) -> dict[str, Feature]:
-        """The bits of activations, rows, columns and depth."""
-        return {"bits": element(operation.a).bits, "m": shape.m, "n": shape.n, "k": shape.k}
+        """The bits of activations, the format of weights, rows, columns and depth."""
+        of = {"bits": element(operation.a).bits, "b": operation.b}
+        return {**of, "m": shape.m, "n": shape.n, "k": shape.k}
 
     def variants(self, fields: dict[str, Any], requires: object) -> Iterable[dict[str, Any]]:
         """Scales where a row has them, or may be; stored as it says, or as tensors allow."""

@@ -123,8 +123,11 @@ def test_the_table_has_a_schedule_for_every_number_of_rows_and_long_epilogues(
 
 
 def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
-    """More would wait for each other's slots, and fewer would leave multiprocessors idle."""
-    for m, n in product((1, 16, 32, 64, 128), (2112, 4096, 6144, 7168)):
+    """More would wait for each other's slots, and fewer would leave multiprocessors idle.
+
+    From 65 rows on half of that is faster: a block's tile is as large as two.
+    """
+    for m, n in product((1, 16, 32, 64), (2112, 4096, 6144, 7168)):
         found = tabled(BF16, MixedGemmShape(m, n, 7168), NO_GPU).spec.schedule
         blocks = -(-n // found.tile[1]) * found.split
         assert 0.9 * NO_GPU.multiprocessors < blocks <= found.blocks * NO_GPU.multiprocessors * 1.05
