@@ -1,0 +1,38 @@
+"""Attention of few query rows to long keys, in caches that are contiguous, packed or paged."""
+
+from __future__ import annotations
+
+from warploom.generator.families.attention_decode import launch, rules, template
+from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
+from warploom.generator.families.attention_decode.operation import DecodeOperation
+from warploom.generator.families.attention_decode.parameters import parameters
+from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
+from warploom.generator.families.attention_decode.schedule import DecodeSchedule, DecodeSpec
+from warploom.generator.families.attention_decode.table import DecodeTable
+from warploom.generator.families.family import Family
+
+__all__ = ["FAMILY", "DecodeOperation", "DecodeProblem", "DecodeSchedule", "DecodeShape"]
+
+
+class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, DecodeProblem]):
+    """Decoding: each sequence's few new rows attend to all of its keys."""
+
+    operation = DecodeOperation
+    schedule = DecodeSchedule
+    shape = DecodeShape
+    table = DecodeTable()
+
+    operation_reasons = staticmethod(rules.operation_reasons)
+    schedule_reasons = staticmethod(rules.schedule_reasons)
+    complete = staticmethod(rules.complete)
+    parameters = staticmethod(parameters)
+    context = staticmethod(template.context)
+    launches = staticmethod(launch.launches)
+    workspaces = staticmethod(launch.workspaces)
+
+    def layout(self, spec: DecodeSpec) -> DecodeLayout:
+        """Shared memory and registers: see layout.py."""
+        return decode_layout(spec.operation, spec.schedule)
+
+
+FAMILY = AttentionDecode()

@@ -1,0 +1,104 @@
+"""Shared memory and registers of a decode kernel, derived from operation and schedule.
+
+A stage of k or of v is boxes of rows, one for each page that it touches; a box is pieces of the
+head dimension, each as wide as the widest swizzle span that divides it. All figures are bytes, or
+32-bit registers of a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from warploom.generator.families.attention_decode.operation import DecodeOperation
+from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSchedule
+from warploom.generator.tensor_maps import widest_span
+
+MULTIPROCESSOR_BYTES, BLOCK_BYTES = 233_472, 1024  # shared memory, and what each block takes of it
+MULTIPROCESSOR_REGISTERS = 65_536
+LARGEST_BOX = 256  # rows
+# Of outputs that warps of the same rows leave for each other at a time: columns of a row.
+MERGED_BYTES = 32_768
+LEAST_MERGED, MOST_MERGED = 32, 128  # columns
+STAGE_BARRIERS_BYTES = 32  # two of k, and two of v
+BASE_REGISTERS = 48  # for addresses, scores, sums, and what is decoded
+SOFTCAP_REGISTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLayout:
+    """Where everything of one block lies."""
+
+    span: int  # bytes of a piece's row
+    pieces: int  # side by side in a row
+    box_rows: int
+    boxes: int  # of a stage
+    stage_bytes: int  # of k, or of v
+    scale_bytes: int  # of one stage: factors of its rows, of k and of v
+    stages: int
+    merged_columns: int  # of outputs that warps leave for each other at a time
+    merged_bytes: int
+    sums_bytes: int  # maxima and sums of rows, of every warp
+    registers: int  # that a thread is expected to need
+    register_budget: int  # that it may have
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of one stage of k, of v, of their factors, and of its barriers."""
+        return 2 * self.stage_bytes + self.scale_bytes + STAGE_BARRIERS_BYTES
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the stages."""
+        return self.merged_bytes + self.sums_bytes + BLOCK_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the launch."""
+        return self.stages * self.ring_bytes + self.fixed_bytes
+
+
+def room(schedule: DecodeSchedule) -> int:
+    """Shared memory that a block may have, as many as are to fit on a multiprocessor."""
+    return MULTIPROCESSOR_BYTES // schedule.blocks - BLOCK_BYTES
+
+
+@lru_cache(maxsize=1024)  # each is asked for a few times in a row
+def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> DecodeLayout:
+    """Lay out a schedule, legal or not."""
+    kv = operation.kv
+    row_bytes = operation.dim * kv.bytes
+    span = widest_span(operation.dim, kv.bits)
+    box_rows = min(schedule.keys, operation.page or LARGEST_BOX)
+    warp_column = 4 * schedule.warps * WARP_ROWS  # one column of every warp's rows
+    fit = MERGED_BYTES // schedule.blocks // warp_column
+    merged = max(LEAST_MERGED, min(MOST_MERGED, fit, operation.dim) // 32 * 32)
+    merged = next(
+        columns for columns in (128, 64, 32) if columns <= merged and operation.dim % columns == 0
+    )
+    merges = schedule.key_warps > 1
+    return DecodeLayout(
+        span=span,
+        pieces=row_bytes // span,
+        box_rows=box_rows,
+        boxes=schedule.keys // box_rows,
+        stage_bytes=schedule.keys * row_bytes,
+        scale_bytes=8 * schedule.keys if operation.scales == "token" else 0,
+        stages=schedule.stages,
+        merged_columns=merged,
+        merged_bytes=merged * warp_column if merges else 0,
+        sums_bytes=8 * schedule.warps * WARP_ROWS,
+        registers=_registers(operation),
+        register_budget=register_budget(schedule),
+    )
+
+
+def register_budget(schedule: DecodeSchedule) -> int:
+    """Registers that a thread may have: registers are given to warps in units of 8 a thread."""
+    return min(255, MULTIPROCESSOR_REGISTERS // (schedule.blocks * schedule.threads) // 8 * 8)
+
+
+def _registers(operation: DecodeOperation) -> int:
+    # Outputs in fp32, q in 16 bits, of 16 rows that a warp has.
+    outputs, queries = operation.dim // 2, operation.dim // 4
+    return outputs + queries + BASE_REGISTERS + (SOFTCAP_REGISTERS if operation.softcap else 0)

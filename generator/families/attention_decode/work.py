@@ -1,0 +1,60 @@
+"""How many parts the work of one call has: kernels divide it, and hosts know bounds of it."""
+
+from __future__ import annotations
+
+from warploom.generator.families.attention_decode.operation import DecodeOperation
+from warploom.generator.families.attention_decode.problem import DecodeProblem
+from warploom.generator.families.attention_decode.schedule import DecodeSchedule
+from warploom.generator.launches import DeviceLimits
+
+# batch_invariant: the parts of an item have at least so many keys, and there are so many at most.
+LEAST_KEYS, MOST_CHUNKS = 256, 16
+MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized where no GPU is known
+
+
+def row_tiles(schedule: DecodeSchedule, rows: int) -> int:
+    """Tiles of the rows that share a kv head's keys, of one sequence: at most."""
+    return -(-rows // schedule.rows)
+
+
+def items(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+    """Tiles of rows of all kv heads and sequences."""
+    return problem.batch * problem.kv_heads * row_tiles(schedule, problem.rows)
+
+
+def tiles(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+    """Steps over keys of all items, at most."""
+    return items(schedule, problem) * max(1, -(-problem.seq_k // schedule.keys))
+
+
+def most_blocks(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+    """Blocks of a launch on any GPU."""
+    return min(MOST_BLOCKS * schedule.blocks, tiles(schedule, problem))
+
+
+def blocks(schedule: DecodeSchedule, problem: DecodeProblem, device: DeviceLimits) -> int:
+    """Blocks of the launch: those that run at a time, or fewer where there is less to do."""
+    return min(device.multiprocessors * schedule.blocks, most_blocks(schedule, problem))
+
+
+def least_tiles(schedule: DecodeSchedule) -> int:
+    """Tiles of a chunk, of batch_invariant kernels, at least."""
+    return max(1, LEAST_KEYS // schedule.keys)
+
+
+def chunks(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+    """Chunks of an item, of batch_invariant kernels, at most."""
+    count = -(-problem.seq_k // schedule.keys)
+    return max(1, min(MOST_CHUNKS, -(-count // least_tiles(schedule))))
+
+
+def part_rows(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+    """Rows of an item's partial result."""
+    return min(schedule.rows, problem.rows)
+
+
+def parts(operation: DecodeOperation, schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+    """Places for partial results: two of each block, or one of each chunk."""
+    if operation.batch_invariant:
+        return items(schedule, problem) * chunks(schedule, problem)
+    return 2 * most_blocks(schedule, problem)
