@@ -15,7 +15,7 @@ from warploom.generator.families.attention_decode.schedule import WARP_ROWS, Dec
 from warploom.generator.tensor_maps import widest_span
 
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 233_472, 1024  # shared memory, and what each block takes of it
-MULTIPROCESSOR_REGISTERS = 65_536
+LANES, PARTITIONS = 512, 4  # registers that a lane of a quarter of a multiprocessor shares out
 LARGEST_BOX = 256  # rows
 # Of outputs that warps of the same rows leave for each other at a time: columns of a row.
 MERGED_BYTES = 32_768
@@ -94,8 +94,9 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
 
 
 def register_budget(schedule: DecodeSchedule) -> int:
-    """Registers that a thread may have: registers are given to warps in units of 8 a thread."""
-    return min(255, MULTIPROCESSOR_REGISTERS // (schedule.blocks * schedule.threads) // 8 * 8)
+    """Registers that a thread may have: warps go to the quarters of a multiprocessor in turn."""
+    warps = -(-schedule.blocks * schedule.threads // 32 // PARTITIONS)
+    return min(255, LANES // warps // 8 * 8)
 
 
 def _registers(operation: DecodeOperation) -> int:

@@ -18,6 +18,7 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
         "kv": operation.kv,
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "decode_part": "same" if operation.cache == "same" else f"{operation.cache}_{kind.name}",
+        "fragments_part": "same" if operation.cache == "same" else "bytes",
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         "least_tiles": work.least_tiles(schedule),

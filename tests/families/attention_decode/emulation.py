@@ -1,0 +1,111 @@
+"""A decode kernel's emitted text, run on the CPU by threads that are made up: see emulated.h."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warploom.generator.families.attention_decode import FAMILY, DecodeProblem
+from warploom.generator.launches import Address, Argument, DeviceLimits
+from warploom.generator.render import render
+from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import TensorMap
+
+_HEADER = Path(__file__).with_name("emulated.h")
+_MADE_UP = (
+    *("multiply", "read", "read_transposed", "pair", "exp2", "log2", "copy_scale", "permute"),
+    *("arrive_with_copies", "fma_bf16", "multiply_bf16", "add_fp16", "fp16_of_e4m3"),
+)
+_MAIN = """
+extern "C" int launch(const void* block, int grid, int threads, int bytes) {
+  Parameters p;
+  std::memcpy(&p, block, sizeof(p));
+  gridDim.x = grid;
+  shared_memory = (uint8_t*)std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
+  body = [&] { NAME(p); };
+  failed = 0;
+  for (int i = 0; i < grid && !failed; ++i) {
+    blockIdx.x = i;
+    std::memset(shared_memory, 0xff, bytes);  // NaN, in whatever type
+    run_block(threads);
+  }
+  std::free(shared_memory);
+  return failed;
+}
+"""
+
+
+def text(spec: KernelSpec) -> str:
+    """The kernel's text as the host's compiler takes it."""
+    found = re.sub(r"^#.*\n", "", render(spec).split("// ---- Operation and schedule", 1)[1], flags=re.M)
+    for name in _MADE_UP:
+        pattern = rf"^__device__ __forceinline__ \w+ {name}\([^{{]*\{{\n.*?^\}}\n"
+        found = re.sub(pattern, "", found, flags=re.M | re.S)
+    found = re.sub(r'asm\("tanh.*?\);', "score = std::tanh(score * argument);", found)
+    found = re.sub(r'asm volatile\("griddep.*?\);', "", found)
+    found = re.sub(r"extern __shared__[^;]*;", "uint8_t* dynamic_shared = shared_memory;", found)
+    assert "asm" not in found, found[found.index("asm") - 200 :][:400]
+    kind = int(spec.operation.element == "bf16")
+    head = f"#define BF16 {kind}\n#include <array>\n" + _HEADER.read_text()
+    return (
+        head
+        + "#define OFFSET(type, field) offsetof(type, field)\n// "
+        + found
+        + _MAIN.replace("NAME", spec.name)
+    )
+
+
+class Emulated:
+    """A kernel that runs on the CPU."""
+
+    def __init__(self, spec: KernelSpec, folder: Path) -> None:
+        """Compile it."""
+        self.spec = spec
+        source, library = folder / f"{spec.digest[:16]}.cpp", folder / f"{spec.digest[:16]}.so"
+        source.write_text(text(spec))
+        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", library, source]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stderr[:4000]
+        self._launch = ctypes.CDLL(str(library)).launch
+
+    def __call__(
+        self,
+        problem: DecodeProblem,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, float],
+        multiprocessors: int = 3,
+    ) -> None:
+        """Run one call; workspaces are made, and those that are kept must be left as they were."""
+        tensors, spaces = dict(tensors), FAMILY.workspaces(self.spec, problem)
+        for space in spaces:
+            filled = 0 if space.kept else 0xFF
+            tensors[space.tensor] = torch.full((space.bytes,), filled, dtype=torch.uint8)
+        (launch,) = FAMILY.launches(self.spec, problem, DeviceLimits(multiprocessors))
+        values = {n: _value(v, tensors, scalars) for n, v in launch.parameters.items()}
+        block = FAMILY.parameters(self.spec).pack(values)
+        failed = self._launch(block, launch.grid, launch.block, launch.shared_bytes)
+        assert not failed, failed
+        for space in spaces:
+            assert not space.kept or not tensors[space.tensor].any(), f"{space.tensor} is not 0"
+
+
+def _value(value: Any, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+    if isinstance(value, Address):
+        return tensors[value.tensor].data_ptr()
+    if isinstance(value, Argument):
+        return scalars[value.name]
+    if isinstance(value, TensorMap):
+        assert value.fits(tensors[value.tensor].data_ptr()), value
+        packed = struct.pack(
+            "<Q4q10i2i", tensors[value.tensor].data_ptr(), *value.pitches, *value.extents,
+            *value.box, value.span, value.element.bytes,
+        )
+        return packed.ljust(128, b"\0")
+    return value
