@@ -16,10 +16,10 @@ from warploom.generator.tensor_maps import widest_span
 
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 233_472, 1024  # shared memory, and what each block takes of it
 LANES, PARTITIONS = 512, 4  # registers that a lane of a quarter of a multiprocessor shares out
-LARGEST_BOX = 256  # rows
-# Of outputs that warps of the same rows leave for each other at a time: columns of a row.
+LARGEST_BOX = 64  # rows: no more than so many past the last key are read
+# Outputs that warps of the same rows leave for each other at a time, of so many columns.
 MERGED_BYTES = 32_768
-LEAST_MERGED, MOST_MERGED = 32, 128  # columns
+MERGED_COLUMNS = (128, 64, 32)
 STAGE_BARRIERS_BYTES = 32  # two of k, and two of v
 BASE_REGISTERS = 48  # for addresses, scores, sums, and what is decoded
 SOFTCAP_REGISTERS = 4
@@ -71,12 +71,8 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
     span = widest_span(operation.dim, kv.bits)
     box_rows = min(schedule.keys, operation.page or LARGEST_BOX)
     warp_column = 4 * schedule.warps * WARP_ROWS  # one column of every warp's rows
-    fit = MERGED_BYTES // schedule.blocks // warp_column
-    merged = max(LEAST_MERGED, min(MOST_MERGED, fit, operation.dim) // 32 * 32)
-    merged = next(
-        columns for columns in (128, 64, 32) if columns <= merged and operation.dim % columns == 0
-    )
-    merges = schedule.key_warps > 1
+    fit = MERGED_BYTES // schedule.blocks**2 // warp_column
+    merged = next(one for one in MERGED_COLUMNS if one <= fit and operation.dim % one == 0)
     return DecodeLayout(
         span=span,
         pieces=row_bytes // span,
@@ -86,7 +82,7 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
         scale_bytes=8 * schedule.keys if operation.scales == "token" else 0,
         stages=schedule.stages,
         merged_columns=merged,
-        merged_bytes=merged * warp_column if merges else 0,
+        merged_bytes=merged * warp_column,
         sums_bytes=8 * schedule.warps * WARP_ROWS,
         registers=_registers(operation),
         register_budget=register_budget(schedule),
