@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.generator.families.attention_decode import launch, rules, template
+from warploom.generator.families.attention_decode import launch, model, rules, template
 from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.parameters import parameters
@@ -20,6 +20,7 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
     operation = DecodeOperation
     schedule = DecodeSchedule
     shape = DecodeShape
+    constants = model.START
     table = DecodeTable()
 
     operation_reasons = staticmethod(rules.operation_reasons)
@@ -29,6 +30,7 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
     context = staticmethod(template.context)
     launches = staticmethod(launch.launches)
     workspaces = staticmethod(launch.workspaces)
+    seconds = staticmethod(model.seconds)
 
     def layout(self, spec: DecodeSpec) -> DecodeLayout:
         """Shared memory and registers: see layout.py."""

@@ -72,7 +72,10 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
     box_rows = min(schedule.keys, operation.page or LARGEST_BOX)
     warp_column = 4 * schedule.warps * WARP_ROWS  # one column of every warp's rows
     fit = MERGED_BYTES // schedule.blocks**2 // warp_column
-    merged = next(one for one in MERGED_COLUMNS if one <= fit and operation.dim % one == 0)
+    merged = max(
+        [one for one in MERGED_COLUMNS if one <= fit and operation.dim % one == 0],
+        default=min(MERGED_COLUMNS),
+    )
     return DecodeLayout(
         span=span,
         pieces=row_bytes // span,

@@ -58,6 +58,11 @@ class DecodeOperation:
     lengths: bool = knob(
         default=False, doc="how many keys of each sequence count is read from memory; else all"
     )
+    starts: bool = knob(
+        default=False,
+        doc="the first key of each sequence that rows see is read from memory, as of a batch that "
+        "is padded on the left; else the first",
+    )
     mask: Literal["none", "causal", "window"] = knob(
         default="none",
         doc="of a row that stands at key t: none; causal: keys <= t + right; window: keys >= t - "

@@ -124,6 +124,8 @@ def _keys(operation: DecodeOperation) -> list[Decode]:
     fields: list[Decode] = list(_PAGES) if operation.page else []
     if operation.lengths:
         fields.append(pointer("lengths", "const int32_t", "keys of each sequence"))
+    if operation.starts:
+        fields.append(pointer("starts", "const int32_t", "first key of each that rows see"))
     if operation.keys == "packed":
         first = "first key of each sequence, and the end"
         fields.append(pointer("cu_seqlens_k", "const int32_t", first))

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeShape
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule
 from warploom.generator.families.table import Feature, Table
 
+_MASKS = ("none", "causal", "window")
+
 
 class DecodeTable(Table[DecodeOperation, DecodeSchedule, DecodeShape]):
-    """Schedules of classes of rows, of the bytes of a key, and of how many keys there are."""
+    """Schedules of classes of rows, of the bits of the cache, and of how many keys there are."""
 
-    kinds = ("row_bytes",)
+    kinds = ("bits",)
 
     def features(self, operation: DecodeOperation, shape: DecodeShape) -> dict[str, Feature]:
-        """Bytes of a row of k, rows of q that share keys, keys of a sequence, and of all heads."""
+        """Of the cache's elements, rows of q that share keys, keys of a sequence and of all."""
         return {
-            "row_bytes": operation.dim * operation.kv.bytes,
-            "rows": shape.rows,
+            "dim": operation.dim,
+            "bits": operation.kv.bits,
+            "page": operation.page,
+            "q_rows": shape.rows,
             "seq_k": shape.seq_k,
             "keys_of_all": shape.seq_k * shape.batch * shape.kv_heads,
-            "page": operation.page,
         }
+
+    def serves(self, have: DecodeOperation, wanted: DecodeOperation) -> bool:
+        """A wider mask computes the same: bounds are run-time."""
+        wider = _MASKS.index(have.mask) >= _MASKS.index(wanted.mask)
+        return wider and replace(wanted, mask=have.mask) == have

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom.generator.families.attention_decode.operation import DecodeOperation
-from warploom.generator.families.attention_decode.problem import DecodeProblem
+from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule
 from warploom.generator.launches import DeviceLimits
 
@@ -11,23 +11,25 @@ from warploom.generator.launches import DeviceLimits
 LEAST_KEYS, MOST_CHUNKS = 256, 16
 MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized where no GPU is known
 
+Extents = DecodeProblem | DecodeShape  # of which the work of a call is a function
+
 
 def row_tiles(schedule: DecodeSchedule, rows: int) -> int:
     """Tiles of the rows that share a kv head's keys, of one sequence: at most."""
     return -(-rows // schedule.rows)
 
 
-def items(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+def items(schedule: DecodeSchedule, problem: Extents) -> int:
     """Tiles of rows of all kv heads and sequences."""
     return problem.batch * problem.kv_heads * row_tiles(schedule, problem.rows)
 
 
-def tiles(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+def tiles(schedule: DecodeSchedule, problem: Extents) -> int:
     """Steps over keys of all items, at most."""
     return items(schedule, problem) * max(1, -(-problem.seq_k // schedule.keys))
 
 
-def most_blocks(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+def most_blocks(schedule: DecodeSchedule, problem: Extents) -> int:
     """Blocks of a launch on any GPU."""
     return min(MOST_BLOCKS * schedule.blocks, tiles(schedule, problem))
 
@@ -42,7 +44,7 @@ def least_tiles(schedule: DecodeSchedule) -> int:
     return max(1, LEAST_KEYS // schedule.keys)
 
 
-def chunks(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
+def chunks(schedule: DecodeSchedule, problem: Extents) -> int:
     """Chunks of an item, of batch_invariant kernels, at most."""
     count = -(-problem.seq_k // schedule.keys)
     return max(1, min(MOST_CHUNKS, -(-count // least_tiles(schedule))))

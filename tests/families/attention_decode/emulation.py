@@ -8,7 +8,6 @@ import struct
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -44,7 +43,9 @@ extern "C" int launch(const void* block, int grid, int threads, int bytes) {
 
 def text(spec: KernelSpec) -> str:
     """The kernel's text as the host's compiler takes it."""
-    found = re.sub(r"^#.*\n", "", render(spec).split("// ---- Operation and schedule", 1)[1], flags=re.M)
+    found = re.sub(
+        r"^#.*\n", "", render(spec).split("// ---- Operation and schedule", 1)[1], flags=re.M
+    )
     for name in _MADE_UP:
         pattern = rf"^__device__ __forceinline__ \w+ {name}\([^{{]*\{{\n.*?^\}}\n"
         found = re.sub(pattern, "", found, flags=re.M | re.S)
@@ -96,7 +97,9 @@ class Emulated:
             assert not space.kept or not tensors[space.tensor].any(), f"{space.tensor} is not 0"
 
 
-def _value(value: Any, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> Any:
+def _value(
+    value: object, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
+) -> object:
     if isinstance(value, Address):
         return tensors[value.tensor].data_ptr()
     if isinstance(value, Argument):
@@ -104,8 +107,13 @@ def _value(value: Any, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str
     if isinstance(value, TensorMap):
         assert value.fits(tensors[value.tensor].data_ptr()), value
         packed = struct.pack(
-            "<Q4q10i2i", tensors[value.tensor].data_ptr(), *value.pitches, *value.extents,
-            *value.box, value.span, value.element.bytes,
+            "<Q4q10i2i",
+            tensors[value.tensor].data_ptr(),
+            *value.pitches,
+            *value.extents,
+            *value.box,
+            value.span,
+            value.element.bytes,
         )
         return packed.ljust(128, b"\0")
     return value

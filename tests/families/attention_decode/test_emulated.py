@@ -1,0 +1,167 @@
+"""Emitted kernels, run on the CPU thread by thread, against float64: division, loops and merging.
+
+Blocks run one after the other, their warps and the copies of keys in random order. Three blocks
+share out the work, so that most sequences are cut somewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decode_samples import largest_error, options, sample
+from emulation import Emulated
+from host import needs_compiler
+
+from warploom.generator.families.attention_decode import FAMILY
+from warploom.generator.specification import KernelSpec
+
+pytestmark = needs_compiler
+
+OPERATION = {"lengths": True}
+TILE = {"rows": 16, "keys": 64, "warps": 4}
+HEADS = {"heads": 4, "kv_heads": 2, "seq_q": 1}
+BOUNDS = {"fp16": (2e-3, 1e-4), "bf16": (8e-3, 1e-3)}  # of o, by the largest, and of lse
+
+
+def run(folder: Path, operation: Any, tile: dict[str, Any], **call: Any) -> tuple[float, float]:  # noqa: ANN401
+    """The errors of one call."""
+    schedule = FAMILY.complete("sm_90a", operation, tile)
+    kernel = Emulated(KernelSpec("sm_90a", operation, schedule), folder)
+    one = sample(operation, **{**HEADS, **call})
+    kernel(one.problem, one.tensors, one.scalars)
+    return largest_error(operation, one)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "rows of heads that share keys": ({}, {}, {"heads": 16, "lengths": [100, 0, 1], "seq_k": 128}),
+    "all keys": ({"lengths": False}, {}, {"lengths": [70, 70], "seq_k": 70}),
+    "a stage of several boxes, blocks of two": (
+        {"page": 16},
+        {"blocks": 2},
+        {"lengths": [100, 0, 1, 300], "seq_k": 300},
+    ),
+    "pages longer than a tile, some rows": (
+        {"page": 128, "mask": "causal"},
+        {},
+        {"lengths": [100, 2, 130], "seq_q": 3, "seq_k": 200, "right": 0},
+    ),
+    "starts": (
+        {"starts": True},
+        {},
+        {"lengths": [200, 90, 60], "starts": [130, 95, -4], "seq_k": 200},
+    ),
+    "starts in a window": (
+        {"starts": True, "mask": "window", "page": 32},
+        {},
+        {
+            "lengths": [200, 90],
+            "starts": [10, 70],
+            "seq_q": 2,
+            "seq_k": 224,
+            "left": 40,
+            "right": 0,
+        },
+    ),
+    "bytes with a scale of each head": (
+        {"cache": "e4m3", "scales": "head", "page": 256},
+        {"keys": 128, "warps": 8},
+        {"lengths": [300, 1, 256], "seq_k": 512},
+    ),
+    "bytes as fp16, with a scale of each key": (
+        {"element": "fp16", "cache": "e4m3", "scales": "token", "page": 16},
+        {},
+        {"lengths": [90, 1, 64], "seq_k": 96},
+    ),
+    "whole numbers, a window, a cap and sinks": (
+        {
+            "cache": "int8",
+            "scales": "token",
+            "page": 16,
+            "mask": "window",
+            "softcap": True,
+            "sinks": "same",
+        },
+        {},
+        {"lengths": [190, 1, 0], "seq_q": 2, "seq_k": 192, "left": 100, "right": 0},
+    ),
+    "packed, two tiles of rows": (
+        {
+            "element": "fp16",
+            "cache": "int8",
+            "scales": "head",
+            "keys": "packed",
+            "queries": "packed",
+            "mask": "causal",
+            "lengths": False,
+        },
+        {"rows": 32},
+        {
+            "lengths": [150, 1, 0, 64],
+            "rows": [3, 1, 2, 0],
+            "heads": 24,
+            "seq_q": 3,
+            "seq_k": 150,
+            "right": 0,
+        },
+    ),
+    "warps of other rows": (
+        {"mask": "causal"},
+        {"rows": 64, "warps": 8},
+        {"lengths": [100, 3], "heads": 32, "kv_heads": 1, "seq_q": 5, "seq_k": 100, "right": 0},
+    ),
+    "wide heads": (
+        {"dim": 256, "cache": "int8", "scales": "token", "page": 32},
+        {},
+        {"lengths": [80, 3], "kv_heads": 1, "seq_k": 96},
+    ),
+    "sinks in fp32, where some see no key": (
+        {"dim": 64, "sinks": "fp32"},
+        {},
+        {"lengths": [130, 0], "kv_heads": 1, "seq_k": 130},
+    ),
+    "pieces of 64 bytes": ({"dim": 96}, {}, {"lengths": [100, 3], "seq_k": 130}),
+    "pieces of 32 bytes": ({"dim": 96, "cache": "e4m3"}, {}, {"lengths": [100, 3], "seq_k": 130}),
+    "chunks of an item's own": (
+        {"dim": 64, "batch_invariant": True},
+        {},
+        {"lengths": [900, 3, 0, 300], "kv_heads": 1, "seq_k": 900},
+    ),
+    "more sequences than lanes": (
+        {"element": "fp16", "dim": 64, "mask": "window"},
+        {"keys": 32, "warps": 1},
+        {
+            "lengths": [150, 3] * 35,
+            "heads": 2,
+            "kv_heads": 1,
+            "seq_q": 2,
+            "seq_k": 160,
+            "left": 20,
+            "right": 0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_float64(tmp_path: Path, name: str) -> None:
+    fields, tile, call = CASES[name]
+    operation = options(**{**OPERATION, **fields})
+    error = run(tmp_path, operation, {**TILE, **tile}, **call)
+    bounds = BOUNDS[operation.element]
+    assert error[0] < bounds[0] and error[1] < bounds[1], error
+
+
+def test_a_sequence_has_the_same_bits_whatever_is_beside_it(tmp_path: Path) -> None:
+    operation = options(dim=64, lengths=True, batch_invariant=True)
+    schedule = FAMILY.complete("sm_90a", operation, TILE)
+    kernel = Emulated(KernelSpec("sm_90a", operation, schedule), tmp_path)
+    one = sample(operation, lengths=[700, 900, 50], seq_k=900, **HEADS)
+    found = []
+    for lengths, multiprocessors in (([700, 900, 50], 3), ([700, 64, 0], 5)):
+        one.tensors["lengths"] = torch.tensor(lengths, dtype=torch.int32)
+        kernel(one.problem, one.tensors, one.scalars, multiprocessors)
+        found.append(one.tensors["o"][0].clone())
+    assert found[0].equal(found[1])

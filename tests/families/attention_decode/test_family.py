@@ -1,0 +1,164 @@
+"""What the generator says of the family: rules, layouts, launches, names, choices and times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_samples import options, sample
+
+from warploom.errors import ProblemError, SpecificationError
+from warploom.generator.families.attention_decode import FAMILY, DecodeShape, work
+from warploom.generator.families.attention_decode.layout import decode_layout, room
+from warploom.generator.launches import NO_GPU
+from warploom.generator.model import rank
+from warploom.generator.space import expand_file
+from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime import dispatch
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "attention_decode"
+TILE = {"rows": 16, "keys": 128, "warps": 4}
+LARGEST = 2**31 - 1
+
+
+def spec(tile: dict[str, Any] | None = None, **fields: Any) -> KernelSpec:
+    operation = options(**fields)
+    return KernelSpec("sm_90a", operation, FAMILY.complete("sm_90a", operation, tile or TILE))
+
+
+@pytest.mark.parametrize(
+    ("tile", "fields", "said"),
+    [
+        ({}, {"page": 16, "keys": "packed"}, "page 16 with packed keys: must be 0"),
+        ({}, {"scales": "token"}, "scales token of a cache of bf16: must be none or head"),
+        ({"rows": 64, "warps": 2}, {}, "warps 2 with rows 64: must be a multiple of 4"),
+        ({"keys": 32, "warps": 4}, {}, "keys 32: must be a positive multiple of 64"),
+        ({"keys": 256}, {}, "must be at most"),
+        ({"keys": 64, "blocks": 2, "stages": 5}, {}, "use fewer stages"),
+        ({"warps": 8, "blocks": 2}, {"dim": 256, "cache": "int8"}, "registers"),
+    ],
+)
+def test_what_is_not_legal_is_told(tile: dict[str, Any], fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecificationError, match=said):
+        spec({**TILE, **tile}, **fields)
+
+
+def test_names_are_read_back() -> None:
+    assert spec().name.startswith("attention_decode_sm90a_bf16_dim128_16x128_stages3_warps4_")
+    for one in [
+        *expand_file(CONFIGS / "smoke.yaml").specs,
+        *expand_file(CONFIGS / "space.yaml").specs[::9],
+    ]:
+        assert parse_name(one.name) == one
+
+
+@pytest.mark.parametrize(
+    ("fields", "span", "pieces", "boxes"),
+    [
+        ({}, 128, 2, 2),  # no more rows than 64 are read past the last key
+        ({"dim": 96}, 64, 3, 2),
+        ({"dim": 96, "cache": "e4m3"}, 32, 3, 2),
+        ({"page": 16}, 128, 2, 8),
+        ({"page": 128}, 128, 2, 1),
+        ({"dim": 64, "cache": "int8", "page": 32}, 64, 1, 4),
+    ],
+)
+def test_a_stage_is_boxes_of_pages_in_pieces_that_swizzle(
+    fields: dict[str, Any], span: int, pieces: int, boxes: int
+) -> None:
+    one = spec(**fields)
+    layout = decode_layout(one.operation, one.schedule)
+    assert (layout.span, layout.pieces, layout.boxes) == (span, pieces, boxes)
+
+
+def test_stages_fill_shared_memory() -> None:
+    for one in expand_file(CONFIGS / "space.yaml").specs[::7]:
+        layout = decode_layout(one.operation, one.schedule)
+        left = room(one.schedule) - layout.shared_bytes
+        assert 0 <= left < layout.ring_bytes or one.schedule.stages == 32
+
+
+CALLS = product(
+    ("bf16", "fp16"),
+    (64, 96, 128, 256),
+    (("same", "none"), ("e4m3", "none"), ("int8", "head"), ("e4m3", "token")),
+    (0, 16, 64, 256),
+    (1, 16, 17, 33, 256),
+)
+
+
+def test_the_table_has_a_schedule_for_everything() -> None:
+    for element, dim, (cache, scales), page, rows in CALLS:
+        operation = options(
+            element=element, dim=dim, cache=cache, scales=scales, page=page, softcap=True
+        )
+        for seq_k in (1, 1000, LARGEST):
+            assert dispatch.tabled(operation, DecodeShape(3, rows, 1, 1, seq_k), NO_GPU)
+
+
+@pytest.mark.parametrize(
+    ("cache", "batch", "seq_k", "tile"),
+    [
+        ("same", 1, 512, (64, 4)),
+        ("same", 1, 2048, (128, 4)),
+        ("same", 64, 8192, (128, 4)),
+        ("e4m3", 1, 2048, (64, 4)),
+        ("e4m3", 1, 8192, (128, 8)),
+        ("e4m3", 64, 512, (256, 8)),
+    ],
+)
+def test_what_was_fastest_on_an_h200_is_chosen(
+    cache: str, batch: int, seq_k: int, tile: tuple[int, int]
+) -> None:
+    operation = options(lengths=True, cache=cache)
+    found = dispatch.tabled(operation, DecodeShape(batch, 32, 8, 1, seq_k), NO_GPU).spec.schedule
+    assert (found.keys, found.warps) == tile
+
+
+def test_a_wider_mask_serves() -> None:
+    serves = FAMILY.table.serves
+    window, causal = options(mask="window"), options(mask="causal")
+    assert serves(window, causal) and serves(causal, options()) and not serves(causal, window)
+    assert not serves(causal, options(lengths=True))
+
+
+def test_there_are_no_more_blocks_than_tiles() -> None:
+    few = sample(options(), lengths=[200], heads=8, kv_heads=2, seq_q=1, seq_k=200).problem
+    many = sample(options(), lengths=[900] * 5, heads=8, kv_heads=2, seq_q=1, seq_k=900).problem
+    one = spec({**TILE, "keys": 64, "blocks": 2})
+    for problem, blocks in ((few, 2 * 4), (many, 2 * 5 * 15)):
+        (launch,) = FAMILY.launches(one, problem, NO_GPU)
+        assert launch.grid == blocks and launch.early
+
+
+def test_workspaces_have_room_for_two_parts_of_every_block() -> None:
+    call = {"lengths": [9000], "heads": 8, "kv_heads": 2, "seq_q": 1, "seq_k": 9000}
+    whole, cut = spec(), spec(batch_invariant=True)
+    problem = sample(whole.operation, **call).problem
+    (launch,) = FAMILY.launches(whole, problem, NO_GPU)
+    parts, sums, counters = FAMILY.workspaces(whole, problem)
+    assert parts.bytes >= 2 * launch.grid * 4 * 128 * 4 and sums.bytes * 64 == parts.bytes
+    assert counters.kept and counters.bytes == 2 * 4
+    assert work.chunks(cut.schedule, problem) == 16
+    assert FAMILY.workspaces(cut, problem)[0].bytes == 2 * 16 * 4 * 128 * 4
+
+
+def test_what_takes_more_than_32_bits_is_refused() -> None:
+    problem = sample(options(), lengths=[1], heads=1, kv_heads=1, seq_q=1, seq_k=1).problem
+    for name in ("seq_k", "entry_rows", "total_q"):
+        with pytest.raises(ProblemError, match="must be smaller"):
+            FAMILY.launches(spec(), replace(problem, **{name: LARGEST + 1}), NO_GPU)
+
+
+def test_the_model_knows_launches_memory_and_parts() -> None:
+    def seconds(batch: int, seq_k: int, **fields: Any) -> float:
+        one = spec(**fields)
+        return rank(None, [one], DecodeShape(batch, 32, 8, 1, seq_k), 132)[0].seconds
+
+    assert 4e-6 < seconds(1, 512) < 8e-6
+    assert 4.8e-4 < seconds(64, 8192) < 5.6e-4  # 2.1 GB
+    assert seconds(64, 2048, batch_invariant=True) > 1.1 * seconds(64, 2048)
+    assert seconds(64, 8192, cache="e4m3") < 0.9 * seconds(64, 8192)
