@@ -104,6 +104,26 @@ def appended(spec: Any) -> Iterator[Any]:
         )
 
 
+def decodes(spec: Any) -> Iterator[Any]:
+    """Yield problems of decoding; every tensor lies in another way."""
+    operation = spec.operation
+    for batch, heads, kv_heads, seq_q, seq_k in ((1, 8, 8, 1, 64), (3, 32, 8, 5, 5000)):
+        entries = 400 if operation.page else 1 if operation.keys == "packed" else batch
+        strides = {
+            f"strides_{name}": (1 << 20, 128 + 8 * i, 2048 + 8 * i)
+            for i, name in enumerate(("q", "o", "k", "v", "scale_k", "scale_v"))
+        }
+        yield defined("DecodeProblem")(
+            *(batch, heads, kv_heads, seq_q, seq_k, entries, operation.page or seq_k),
+            **strides,
+            total_q=batch * seq_q,
+            table_stride=77,
+            head_scale_stride=1,
+            left=70,
+            right=3,
+        )
+
+
 def merges(spec: Any) -> Iterator[Any]:
     """Yield problems of merging; every step is another."""
     for extents in ((1, 1, 1), (3, 7, 300), (1, 64, 4097)):
@@ -125,6 +145,7 @@ PROBLEMS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "attention_forward": attentions,
     "attention_backward": attentions,
     "attention_append": appended,
+    "attention_decode": decodes,
     "attention_merge": merges,
 }
 

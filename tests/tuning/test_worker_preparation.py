@@ -28,6 +28,11 @@ from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
 )
+from warploom.generator.families.attention_decode import (
+    DecodeOperation,
+    DecodeSchedule,
+    DecodeShape,
+)
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
@@ -66,6 +71,10 @@ TRIED: dict[str, tuple[KernelSpec, Shape]] = {
     "attention_append": (
         KernelSpec("sm_90a", AttentionAppendOperation("bf16", 64), AttentionAppendSchedule(128)),
         AttentionAppendShape(67, 2),
+    ),
+    "attention_decode": (
+        KernelSpec("sm_90a", DecodeOperation("bf16", 64), DecodeSchedule(16, 64, 2, 4)),
+        DecodeShape(1, 2, 2, 1, 70),
     ),
     "attention_merge": (
         KernelSpec(
