@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families.attention_append.api import attention_append
+    from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
     from warploom.runtime.families.attention_merge.api import attention_merge
     from warploom.runtime.families.gemm.api import gemm, plan
@@ -66,6 +67,7 @@ __all__ = [
     "assert_same_records",
     "attention",
     "attention_append",
+    "attention_decode",
     "attention_merge",
     "autotune",
     "counters",
@@ -93,6 +95,7 @@ _LAZY = {
     "assert_same_records": "warploom.tuning.autotune.ranks",
     "attention": "warploom.runtime.families.attention_forward.api",
     "attention_append": "warploom.runtime.families.attention_append.api",
+    "attention_decode": "warploom.runtime.families.attention_decode.api",
     "attention_merge": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
     "counters": "warploom.runtime.api",

@@ -7,9 +7,10 @@ from typing import cast
 
 import torch
 
+from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.specification import KernelSpec
+from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import call as calls
 from warploom.runtime import dispatch
 from warploom.runtime.call import Draft
@@ -34,6 +35,8 @@ from warploom.runtime.families._attention.problem import (
     extents,
 )
 from warploom.runtime.families.attention_backward.call import choose
+from warploom.runtime.families.attention_decode import short_queries
+from warploom.runtime.families.attention_decode.operation import shape as decode_shape
 from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.tensors import require_memory
 
@@ -67,8 +70,7 @@ class AttentionCall(Arguments):
         operands = {"q": self.q, "k": self.k, "v": self.v}
         copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
         element, softcap = name_of(self.q.dtype, "q"), self.softcap is not None
-        wanted = operation(element, sizes, masked, softcap=softcap)
-        choice = dispatch.choose(wanted, shape(sizes, masked), spec=self.kernel, device=target)
+        choice = _choose(element, sizes, masked, target, softcap=softcap, spec=self.kernel)
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         details = Details(
             sizes,
@@ -81,24 +83,24 @@ class AttentionCall(Arguments):
         )
         return Draft(
             choice,
-            None if sizes.empty else self._problem(details),
+            None if sizes.empty else self._problem(details, choice.spec.operation),
             ("q", "k", "v", "o", "lse", *offsets),
             ("scale", "softcap") if softcap else ("scale",),
             copies,
             details,
         )
 
-    def _problem(self, details: Details) -> AttentionProblem:
-        packed, copies = details.sizes.packed, details.copies
-        out = self.out
+    def _problem(self, details: Details, wanted: Operation) -> AttentionProblem | DecodeProblem:
+        sizes, copies, out = details.sizes, details.copies, self.out
         if out is None:
             out = torch.empty_strided(self.q.shape, details.out_strides, device="meta")
+        given = (("q", self.q), ("k", self.k), ("v", self.v))
+        q, k, v = (placed(name, one, copies, packed=sizes.packed) for name, one in given)
+        o = strides(out, packed=sizes.packed)
+        if isinstance(wanted, DecodeOperation):
+            return short_queries.problem(sizes, details.band, q, k, v, o)
         return AttentionProblem(
-            **details.band.fields(details.sizes),
-            strides_q=placed("q", self.q, copies, packed=packed),
-            strides_k=placed("k", self.k, copies, packed=packed),
-            strides_v=placed("v", self.v, copies, packed=packed),
-            strides_o=strides(out, packed=packed),
+            **details.band.fields(sizes), strides_q=q, strides_k=k, strides_v=v, strides_o=o
         )
 
     def refuse(self) -> None:
@@ -155,6 +157,23 @@ class AttentionCall(Arguments):
             result.copy_(tensor)
 
 
+def _choose(
+    element: str,
+    sizes: Extents,
+    masked: Band,
+    target: DeviceLimits,
+    *,
+    softcap: bool,
+    spec: KernelSpec | None,
+) -> Choice:
+    """The kernel of a call: of few rows by many keys, one that splits the keys."""
+    if short_queries.serves(sizes, masked, spec):
+        few = short_queries.operation(element, sizes, masked, softcap=softcap)
+        return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
+    wanted = operation(element, sizes, masked, softcap=softcap)
+    return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
+
+
 def gradients_choice(
     forward: Choice,
     details: Details,
@@ -162,7 +181,7 @@ def gradients_choice(
     asked: GradientOptions | None = None,
 ) -> Choice:
     """The kernel that a GPU gets for the gradients of a call: as it asked, or as is `asked`."""
-    wanted = cast("AttentionOperation", forward.spec.operation)
+    wanted = cast("AttentionOperation | DecodeOperation", forward.spec.operation)
     deterministic, spec = asked or details.gradient_options
     return choose(
         wanted.element,

@@ -1,0 +1,1 @@
+"""Attention of few query rows over long caches of keys and values, on torch tensors."""

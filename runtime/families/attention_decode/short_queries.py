@@ -1,0 +1,61 @@
+"""Calls of `warploom.attention` whose queries are few: by decode kernels, which split the keys.
+
+The kernels of attention_forward give a block to 64 rows of one head or more, and all keys to one
+block: of few rows most of a tile is empty, and most multiprocessors are.
+"""
+
+from __future__ import annotations
+
+from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
+from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.operands import Strides
+from warploom.runtime.families._attention.problem import Extents
+from warploom.runtime.families.attention_decode.extents import DIMS, ROWS
+
+FEW = 64  # rows of all heads that share keys: more of them fill a tile
+LONG = 256  # keys: fewer are not worth splitting
+
+
+def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
+    """Whether a decode kernel computes an attention: where it is the faster, or is asked for."""
+    legal = (
+        not sizes.packed
+        and sizes.dim in DIMS
+        and sizes.sharing * sizes.seq_q <= ROWS
+        and (band.bottom_right or band.mask == "none")
+    )
+    if spec is not None:
+        return legal and isinstance(spec.operation, DecodeOperation)
+    return legal and sizes.sharing * sizes.seq_q <= FEW and sizes.seq_k >= LONG
+
+
+def operation(element: str, sizes: Extents, band: Band, *, softcap: bool) -> DecodeOperation:
+    """The operation that computes an attention."""
+    return DecodeOperation(
+        element=element,  # type: ignore[arg-type]
+        dim=sizes.dim,  # type: ignore[arg-type]
+        mask=band.mask,
+        softcap=softcap,
+    )
+
+
+def problem(
+    sizes: Extents, band: Band, q: Strides, k: Strides, v: Strides, o: Strides
+) -> DecodeProblem:
+    """What a launch is laid out for, of tensors with these strides."""
+    return DecodeProblem(
+        sizes.batch,
+        sizes.heads,
+        sizes.kv_heads,
+        sizes.seq_q,
+        sizes.seq_k,
+        entries=sizes.batch,
+        entry_rows=sizes.seq_k,
+        strides_q=q,
+        strides_o=o,
+        strides_k=k,
+        strides_v=v,
+        left=band.left,
+        right=band.right,
+    )
