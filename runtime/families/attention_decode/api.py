@@ -56,6 +56,7 @@ def attention_decode(
     v: torch.Tensor,
     *,
     lengths: torch.Tensor | None = None,
+    starts: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
     causal: bool = True,
     window: Window | None = None,
@@ -84,6 +85,8 @@ def attention_decode(
 
     lengths   int32 [batch] on the device of q: how many keys of each sequence count, those of
               its rows of q included. None: all that there is room for
+    starts    int32 [batch]: no row attends to a key before it, as where batches are padded on the
+              left. Positions do not shift
     page_table  int32 [batch, pages of a sequence]: key i of a sequence lies in page
               page_table[.., i // page]. What is past its length may be anything
     causal    the last row attends to all keys of its sequence, the row before to one less
@@ -116,7 +119,8 @@ def attention_decode(
     if torch._C._is_any_autocast_enabled():
         q = lowered(q)
     asked = None
-    optional = (lengths, page_table, sinks, scale_k, scale_v, cu_seqlens_q, cu_seqlens_k, out)
+    lists = (lengths, starts, page_table)
+    optional = (*lists, sinks, scale_k, scale_v, cu_seqlens_q, cu_seqlens_k, out)
     if spec is None and not torch.compiler.is_dynamo_compiling():
         options = (max_seqlen_q, max_seqlen_k, batch_invariant)
         asked = repeated.asked(causal, window, softcap, options, optional)
@@ -129,6 +133,7 @@ def attention_decode(
         k,
         v,
         lengths,
+        starts,
         page_table,
         causal,
         window,

@@ -20,6 +20,7 @@ class Keywords(TypedDict, total=False):
     """What a call may be given beside q, k and v (see `warploom.attention_decode`)."""
 
     lengths: torch.Tensor | None
+    starts: torch.Tensor | None
     page_table: torch.Tensor | None
     causal: bool
     window: Window | None
@@ -45,6 +46,7 @@ class Arguments:
     k: torch.Tensor
     v: torch.Tensor
     lengths: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     causal: bool = True
     window: Window | None = None
@@ -71,6 +73,7 @@ class Arguments:
         """The tensors that are read beside q, k and v, by name; None where one is left out."""
         return [
             ("lengths", self.lengths),
+            ("starts", self.starts),
             ("page_table", self.page_table),
             ("sinks", self.sinks),
             ("scale_k", self.scale_k),
@@ -129,6 +132,7 @@ class Arguments:
                     self.k,
                     self.v,
                     self.lengths,
+                    self.starts,
                     self.page_table,
                     self.sinks,
                     self.scale_k,

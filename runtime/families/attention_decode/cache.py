@@ -75,7 +75,7 @@ def check_list(name: str, values: torch.Tensor, count: int | None) -> None:
             f"{name} {list(values.shape)} {values.dtype} with strides {list(values.stride())}",
             rule=f"must be int32 [{'batch + 1' if count is None else count}], contiguous",
             fix="a number for each sequence: convert with .int()"
-            if name == "lengths"
+            if count is not None and not name.startswith("cu_")
             else "a cumulative sum of lengths that begins with 0",
         )
 

@@ -30,6 +30,15 @@ from warploom.runtime.tensors import refuse_dual, require_memory
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+def result_like(q: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory that lies as a result for q does: as empty_like makes such tensors.
+
+    Of extents of 1, as of one row, that may not be the strides that q has.
+    """
+    strides = ordered_strides(q)
+    return torch.empty_like(torch.empty_strided(q.shape, strides, dtype=q.dtype, device="meta"))
+
+
 @dataclass(frozen=True, slots=True)
 class Details:
     """What a kind of call has in common: its sizes and mask, and where its results go."""
@@ -55,7 +64,7 @@ class AttentionDecodeCall(Arguments):
         copies = () if in_place(self.q) else ("q",)
         wanted = operation(self, sizes, masked)
         choice = dispatch.choose(wanted, shape(sizes), spec=self.kernel, device=target)
-        details = Details(sizes, masked, ordered_strides(self.q), sizes.dim**-0.5, copies)
+        details = Details(sizes, masked, result_like(self.q).stride(), sizes.dim**-0.5, copies)
         return Draft(
             choice,
             None if sizes.empty else self._problem(details),

@@ -71,6 +71,7 @@ def extents(call: Arguments) -> Extents:
         )
     for name, values, count in (
         ("lengths", call.lengths, batch),
+        ("starts", call.starts, batch),
         ("cu_seqlens_k", call.cu_seqlens_k, batch + 1),
     ):
         if values is not None:

@@ -30,6 +30,7 @@ def operation(call: Arguments, sizes: Extents, band: Band) -> DecodeOperation:
         keys="packed" if sizes.keys == "packed" else "fixed",
         queries="packed" if sizes.packed else "fixed",
         lengths=call.lengths is not None,
+        starts=call.starts is not None,
         mask=band.mask,
         softcap=call.softcap is not None,
         sinks="none" if sinks is None else "same" if sinks.dtype == call.q.dtype else "fp32",
@@ -64,20 +65,19 @@ def problem(
         table_stride=0 if table is None else table.stride(0),
         strides_scale_k=_steps(call.scale_k, call.k) if by_token else (0, 0, 0),
         strides_scale_v=_steps(call.scale_v, call.k) if by_token else (0, 0, 0),
-        head_scale_stride=int(cache.kind_of(call.scale_k, call.k) == "head"),
+        head_scale_stride=_steps(call.scale_k, call.k)[1],
         left=band.left,
         right=band.right,
     )
 
 
 def _scales(call: Arguments) -> str:
-    """Scales of k and v as a kernel has them: of two kinds, both are taken for those of tokens."""
+    """Scales of k and v as a kernel has them: where they lie apart, as those of tokens."""
     if call.scale_k is None:
         return "none"
-    kinds = {cache.kind_of(scale, call.k) for scale in (call.scale_k, call.scale_v)}
-    if kinds == {"tensor"} or kinds == {"head"}:
-        return "head"
-    return "token"
+    kinds = [cache.kind_of(scale, call.k) for scale in (call.scale_k, call.scale_v)]
+    alike = _steps(call.scale_k, call.k) == _steps(call.scale_v, call.k)
+    return "head" if alike and "token" not in kinds else "token"
 
 
 def _steps(scale: torch.Tensor | None, k: torch.Tensor) -> Strides:

@@ -11,8 +11,11 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.operands import ordered_strides
-from warploom.runtime.families.attention_decode.call import AttentionDecodeCall, Pair
+from warploom.runtime.families.attention_decode.call import (
+    AttentionDecodeCall,
+    Pair,
+    result_like,
+)
 from warploom.runtime.operator import register
 from warploom.runtime.plan import run
 
@@ -24,6 +27,7 @@ class _Call(NamedTuple):
     k: Annotated[torch.Tensor, "Tensor"]
     v: Annotated[torch.Tensor, "Tensor"]
     lengths: Annotated[torch.Tensor | None, "Tensor?"]
+    starts: Annotated[torch.Tensor | None, "Tensor?"]
     page_table: Annotated[torch.Tensor | None, "Tensor?"]
     causal: Annotated[bool, "bool"]
     left: Annotated[int | None, "SymInt?"]
@@ -44,7 +48,7 @@ class _Call(NamedTuple):
         """The call."""
         left, right = self.left, self.right
         window = None if left is None and right is None else (left, right)
-        given: Any = (*self[:6], window, *self[8:-1], out, self.spec)
+        given: Any = (*self[:7], window, *self[9:-1], out, self.spec)
         return AttentionDecodeCall(*given)
 
 
@@ -64,7 +68,7 @@ def _refuse(*given: Any, out: torch.Tensor | None = None) -> None:
 
 def _fake(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     q = _Call(*given).q
-    return q.new_empty_strided(q.shape, ordered_strides(q)), _fake_out(*given)
+    return torch.empty_like(result_like(q), device=q.device), _fake_out(*given)
 
 
 def _fake_out(*given: Any, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,14 +98,12 @@ register(
 
 def attention_decode(call: AttentionDecodeCall) -> Pair:
     """Run a call as an operator, for a compiler to trace; return out and lse."""
-    left, right = call.window or (None, None)
-    given = _Call(
-        *(call.q, call.k, call.v, call.lengths, call.page_table, call.causal, left, right),
-        *(call.softcap, call.scale, call.sinks, call.scale_k, call.scale_v),
-        *(call.cu_seqlens_q, call.cu_seqlens_k, call.max_seqlen_q, call.max_seqlen_k),
-        call.batch_invariant,
-        call.spec.name if isinstance(call.spec, KernelSpec) else call.spec,
-    )
+    first = (call.q, call.k, call.v, call.lengths, call.starts, call.page_table, call.causal)
+    numbers = (*(call.window or (None, None)), call.softcap, call.scale)
+    read = (call.sinks, call.scale_k, call.scale_v, call.cu_seqlens_q, call.cu_seqlens_k)
+    bounds = (call.max_seqlen_q, call.max_seqlen_k, call.batch_invariant)
+    spec = call.spec.name if isinstance(call.spec, KernelSpec) else call.spec
+    given: Any = (*first, *numbers, *read, *bounds, spec)
     if call.out is None:
         result: Pair = torch.ops.warploom.attention_decode(*given)
         return result

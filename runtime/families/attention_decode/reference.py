@@ -37,6 +37,7 @@ class Sequence:
     k, v              [kv_heads, keys, dim], as they lie in the cache
     scale_k, scale_v  fp32, of extents that k without dim has, or 1 in their place
     sinks             [kv_heads, group], or None
+    start             no row attends to a key before it
     """
 
     q: torch.Tensor
@@ -45,11 +46,14 @@ class Sequence:
     scale_k: torch.Tensor | None
     scale_v: torch.Tensor | None
     sinks: torch.Tensor | None
+    start: int = 0
 
     def heads(self, chosen: slice) -> Sequence:
         """Some of the kv heads, and the heads of q that share them."""
-        parts = (self.q, self.k, self.v, self.scale_k, self.scale_v, self.sinks)
-        return Sequence(*(None if one is None else _chosen(one, chosen) for one in parts))  # type: ignore[arg-type]
+        parts = (self.scale_k, self.scale_v, self.sinks)
+        scale_k, scale_v, sinks = (None if one is None else _chosen(one, chosen) for one in parts)
+        q, k, v = self.q[chosen], self.k[chosen], self.v[chosen]
+        return Sequence(q, k, v, scale_k, scale_v, sinks, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def of_call(call: Arguments, sizes: Extents, band: Band, compute: Attention) -> 
         found, logarithms = _by_heads(one, function, compute)
         if out is None or lse is None:
             out = found.new_zeros(call.q.shape)
-            lse = found.new_full(sizes.lse_shape, -torch.inf)
+            lse = logarithms.new_full(sizes.lse_shape, -torch.inf)
         if sizes.packed:
             out[rows], lse[:, rows] = found.transpose(0, 1), logarithms
         else:
@@ -101,6 +105,7 @@ def sequences(call: Arguments, sizes: Extents) -> Iterator[tuple[slice | int, Se
     """Yield each sequence that has rows, and where its rows are in q."""
     together = (sizes.kv_heads, sizes.sharing)
     sinks = None if call.sinks is None else call.sinks.reshape(together)
+    starts = [0] * sizes.batch if call.starts is None else call.starts.tolist()
     places = _places(call, sizes)
     for index, (first, length) in enumerate(_lengths(call, sizes)):
         at = places[index]
@@ -116,6 +121,7 @@ def sequences(call: Arguments, sizes: Extents) -> Iterator[tuple[slice | int, Se
                     read.scale(call.scale_k),
                     read.scale(call.scale_v),
                     sinks,
+                    starts[index],
                 ),
             )
 
@@ -216,11 +222,11 @@ def visible(one: Sequence, band: Band) -> torch.Tensor:
     rows, keys = one.q.shape[2], one.k.shape[1]
     row = torch.arange(rows, device=one.q.device)[:, None] + keys - rows
     column = torch.arange(keys, device=one.q.device)
-    shown = torch.ones(rows, keys, dtype=torch.bool, device=one.q.device)
+    shown = (column >= one.start).expand(rows, keys)
     if band.right < UNBOUNDED:
-        shown &= column <= row + band.right
+        shown = shown & (column <= row + band.right)
     if band.left < UNBOUNDED:
-        shown &= column >= row - band.left
+        shown = shown & (column >= row - band.left)
     return shown
 
 

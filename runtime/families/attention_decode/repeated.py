@@ -145,8 +145,8 @@ def _call(
     optional: Optional,
 ) -> AttentionDecodeCall:
     scale, softcap = numbers
-    lengths, page_table, *rest, out = optional
+    lengths, starts, page_table, *rest, out = optional
     given: Any = (*rest, *asked.options, out)
     return AttentionDecodeCall(
-        q, k, v, lengths, page_table, asked.causal, asked.window, softcap, scale, *given
+        q, k, v, lengths, starts, page_table, asked.causal, asked.window, softcap, scale, *given
     )

@@ -96,6 +96,8 @@ class _Draws:
             found["max_seqlen_k"] = shape.seq_k
         if operation.lengths:
             found["lengths"] = self._filled(shape.seq_k)
+        if operation.starts:
+            found["starts"] = self._filled(shape.seq_k // 8)
         if operation.keys == "packed":
             found["cu_seqlens_k"] = self._ends(shape.seq_k)
             found["max_seqlen_k"] = shape.seq_k

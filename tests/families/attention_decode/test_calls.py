@@ -20,11 +20,13 @@ MASKS: dict[str, dict[str, Any]] = {
     "its own key only": {"window": (0, 0)},
     "wider than the sequence": {"window": (1000, 1 << 40)},
     "softcap": {"softcap": 0.7},
+    "starts": {"starts": ints(3, 0, 39, 5)},
     "sinks": {"sinks": torch.tensor([0.5, -3.0, 9.0, 0.0])},
     "sinks of the type of q": {"sinks": torch.tensor([0.5, -3.0, 9.0, 0.0]).bfloat16()},
     "all": {
         "softcap": 2.0,
         "window": (5, 1),
+        "starts": ints(3, 0, 39, 5),
         "scale": 0.3,
         "sinks": torch.tensor([0.5, -3.0, 9.0, 0.0]),
     },

@@ -15,9 +15,7 @@ from warploom.errors import ProblemError
 Refused = Callable[[], object]
 FIXED, PAGED = fixed((17, 40), rows=2), paged((17, 40), rows=2)
 BYTES, WHOLE = fixed((17, 40), cache=E4M3), fixed((17, 40), cache=torch.int8)
-PACKED = Case(
-    random(3, 4, 64), FIXED.k, FIXED.v, {"cu_seqlens_q": ends(2, 1), "max_seqlen_q": 2}
-)
+PACKED = Case(random(3, 4, 64), FIXED.k, FIXED.v, {"cu_seqlens_q": ends(2, 1), "max_seqlen_q": 2})
 KEYS = Case(FIXED.q, FIXED.k[0].transpose(0, 1), FIXED.v[0].transpose(0, 1))
 ONE, HEADS, TOKENS = torch.ones(()), torch.ones(2), torch.ones(2, 2, 40)
 
@@ -41,7 +39,12 @@ def spread(tensor: torch.Tensor) -> torch.Tensor:
 
 TABLE = PAGED.keywords["page_table"]
 CASES: dict[str, tuple[Refused, str, str, str]] = {
-    "a matrix": (of(FIXED, q=FIXED.q[0, 0]), "q [2, 64]", "[batch, heads, seq_q, dim]", "cu_seqlens"),
+    "a matrix": (
+        of(FIXED, q=FIXED.q[0, 0]),
+        "q [2, 64]",
+        "[batch, heads, seq_q, dim]",
+        "cu_seqlens",
+    ),
     "pages of three dimensions": (
         both(PAGED, lambda t: t[0]),
         "k [2, 16, 64]",
@@ -105,6 +108,7 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
         "contiguous",
         "each sequence",
     ),
+    "starts of another batch": (of(FIXED, starts=ints(1)), "starts [1]", "int32 [2]", "each"),
     "a list of lengths": (of(FIXED, lengths=[17, 40]), "of type list", "torch tensor", "as_tensor"),
     "lengths elsewhere": (
         of(FIXED, lengths=ints(17, 40).to("meta")),
@@ -236,7 +240,9 @@ CASES: dict[str, tuple[Refused, str, str, str]] = {
         "never copied",
     ),
     "a cache in the middle of 16 bytes": (
-        both(FIXED, lambda t: t.flatten()[1 : 1 + 2 * 2 * 39 * 64].view(2, 2, 39, 64), lengths=None),
+        both(
+            FIXED, lambda t: t.flatten()[1 : 1 + 2 * 2 * 39 * 64].view(2, 2, 39, 64), lengths=None
+        ),
         "k at 0x",
         "its address",
         "allocate",
