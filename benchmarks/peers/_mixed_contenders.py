@@ -13,12 +13,12 @@ from dataclasses import replace
 import torch
 
 from benchmarks.families import Asked
+from benchmarks.peers._checked import Right, reason, refusal
 from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import (
     Activations,
     Kind,
     Quantised,
-    Right,
     Shape,
     quantised,
     right,
@@ -32,11 +32,9 @@ from benchmarks.peers._mixed_weights import (
     Weight,
     Wide,
     WideGemm,
-    reason,
 )
 from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.measure import Call
 from warploom.runtime.trial import buffer_sets, wrong
 
 PEERS: dict[str, tuple[str, type[Weight]]] = {
@@ -109,7 +107,7 @@ class Products:
         except torch.AcceleratorError:  # the process can use its GPU no more
             raise
         except Exception as error:
-            return Contender(name, [_refusing(reason(error))], peer=peer)
+            return Contender(name, [refusal(reason(error))], peer=peer)
         first = calls[0]
 
         def told() -> tuple[str, str]:
@@ -153,12 +151,3 @@ def weights(given: Quantised, layout: type[Weight], device: str) -> list[Weight]
         given.kept[layout] = [first, *(first.copy() for _ in range(count - 1))]
     found: list[Weight] = given.kept[layout]
     return found
-
-
-def _refusing(words: str) -> Call:
-    """A call that says what an earlier one did."""
-
-    def call() -> None:
-        raise RuntimeError(words)
-
-    return call

@@ -15,9 +15,10 @@ import torch
 from torch.nn import functional
 
 from benchmarks.families import Asked
+from benchmarks.peers._checked import reason
 from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import Activations, Kind, Quantised
-from benchmarks.peers._mixed_weights import Marlin, Packed, Weight, Wide, WideGemm, reason
+from benchmarks.peers._mixed_weights import Marlin, Packed, Weight, Wide, WideGemm
 from benchmarks.protocol import Contender, Floor
 
 Multiply = Callable[[int, str, torch.Tensor], torch.Tensor]  # by a layer's weight of this name

@@ -8,7 +8,6 @@ has them relative to the root of the sum of squares, which a lost step of k brea
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers._checked import Right
 from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
 from benchmarks.protocol import Floor
 from warploom.generator.elements import element
@@ -24,7 +24,6 @@ from warploom.generator.formats import activations_of
 from warploom.quantization import PackedWeight
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import TORCH, unit_roundoff
-from warploom.runtime.measure import largest_share
 
 Shape = tuple[int, int, int]  # m, n, k
 ROUNDED = 2.0**-6  # of the root of the sum of squares, and what 8 roundings of bf16 are
@@ -129,24 +128,6 @@ def by_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # ---- What is right -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Right:
-    """A result in float64 [m, n], how far off each element may be, and all of them together."""
-
-    exact: torch.Tensor
-    bound: torch.Tensor
-    spread: float
-
-    def share(self, out: torch.Tensor) -> float:
-        """The largest error of an element, or that of all, as a share of what it may be."""
-        if out.shape != self.exact.shape:
-            return math.inf
-        together = float((out.double() - self.exact).norm() / self.exact.norm()) / self.spread
-        if math.isnan(together):
-            return math.inf
-        return max(together, largest_share(out, self.exact, self.bound))
 
 
 def right(

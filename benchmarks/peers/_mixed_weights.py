@@ -181,14 +181,6 @@ class TorchInt4(Weight):
         return (grouped * codes.factors()[..., None] + offsets).view(codes.n, codes.k)
 
 
-def reason(error: Exception) -> str:
-    """What a library said in its first line; with the kind of an error that has none of its own."""
-    words = str(error).strip().partition("\n")[0]
-    if isinstance(error, RuntimeError | ValueError) and words:
-        return words
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
 def only(name: str, codes: Codes, *formats: str) -> Codes:
     """The numbers of a weight, where they are in one of these formats."""
     if codes.format not in formats:
