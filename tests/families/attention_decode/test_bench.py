@@ -17,7 +17,7 @@ from samplers import constant
 from benchmarks import runner, tables, wording
 from benchmarks.families import Asked, Case
 from benchmarks.peers import _decode_contenders as decoding
-from benchmarks.peers import _decode_torch
+from benchmarks.peers import _decode_flashinfer, _decode_torch
 from benchmarks.peers._decode_problem import NUMBERS, Decode, Given, Pair, attended
 from benchmarks.peers._decode_way import Way
 from benchmarks.peers.attention_decode import FAMILY, LISTED
@@ -281,6 +281,9 @@ def attend_xqa(
 
 @pytest.fixture
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_decode_flashinfer, "_ROOM", 1 << 10)
+    for kept in (_decode_flashinfer._room, _decode_flashinfer._zeros):
+        kept.cache_clear()
     for name in ("flashinfer", "flashinfer.decode"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     module: Any = sys.modules["flashinfer"]
