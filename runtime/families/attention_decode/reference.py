@@ -37,7 +37,6 @@ class Sequence:
     k, v              [kv_heads, keys, dim], as they lie in the cache
     scale_k, scale_v  fp32, of extents that k without dim has, or 1 in their place
     sinks             [kv_heads, group], or None
-    start             no row attends to a key before it
     """
 
     q: torch.Tensor
@@ -46,14 +45,13 @@ class Sequence:
     scale_k: torch.Tensor | None
     scale_v: torch.Tensor | None
     sinks: torch.Tensor | None
-    start: int = 0
 
     def heads(self, chosen: slice) -> Sequence:
         """Some of the kv heads, and the heads of q that share them."""
         parts = (self.scale_k, self.scale_v, self.sinks)
         scale_k, scale_v, sinks = (None if one is None else _chosen(one, chosen) for one in parts)
         q, k, v = self.q[chosen], self.k[chosen], self.v[chosen]
-        return Sequence(q, k, v, scale_k, scale_v, sinks, self.start)
+        return Sequence(q, k, v, scale_k, scale_v, sinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def of_call(call: Arguments, sizes: Extents, band: Band, compute: Attention) -> 
     """
     function = Function(call.scaling, call.softcap, band)
     out = lse = None
-    for rows, one in sequences(call, sizes):
+    for rows, one in sequences(call, sizes, band):
         found, logarithms = _by_heads(one, function, compute)
         if out is None or lse is None:
             out = found.new_zeros(call.q.shape)
@@ -101,8 +99,13 @@ def of_call(call: Arguments, sizes: Extents, band: Band, compute: Attention) -> 
     return out, lse
 
 
-def sequences(call: Arguments, sizes: Extents) -> Iterator[tuple[slice | int, Sequence]]:
-    """Yield each sequence that has rows, and where its rows are in q."""
+def sequences(
+    call: Arguments, sizes: Extents, band: Band
+) -> Iterator[tuple[slice | int, Sequence]]:
+    """Yield each sequence that has rows, and where its rows are in q.
+
+    Keys that come before all that its rows see are left out: what they hold reaches no result.
+    """
     together = (sizes.kv_heads, sizes.sharing)
     sinks = None if call.sinks is None else call.sinks.reshape(together)
     starts = [0] * sizes.batch if call.starts is None else call.starts.tolist()
@@ -111,7 +114,8 @@ def sequences(call: Arguments, sizes: Extents) -> Iterator[tuple[slice | int, Se
         at = places[index]
         q = call.q[at].transpose(0, 1) if sizes.packed else call.q[at]
         if q.numel():
-            read = Reader(call, sizes, index, first, length)
+            hidden = max(starts[index], length - q.shape[1] - band.left, 0)
+            read = Reader(call, sizes, index, first, length, min(hidden, length))
             yield (
                 at,
                 Sequence(
@@ -121,7 +125,6 @@ def sequences(call: Arguments, sizes: Extents) -> Iterator[tuple[slice | int, Se
                     read.scale(call.scale_k),
                     read.scale(call.scale_v),
                     sinks,
-                    starts[index],
                 ),
             )
 
@@ -152,25 +155,26 @@ def _lengths(call: Arguments, sizes: Extents) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Where the keys of one sequence lie: `length` from `first`, or in its pages."""
+    """Where the keys of one sequence lie, `length` from `first` or in pages, but the `hidden`."""
 
     call: Arguments
     sizes: Extents
     index: int
     first: int
     length: int
+    hidden: int
 
     def rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sequence's rows of k or v [kv_heads, keys, dim], or of scales that are indexed so."""
         if self.sizes.keys == "packed":
-            return tensor[self.first : self.first + self.length].transpose(0, 1)
+            return tensor[self.first + self.hidden : self.first + self.length].transpose(0, 1)
         table = self.call.page_table
         if table is None:
-            return tensor[self.index, :, : self.length]
+            return tensor[self.index, :, self.hidden : self.length]
         used = -(-self.length // self.sizes.page)
         pages = table[self.index, :used].clamp(0, self.sizes.pages - 1).long()
         held = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
-        found = held[pages].transpose(0, 1).flatten(1, 2)[:, : self.length]
+        found = held[pages].transpose(0, 1).flatten(1, 2)[:, self.hidden : self.length]
         return found.view(tensor.dtype)
 
     def scale(self, scale: torch.Tensor | None) -> torch.Tensor | None:
@@ -222,11 +226,11 @@ def visible(one: Sequence, band: Band) -> torch.Tensor:
     rows, keys = one.q.shape[2], one.k.shape[1]
     row = torch.arange(rows, device=one.q.device)[:, None] + keys - rows
     column = torch.arange(keys, device=one.q.device)
-    shown = (column >= one.start).expand(rows, keys)
+    shown = torch.ones(rows, keys, dtype=torch.bool, device=one.q.device)
     if band.right < UNBOUNDED:
-        shown = shown & (column <= row + band.right)
+        shown &= column <= row + band.right
     if band.left < UNBOUNDED:
-        shown = shown & (column >= row - band.left)
+        shown &= column >= row - band.left
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -232,6 +233,33 @@ def test_what_is_past_a_length_may_be_anything() -> None:
     table = case.keywords["page_table"].clone()
     table[0, 2:], table[1], table[2, 1:] = -1, 1 << 30, -7
     case.given(page_table=table).assert_right()
+
+
+@pytest.mark.parametrize("keys", [fixed, paged])
+@pytest.mark.parametrize("given", [{"starts": ints(5, 30)}, {"window": (7, None)}], ids=str)
+def test_what_is_before_all_that_rows_see_may_be_anything(
+    keys: Callable[..., Case], given: dict[str, Any]
+) -> None:
+    """Padding on the left that was never written, and scales of it, are NaN times a weight of 0."""
+    case = keys((17, 40), rows=2).given(**given)
+    case.assert_right()
+    for i, length in enumerate((17, 40)):
+        hidden = length - 2 - 7 if "window" in given else int(given["starts"][i])
+        table = case.keywords.get("page_table")
+        for at in range(hidden):
+            where = (
+                (i, slice(None), at)
+                if table is None
+                else (table[i, at // 16], slice(None), at % 16)
+            )
+            case.k[where], case.v[where] = torch.nan, torch.nan
+    case.assert_right()
+    scales = torch.ones(case.k.shape[:-1])
+    scales[case.k.isnan().any(-1)] = torch.nan
+    quantized = Case(case.q, case.k.to(E4M3), case.v.to(E4M3), case.keywords)
+    out, lse = quantized.given(scale_k=scales, scale_v=scales).run()
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
 
 
 def test_autocast_converts_queries_and_no_cache() -> None:
