@@ -170,6 +170,7 @@ def test_every_set_of_cells_has_a_section(family: str, group: str, tmp_path: Pat
             "operation": "sums",
         }
         about |= {"heads": 4, "kv_heads": 2, "dim": 64, "seq": 65, "batch": 1, "flops": 1e9}
+        about |= {"rows": 1, "keys": 65, "bytes": 1 << 20}
     one = cell(**about)
     write(tmp_path, "bench", [one])
     text = report.draw(tmp_path)

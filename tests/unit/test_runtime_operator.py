@@ -16,6 +16,12 @@ PRODUCT = (
     "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
     "str accumulation, str? spec"
 )
+DECODE = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? starts, Tensor? page_table, "
+    "bool causal, SymInt? left, SymInt? right, float? softcap, float? scale, Tensor? sinks, "
+    "Tensor? scale_k, Tensor? scale_v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool batch_invariant"
+)
 SCHEMAS = {
     "gemm": f"({PRODUCT}) -> Tensor",
     "gemm_out": f"({PRODUCT}, *, Tensor(a!) out, Tensor(b!)? amax=None, "
@@ -34,6 +40,8 @@ SCHEMAS = {
     "bool interleaved, Tensor? scale_k, Tensor? scale_v, str? spec, *, "
     "Tensor(c!)? scales_k=None, Tensor(d!)? scales_v=None, Tensor(e!)? lengths_after=None)"
     " -> Tensor",
+    "attention_decode": f"{DECODE}, str? spec) -> (Tensor, Tensor)",
+    "attention_decode_out": f"{DECODE}, str? spec, *, Tensor(a!) out) -> Tensor",
     "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "

@@ -91,6 +91,7 @@ WRITTEN = "    synchronise_warps();  // all of the part has been written\n"
 PART = "    const int64_t at = place(item.part_place, row);\n"
 RESET = "      if (last) *counter = 0;  // as the next launch must find it\n"
 ORDER = "item.place_of(min(part + j, item.parts - 1))"
+OF_WHO_ADDS = "item.place_of((min(part + j, item.parts - 1) + int(blockIdx.x)) % item.parts)"
 LEFT = "      if (part > 0) synchronise_warps();  // what was left before has been read\n"
 NEXT = "    synchronise_warps();  // of the next item nothing is left before all has been read\n"
 STORE = "  const Row row = Row::at(p, item, in_tile);\n"
@@ -161,24 +162,12 @@ MUTANTS = {
         pauses=((PART, PART + "    if (threadIdx.x >= 32)\n" + PAUSE),),
     ),
     "parts are added up in the order in which they come": Mutant(
-        wrong=(
-            (ORDER, "item.place_of((min(part + j, item.parts - 1) + last) % item.parts)"),
-            (
-                "    if (!shared.last) return;\n",
-                "    if (!shared.last) return;\n    const int last = blockIdx.x;\n",
-            ),
-        ),
+        wrong=((ORDER, OF_WHO_ADDS),),
         pauses=((WRITTEN, SOMETIMES + PAUSE + WRITTEN),),
         launches=60,
     ),
     "parts of chunks are added up in the order in which they come": Mutant(
-        wrong=(
-            (ORDER, "item.place_of((min(part + j, item.parts - 1) + last) % item.parts)"),
-            (
-                "    if (!shared.last) return;\n",
-                "    if (!shared.last) return;\n    const int last = blockIdx.x;\n",
-            ),
-        ),
+        wrong=((ORDER, OF_WHO_ADDS),),
         pauses=((WRITTEN, SOMETIMES + PAUSE + WRITTEN),),
         kernel=INVARIANT,
         launches=60,
