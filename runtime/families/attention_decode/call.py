@@ -63,7 +63,8 @@ class AttentionDecodeCall(Arguments):
         cache.check_places(self)
         copies = () if in_place(self.q) else ("q",)
         wanted = operation(self, sizes, masked)
-        choice = dispatch.choose(wanted, shape(sizes), spec=self.kernel, device=target)
+        at = shape(sizes, batch_invariant=self.batch_invariant)
+        choice = dispatch.choose(wanted, at, spec=self.kernel, device=target)
         details = Details(sizes, masked, result_like(self.q).stride(), sizes.dim**-0.5, copies)
         return Draft(
             choice,

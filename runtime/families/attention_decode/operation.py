@@ -17,6 +17,8 @@ from warploom.runtime.families.attention_decode import cache
 from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents
 
+INVARIANT = (64, 4096)  # sequences, and keys of each, that batch_invariant kernels are chosen for
+
 
 def operation(call: Arguments, sizes: Extents, band: Band) -> DecodeOperation:
     """The operation that computes a call with the least work."""
@@ -38,9 +40,14 @@ def operation(call: Arguments, sizes: Extents, band: Band) -> DecodeOperation:
     )
 
 
-def shape(sizes: AttentionExtents) -> DecodeShape:
-    """Return what of a call decides its time."""
-    return DecodeShape(sizes.batch, sizes.heads, sizes.kv_heads, sizes.seq_q, sizes.seq_k)
+def shape(sizes: AttentionExtents, *, batch_invariant: bool = False) -> DecodeShape:
+    """Return what of a call decides its time.
+
+    Where results must not depend on the batch, no kernel is chosen by it either, nor by its longest
+    sequence: all batches are taken for one.
+    """
+    batch, seq_k = INVARIANT if batch_invariant else (sizes.batch, sizes.seq_k)
+    return DecodeShape(batch, sizes.heads, sizes.kv_heads, sizes.seq_q, seq_k)
 
 
 def problem(

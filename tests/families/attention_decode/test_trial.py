@@ -42,7 +42,8 @@ def test_a_drawn_call_is_one_of_its_operation_and_shape(name: str) -> None:
         asked = call.draft(NO_GPU).choice
         assert asked.spec.operation == OPERATIONS[name]
         assert asked.asked is not None
-        assert asked.asked.shape == SHAPE
+        if not OPERATIONS[name].batch_invariant:
+            assert asked.asked.shape == SHAPE
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
