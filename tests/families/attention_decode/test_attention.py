@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from warploom.generator.families.attention_decode import DecodeOperation, Decode
 from warploom.generator.launches import NO_GPU
 from warploom.runtime.families.attention_decode.short_queries import FEW, LONG
 from warploom.runtime.families.attention_forward.call import AttentionCall
+from warploom.runtime.plan import Plan
 
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -111,3 +113,21 @@ def test_a_kernel_of_either_family_can_be_named() -> None:
     assert kernel(operands(seq_k=LONG - 1), spec=decode) == decode
     with pytest.raises(ProblemError, match="computes another operation"):
         kernel(operands(2), causal="top_left", spec=decode)
+
+
+def test_a_decoded_call_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of attention's calls hands a decode kernel what it names, in its order."""
+    launched: list[Plan[Any, Any]] = []
+    run_at: Callable[..., None] = Plan.run_at
+
+    def noted(self: Plan[Any, Any], *given: Any) -> None:
+        launched.append(self)
+        run_at(self, *given)
+
+    monkeypatch.setattr(Plan, "run_at", noted)
+    q, k, v = operands(3)
+    keywords: dict[str, Any] = {"causal": "bottom_right", "softcap": 2.0, "return_lse": True}
+    first, *more = [warploom.attention(q, k, v, **keywords) for _ in range(3)]
+    assert [one.choice.spec.operation.family for one in launched[-2:]] == ["attention_decode"] * 2
+    for one in more:
+        assert all(torch.equal(found, wanted) for found, wanted in zip(one, first, strict=True))
