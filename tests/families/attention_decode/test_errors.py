@@ -372,7 +372,7 @@ def test_a_gradient_is_no_matter_without_grad_mode() -> None:
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"softcap": 1.0}, {"window": (3, None)}, {"batch_invariant": True}, {"lengths": None}],
+    [{"softcap": 1.0}, {"sinks": torch.ones(4)}, {"batch_invariant": True}, {"lengths": None}],
     ids=str,
 )
 def test_a_spec_of_another_operation_is_refused(keywords: dict[str, Any]) -> None:
@@ -385,3 +385,59 @@ def test_a_spec_of_another_operation_is_refused(keywords: dict[str, Any]) -> Non
         of(fixed((17, 40), dim=128), spec=name)()
     with pytest.raises(ProblemError, match=r"computes another operation"):
         of(fixed((17, 40)), spec=name)()
+
+
+def test_a_spec_of_a_wider_mask_serves_a_narrower_call() -> None:
+    case = fixed((17, 40))
+    given = (case.q, case.k, case.v)
+    windowed = case.given(window=(3, None)).keywords
+    name = warploom.explain(warploom.attention_decode, *given, **windowed).kernel
+    assert "window" in name
+    out = warploom.attention_decode(*given, spec=name, **case.keywords)
+    assert torch.equal(out, case.run()[0])
+
+
+def transformed(transform: Callable[..., Any]) -> Refused:
+    case = fixed((17, 40))
+
+    def decoded(q: torch.Tensor) -> torch.Tensor:
+        return warploom.attention_decode(q, case.k, case.v, **case.keywords)
+
+    return lambda: transform(decoded, case.q)
+
+
+TRANSFORMS: dict[str, tuple[Refused, str]] = {
+    "grad": (
+        transformed(lambda f, q: torch.func.grad(lambda x: f(x).float().sum())(q)),
+        "torch.func's grad: must be called outside",
+    ),
+    "vmap": (
+        transformed(lambda f, q: torch.func.vmap(f)(q.expand(3, *q.shape))),
+        "torch.func's vmap: must be called outside",
+    ),
+    "jvp": (
+        transformed(lambda f, q: torch.func.jvp(f, (q,), (q,))),
+        "warploom.attention_decode has no forward-mode derivative",
+    ),
+    "trace": (
+        transformed(lambda f, q: torch.jit.trace(f, (q,))),
+        "under torch.jit.trace: must be traced by torch.compile",
+    ),
+    "sparse": (transformed(lambda f, q: f(q.to_sparse())), "q, a sparse tensor"),
+    "nested": (
+        transformed(lambda f, q: f(torch.nested.nested_tensor(list(q)))),
+        "q, a nested tensor .*packed queries",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_what_would_not_see_the_launch_is_refused(name: str, warm: bool) -> None:
+    call, message = TRANSFORMS[name]
+    if warm and name != "nested":  # which torch's guards, asked of warm calls, do not survive
+        for _ in range(2):
+            fixed((17, 40)).run()
+    with pytest.raises(ProblemError, match=message):
+        call()
