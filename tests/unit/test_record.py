@@ -60,7 +60,7 @@ def test_every_file_of_tests_passed_on_a_gpu(place: str) -> None:
 
 # ---- What a change asks for ----------------------------------------------------------------------
 
-ATTENTION = {"attention_forward", "attention_backward"}
+ATTENTION = {"attention_forward", "attention_backward", "attention_decode"}
 
 
 @pytest.mark.parametrize(
