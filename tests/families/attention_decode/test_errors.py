@@ -436,7 +436,7 @@ TRANSFORMS: dict[str, tuple[Refused, str]] = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_what_would_not_see_the_launch_is_refused(name: str, warm: bool) -> None:
     call, message = TRANSFORMS[name]
-    if warm and name != "nested":  # which torch's guards, asked of warm calls, do not survive
+    if warm:
         for _ in range(2):
             fixed((17, 40)).run()
     with pytest.raises(ProblemError, match=message):
