@@ -19,7 +19,7 @@ from warploom.generator.slabs import BRICK_K, DEPTH, ROWS, SlabLayout
 from warploom.quantization.metadata import Metadata
 
 RANGE = 1 << 23  # codes that are converted at a time: little memory
-RANGE_OF_GPU = 1 << 25  # few launches
+RANGE_OF_GPU = 1 << 27  # few launches: 10 bytes each, 1.3 GB, at most
 _WARPS, _LANES, _QUADS, _HALVES = 4, 8, 4, 2
 
 # What a row and a k are made of, outermost first; and what lies in memory up to the codes that a
@@ -209,11 +209,15 @@ _ARRANGED = {
 
 
 def _moved(words: Tensor, added: tuple[int, ...]) -> Tensor:
-    """Return int32 `words` with their bits moved: what each byte adds is looked up (see _added)."""
-    table = torch.tensor(added, dtype=torch.int32).to(words.device, non_blocking=True)
-    values = words.view(torch.uint8).view(*words.shape, 4)
-    index = values + torch.arange(0, len(added), 256, device=words.device)
-    return table[index].sum(-1, dtype=torch.int32)
+    """Return int32 `words` with their bits moved: what each half adds is looked up (see _added)."""
+    table = torch.tensor(added, dtype=torch.int32).to(words.device, non_blocking=True).view(4, 256)
+    # A half counts from -32768 on, so that its upper byte does from 128 on.
+    above, below = table[1::2].roll(128, 1)[..., None], table[::2, None]
+    halves = words.view(torch.int16).view(*words.shape, 2)
+    first = torch.tensor((1 << 15, 3 << 15), dtype=torch.int32)
+    index = halves + first.to(words.device, non_blocking=True)
+    found = torch.index_select((above + below).view(-1), 0, index.view(-1)).view(*words.shape, 2)
+    return found[..., 0] + found[..., 1]
 
 
 # ---- Scales and zero points ----------------------------------------------------------------------
