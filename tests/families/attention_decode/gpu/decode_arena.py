@@ -162,16 +162,17 @@ def plant(made: Call, chosen: torch.Tensor) -> None:
             row = min(int(packed_q[index]), len(q) - 1) if packed_q is not None else 0
             first = q[row] if packed_q is not None else q[index, :, 0]
             wanted = 3 * first[head * shape.group].float()
-            if k.dtype.itemsize == 1:
-                scale = made.keywords["scale_k"]
-                wanted = (wanted / scale.amax().clamp(1e-3, 1.0)).clamp(-100, 100)
+            place: tuple[int, ...] = (index, head, at)
             if packed_k is not None:
-                k[int(packed_k[index]) + at, head] = wanted.to(k.dtype)
+                place = (int(packed_k[index]) + at, head)
             elif table is not None:
                 page = k.shape[2]
-                k[int(table[index, at // page]), head, at % page] = wanted.to(k.dtype)
-            else:
-                k[index, head, at] = wanted.to(k.dtype)
+                place = (int(table[index, at // page]), head, at % page)
+            if k.dtype.itemsize == 1:
+                scale = made.keywords["scale_k"]  # of all, of heads, or of tokens
+                own = scale if scale.dim() == 0 else scale[head if scale.dim() == 1 else place]
+                wanted = (wanted / own).clamp(-100, 100)
+            k[place] = wanted.to(k.dtype)
 
 
 # ---- Checks --------------------------------------------------------------------------------------

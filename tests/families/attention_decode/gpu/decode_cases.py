@@ -21,6 +21,7 @@ from warploom.generator.families.attention_decode import (
 )
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
+from warploom.runtime.families.attention_decode.operation import INVARIANT
 
 ARCH = "sm_90a"
 PAIRWISE = Path(__file__).with_name("pairwise.yaml")
@@ -49,6 +50,9 @@ SHAPES: dict[str, Shape] = {
     "long": Shape(2, 1, 8, 2, 20_011),
     "more rows than a tile": Shape(5, 2, 16, 9, 613),
     "every row": Shape(3, 1, 32, 8, 1031),
+    "few keys": Shape(1, 2, 4, 1, 300),
+    "many keys": Shape(30, 4, 4, 1, 1200),
+    "rows of two warps": Shape(6, 3, 8, 3, 500),
 }
 
 
@@ -64,8 +68,10 @@ def spec(of: DecodeOperation, **fields: Any) -> KernelSpec:
 
 def chosen(of: DecodeOperation, shape: Shape) -> KernelSpec:
     """Return the kernel that the table has for a shape."""
-    at = DecodeShape(shape.batch, shape.heads, shape.kv_heads, shape.seq_q, shape.seq_k)
-    return choose(of, at).spec
+    batch, seq_k = shape.batch, -(-shape.seq_k // (of.page or 1)) * (of.page or 1)
+    if of.batch_invariant:  # for which the batch has no say
+        batch, seq_k = INVARIANT
+    return choose(of, DecodeShape(batch, shape.heads, shape.kv_heads, shape.seq_q, seq_k)).spec
 
 
 def of(kernel: KernelSpec) -> DecodeOperation:
@@ -131,10 +137,15 @@ SINGLE: dict[str, DecodeOperation] = {
     "batch_invariant": operation(batch_invariant=True),
     "batch_invariant, page 16": operation(batch_invariant=True, page=16),
 }
+_OFTEN = ("plain", "page 16", "causal", "dim 256", "e4m3, scales of heads", "batch_invariant")
 TABLE = {
     (name, shape): chosen(one, SHAPES[shape])
     for name, one in SINGLE.items()
-    for shape in ("ragged", "long", "more rows than a tile")
+    for shape in (
+        *("ragged", "long", "more rows than a tile"),
+        *(("few keys", "many keys", "rows of two warps") if name in _OFTEN else ()),
+    )
+    if name != "causal" or SHAPES[shape].seq_q > 1  # a last row alone needs no mask
 }
 SIMPLE = {  # for tests of something else than the kernel itself
     "plain": spec(operation(), rows=16, keys=128),

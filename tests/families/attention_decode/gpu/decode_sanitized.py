@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import decode_arena as arena
 import decode_cases as cases
+import decode_operands as operands
 import torch
 from decode_cases import SIMPLE, Shape
 from processes import verify_each
@@ -38,5 +39,5 @@ def verify(kernel: KernelSpec) -> None:
 
 
 if __name__ == "__main__":
-    arena.DEVICE = "cpu"
+    operands.DEVICE = arena.DEVICE = "cpu"
     verify_each(verify, KERNELS)

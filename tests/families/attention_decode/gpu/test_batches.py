@@ -39,7 +39,7 @@ def alone(made: arena.Call, index: int) -> arena.Pair:
     q, k, v = made.tensors
     one = slice(index, index + 1)
     keywords = dict(made.keywords)
-    for name in ("lengths", "page_table"):
+    for name in ("lengths", "starts", "page_table"):
         if name in keywords:
             keywords[name] = keywords[name][one]
     if "page_table" not in keywords:
@@ -91,6 +91,18 @@ def test_no_bit_depends_on_the_bound_of_lengths_or_on_where_pages_are() -> None:
         keywords = {**made.keywords, "page_table": pages, "spec": kernel, "return_lse": True}
         found = warploom.attention_decode(q, *caches, **keywords)
         assert all(map(torch.equal, found, first))
+
+
+@pytest.mark.parametrize("name", ["batch_invariant", "batch_invariant, page 16"])
+def test_no_bit_depends_on_the_batch_where_no_kernel_is_named(name: str) -> None:
+    random = Random(3)
+    lengths = [random.choice((1, 300, 4000, random.randint(0, 4000))) for _ in range(100)]
+    shape = Shape(len(lengths), 2, 4, 2, 4000)
+    made = arena.call(None, shape, of=cases.SINGLE[name], lengths=lengths)
+    found = arena.verify(made)
+    for index in (0, 1, 50, 99, lengths.index(1), lengths.index(4000)):
+        pairs = zip(of_sequence(made, found, index), alone(made, index), strict=True)
+        assert all(arena.same_bits(one, other) for one, other in pairs), index
 
 
 @pytest.mark.parametrize("name", SIMPLE)

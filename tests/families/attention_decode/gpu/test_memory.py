@@ -142,7 +142,7 @@ def test_views_of_caches_are_not_copied(
     before = warploom.counters.copies
     found = warploom.attention_decode(q, k, v, lengths=told, spec=kernel)
     assert warploom.counters.copies == before
-    assert torch.equal(found, expected) and found.stride() == q.stride()
+    assert torch.equal(found, expected) and found.transpose(1, 2).is_contiguous()  # as q lies
 
 
 QUERIES: dict[str, tuple[Callable[[], torch.Tensor], int]] = {
@@ -207,7 +207,6 @@ def test_caches_past_2_to_the_31_elements_are_read_where_they_are(name: str, mem
     cache.normal_(generator=torch.Generator(arena.DEVICE).manual_seed(1))
     q = caches(2, 4 * kv_heads, 1, dim)
     told = torch.tensor([300, 129], dtype=torch.int32, device=arena.DEVICE)
-    last = cache[total - total // 2 - 300 :] if name == "plain" else cache[-512:]
     if name == "page 64":
         paged = cache.view(-1, 64, kv_heads, dim).transpose(1, 2)
         table = torch.arange(len(paged) - 8, len(paged)).int().to(arena.DEVICE)
@@ -228,7 +227,7 @@ def test_caches_past_2_to_the_31_elements_are_read_where_they_are(name: str, mem
         found = warploom.attention_decode(q, cache, cache, cu_seqlens_k=ends, max_seqlen_k=total)[
             1:
         ]
-        rows = last[-300:].transpose(0, 1)[None]
+        rows = cache[-300:].transpose(0, 1)[None]
         expected = warploom.attention_decode(q[1:], *[rows.contiguous()] * 2, lengths=told[:1])
     torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-7)
 

@@ -48,6 +48,7 @@ def test_one_graph_serves_all_lengths_and_tables(name: str) -> None:
         for key, tensor in other.keywords.items():
             if isinstance(tensor, torch.Tensor):
                 made.keywords[key].copy_(tensor)
+        made.used = other.used
         made.out.room.fill_(-1)
         graph.replay()
         arena.assert_right(made, found)
