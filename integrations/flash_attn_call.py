@@ -83,7 +83,7 @@ def varlen(
     """The result for [total, .., heads, dim] tensors."""
     keywords = options.keywords()
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        keywords[name] = _tensor(name, getattr(sequences, name))
+        keywords[name] = named_tensor(name, getattr(sequences, name))
     for name in ("max_seqlen_q", "max_seqlen_k"):
         keywords[name] = _integer(name, getattr(sequences, name))
     out, lse = _attended(tensors, keywords, "total")
@@ -115,7 +115,7 @@ def _check(tensors: Tensors, lead: str) -> None:
         layout = f"[{lead}, {extents[name]}]"
         rank = layout.count(",") + 1
         packed = {"qkv": 3, "kv": 2}.get(name)
-        shape = _tensor(name, tensor).shape
+        shape = named_tensor(name, tensor).shape
         if len(shape) != rank or (packed is not None and shape[-3] != packed):
             raise ProblemError(
                 f"{name} {list(shape)}",
@@ -133,7 +133,8 @@ def _check(tensors: Tensors, lead: str) -> None:
         )
 
 
-def _tensor(name: str, given: object) -> torch.Tensor:
+def named_tensor(name: str, given: object) -> torch.Tensor:
+    """Return what is given by this name; ProblemError where it is no tensor."""
     if not isinstance(given, torch.Tensor):
         raise ProblemError(
             f"{name} {shown(given)} of type {type(given).__name__}",

@@ -11,6 +11,7 @@ from warploom.integrations.flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from warploom.integrations.flash_attn_cache import flash_attn_with_kvcache
 
 __all__ = [
     "flash_attn_func",
@@ -19,4 +20,5 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
 ]

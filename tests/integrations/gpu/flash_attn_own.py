@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -23,9 +23,13 @@ import warploom.flash_attn
 LEFT_OUT: dict[str, Callable[[object], bool]] = {
     "dropout_p": bool,  # no probability is dropped
     "alibi": bool,  # no bias is added to scores
-    "paged_kv_block_size": bool,  # keys lie in one piece, not in pages; None is that
 }
-FUNCTIONS_LEFT_OUT = {"test_flash_attn_kvcache": "it is of flash_attn_with_kvcache"}
+LEFT_OUT_OF: dict[str, dict[str, Callable[[object], bool]]] = {
+    # Keys of packed sequences lie in one piece, not in pages; None is that.
+    "test_flash_attn_varlen_causal": {"paged_kv_block_size": bool},
+    "test_flash_attn_kvcache": {"d": lambda d: d == 59},  # no row of a cache is padded
+}
+DECODED = (64, 96, 128, 256)  # dimensions of heads in pages
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     package.__path__ = [str(config.getoption("--checkout") / "flash_attn")]
     for name in warploom.flash_attn.__all__:
         setattr(package, name, getattr(warploom.flash_attn, name))
-    package.flash_attn_with_kvcache = _absent  # type: ignore[attr-defined]
     interface = ModuleType("flash_attn.flash_attn_interface")
     interface._get_block_size_n = _absent  # type: ignore[attr-defined] # asked under dropout
     sys.modules |= {package.__name__: package, interface.__name__: interface}
@@ -65,17 +68,28 @@ def pytest_pycollect_makeitem(
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Take from parameters the values that are left out."""
+    left_out = LEFT_OUT | LEFT_OUT_OF.get(metafunc.definition.name, {})
     markers = metafunc.definition.own_markers
     for index, mark in enumerate(markers):
-        leaves_out = LEFT_OUT.get(str(mark.args[0])) if mark.name == "parametrize" else None
+        leaves_out = left_out.get(str(mark.args[0])) if mark.name == "parametrize" else None
         if leaves_out is not None:
             values = [value for value in mark.args[1] if not leaves_out(value)]
             markers[index] = pytest.mark.parametrize(mark.args[0], values).mark
 
 
+def _beyond(item: pytest.Item) -> bool:
+    """Whether a case asks for long queries, or heads of another dimension, by keys in pages."""
+    asked: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
+    if "mha_type" not in asked or not asked.get("paged_kv_block_size"):
+        return False
+    group = {"mha": 1, "gqa": 2, "mqa": 6}[asked["mha_type"]]
+    return asked["d"] not in DECODED or asked["seqlen_q"] * group > 256
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     count, (part, parts) = config.getoption("--cases"), config.getoption("--part").split("/")
-    drawn = random.Random(0).sample(items, min(count, len(items)))
+    able = [item for item in items if not _beyond(item)]
+    drawn = random.Random(0).sample(able, min(count, len(able)))
     kept = drawn[int(part) :: int(parts)]
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
