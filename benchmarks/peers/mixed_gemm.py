@@ -17,6 +17,7 @@ from benchmarks.peers._mixed_problem import KINDS
 from warploom.generator.configurations import cells
 
 LISTED = cells()["mixed_gemm"]
+ROW = "Mixed GEMM, weights in 4 and 8 bits"  # of the README: the page tells kinds apart
 FEW = 64  # rows up to which the weight's bytes decide
 
 
@@ -85,7 +86,7 @@ class MixedProducts(Family):
 FAMILY = MixedProducts(
     name="mixed_gemm",
     groups={
-        "llm": Group("{kind}, layers of language models", layers, "{kind}"),
+        "llm": Group("{kind}, layers of language models", layers, ROW),
         "zeros": Group("{kind}, layers of language models", zeros),
         "decode": Group("{kind}: a step of decoding, beside bf16", decode),
     },
