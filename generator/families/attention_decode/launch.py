@@ -54,5 +54,5 @@ def workspaces(spec: DecodeSpec, problem: DecodeProblem) -> list[Workspace]:
     return [
         Workspace("parts", 4 * rows * operation.dim),
         Workspace("sums", 8 * rows),
-        Workspace("counters", 4 * work.items(schedule, problem), kept=True),
+        Workspace("counters", 4 * work.items(schedule, problem) * schedule.warps, kept=True),
     ]

@@ -89,13 +89,15 @@ AWAIT_V = "  shared.v_full[position.stage].wait(position.phase);\n"
 RELEASE_K, RELEASE_V = (f"  release(shared.{one}_empty[position.stage]);\n" for one in "kv")
 READ_K = "  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage])"
 READ_V = "  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage])"
-WRITTEN = "    synchronise_warps();  // all of the part has been written\n"
+COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();\n"
+STORE_PART = "const Outputs& outputs, const Rows& rows, float exponent, int warp) const {\n"
+COUNTED = COUNT.replace("if (", "const bool last = ").replace(") combine()", "")
 PART = "    const int64_t at = place(item.part_place, row);\n"
-RESET = "      if (last) *counter = 0;  // as the next launch must find it\n"
+RESET = "      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it\n"
 ORDER = "item.place_of(min(part + j, item.parts - 1))"
 OF_WHO_ADDS = "item.place_of((min(part + j, item.parts - 1) + int(blockIdx.x)) % item.parts)"
-LEFT = "      if (part > 0) synchronise_warps();  // what was left before has been read\n"
-NEXT = "    synchronise_warps();  // of the next item nothing is left before all has been read\n"
+LEFT = "      if (part > 0) synchronise_warps();\n"
+NEXT = "    synchronise_warps();  // what was left of the item before has been read\n"
 STORE = "  const Row row = Row::at(p, item, in_tile);\n"
 WAIT = 'asm volatile("griddepcontrol.wait;\\n'
 SOMETIMES = "    if ((clock64() >> 12) % 3 == blockIdx.x % 3)\n"
@@ -160,17 +162,17 @@ MUTANTS = {
     ),
     "the counter of an item is not reset": Mutant(wrong=((RESET, ""),), launches=3),
     "a part is counted before all of it was written": Mutant(
-        wrong=((WRITTEN, ""),),
-        pauses=((PART, PART + "    if (threadIdx.x >= 32)\n" + PAUSE),),
+        wrong=((COUNT, "    if (last) combine();\n"), (STORE_PART, STORE_PART + COUNTED)),
+        pauses=((PART, PART + PAUSE),),
     ),
     "parts are added up in the order in which they come": Mutant(
         wrong=((ORDER, OF_WHO_ADDS),),
-        pauses=((WRITTEN, SOMETIMES + PAUSE + WRITTEN),),
+        pauses=((COUNT, SOMETIMES + PAUSE + COUNT),),
         launches=60,
     ),
     "parts of chunks are added up in the order in which they come": Mutant(
         wrong=((ORDER, OF_WHO_ADDS),),
-        pauses=((WRITTEN, SOMETIMES + PAUSE + WRITTEN),),
+        pauses=((COUNT, SOMETIMES + PAUSE + COUNT),),
         kernel=INVARIANT,
         launches=60,
     ),
