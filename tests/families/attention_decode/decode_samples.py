@@ -112,6 +112,7 @@ def _fill(
             content = _drawn(kind, (kv_heads, keys.stop, operation.dim), random)
             content[:, : keys.start] = _poison(kind, (kv_heads, keys.start, operation.dim))
             factors = (torch.rand((kv_heads, keys.stop), generator=random) + 0.5) * unit
+            factors[:, : keys.start] = math.nan
             entry, row = place[: keys.stop].T
             whole[entry, :, row] = content.transpose(0, 1)
             of_tokens[entry, :, row] = factors.T

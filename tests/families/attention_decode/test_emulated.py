@@ -53,6 +53,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
         {"lengths": [200, 90, 60], "starts": [130, 95, -4], "seq_k": 200},
     ),
+    "starts, with a scale of each key": (
+        {"starts": True, "cache": "e4m3", "scales": "token"},
+        {},
+        {"lengths": [200, 90], "starts": [10, 70], "seq_k": 224},
+    ),
     "starts in a window": (
         {"starts": True, "mask": "window", "page": 32},
         {},
