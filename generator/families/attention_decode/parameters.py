@@ -63,7 +63,7 @@ _MAPS: tuple[Decode, ...] = (
 _WORK: tuple[Decode, ...] = (
     pointer("parts", "float", "o of parts of items, unscaled: [place, row, dim]"),
     pointer("sums", "float2", "maximum and sum of their rows: [place, row]"),
-    pointer("counters", "uint32_t", "parts of each item that each warp has left; 0 between launches"),
+    pointer("counters", "uint32_t", "parts of an item, by warps; 0 between launches"),
     int32("part_rows", "of a part", lambda at: work.part_rows(at.schedule, at.problem)),
     int32("batch", "sequences", lambda at: at.problem.batch),
     int32("kv_heads", "of a sequence", lambda at: at.problem.kv_heads),

@@ -11,8 +11,8 @@ from warploom.generator.launches import DeviceLimits
 LEAST_KEYS, MOST_CHUNKS = 256, 16
 MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized where no GPU is known
 
-# More blocks than this have at least so many keys each: 2048 keys of 8 heads take 6.3 us by 64 blocks,
-# 7.0 by 128 (H200).
+# More blocks than these have at least so many keys each: 2048 keys of 8 heads take 6.3 us by 64,
+# and 7.0 by 128 (H200).
 FEW_BLOCKS, KEYS_OF_BLOCK = 64, 256
 
 Extents = DecodeProblem | DecodeShape  # of which the work of a call is a function
