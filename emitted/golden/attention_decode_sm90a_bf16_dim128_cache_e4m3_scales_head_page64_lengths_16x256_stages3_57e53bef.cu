@@ -50,7 +50,7 @@ struct alignas(128) Parameters {
   float* lse;  // [batch, heads, seq_q]
   float* parts;  // o of parts of items, unscaled: [place, row, dim]
   float2* sums;  // maximum and sum of their rows: [place, row]
-  uint32_t* counters;  // parts of each item that each warp has left; 0 between launches
+  uint32_t* counters;  // parts of an item, by warps; 0 between launches
   const int32_t* page_table;  // pages of each sequence
   const int32_t* lengths;  // keys of each sequence
   const float* scale_k;  // factors of k

@@ -50,7 +50,7 @@ struct alignas(128) Parameters {
   float* lse;  // [batch, heads, seq_q]
   float* parts;  // o of parts of items, unscaled: [place, row, dim]
   float2* sums;  // maximum and sum of their rows: [place, row]
-  uint32_t* counters;  // parts of each item that are there; 0 between launches
+  uint32_t* counters;  // parts of an item, by warps; 0 between launches
   const int32_t* page_table;  // pages of each sequence
   const int32_t* lengths;  // keys of each sequence
   const float* sinks;  // [heads]
@@ -298,7 +298,6 @@ struct SharedStorage {
   float2 sums[kWarps][16];                        // maximum and sum of its rows
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
-  int last;  // whether this block has the last part of an item to arrive
 };
 static_assert(sizeof(SharedStorage) <= 57280);
 
@@ -665,10 +664,17 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
 
 __device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
 
+// Counts what a warp has written before this, and lets it see what others have that counted before.
+__device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
 // always in the same order.
 struct Merge {
-  static constexpr int kFours = kMerged / 4;
+  static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
@@ -689,8 +695,10 @@ struct Merge {
     return total;
   }
 
-  // Stores what the block has of an item: its result, or a part of it.
+  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
+  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
+    synchronise_warps();  // what was left of the item before has been read
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(rows.sum[r]);
@@ -698,9 +706,10 @@ struct Merge {
     }
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
-      if (part > 0) synchronise_warps();  // what was left before has been read
+      if (part > 0) synchronise_warps();
       leave(shared.merged[warp], outputs, part);
       synchronise_warps();
+      CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
         const int row = i / kFours, column = part * kMerged + i % kFours * 4;
         const Total total = of_warps(row, i % kFours);
@@ -708,8 +717,7 @@ struct Merge {
         else leave_part(row, column, total);
       }
     }
-    if (item.parts > 1) combine();
-    synchronise_warps();  // of the next item nothing is left before all has been read
+    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
   }
 
   __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
@@ -720,41 +728,45 @@ struct Merge {
     if (column == 0) p.sums[at] = {total.maximum, total.sum};
   }
 
-  // Of the blocks that have a part of the item the last to leave one adds them up. From L2, where others left them.
-  __device__ __forceinline__ void combine() const {
-    synchronise_warps();  // all of the part has been written
-    if (threadIdx.x == 0) {
-      __threadfence();
-      uint32_t* const counter = p.counters + item.number(p);
-      const uint32_t before = atomicAdd(counter, 1);
-      const bool last = before + 1 == item.parts;
-      if (last) *counter = 0;  // as the next launch must find it
-      shared.last = last;
-      __threadfence();
+  __device__ __forceinline__ bool last_to_leave(int warp) const {
+    uint32_t before = 0;
+    __syncwarp();
+    if (lane() == 0) {
+      uint32_t* const counter = p.counters + item.number(p) * kWarps + warp;
+      before = count_up(counter);
+      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it
     }
-    synchronise_warps();
-    if (!shared.last) return;
+    before = __shfl_sync(~0u, before, 0);
+    __syncwarp();
+    return before + 1 == item.parts;
+  }
+
+  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
+  __device__ __forceinline__ void combine() const {
     constexpr int kAtOnce = 8;  // that are on their way together
     CUTE_NO_UNROLL
-    for (int i = threadIdx.x; i < there * (kDim / 4); i += kWarps * 32) {
-      const int row = i / (kDim / 4), column = i % (kDim / 4) * 4;
-      Total total;
+    for (int columns = 0; columns < kDim; columns += kMerged) {
       CUTE_NO_UNROLL
-      for (int part = 0; part < item.parts; part += kAtOnce) {
-        float2 sums[kAtOnce];
-        float4 values[kAtOnce];
-        CUTE_UNROLL
-        for (int j = 0; j < kAtOnce; ++j) {
-          const int64_t at = place(item.place_of(min(part + j, item.parts - 1)), row);
-          sums[j] = __ldcg(p.sums + at);
-          values[j] = __ldcg(reinterpret_cast<const float4*>(p.parts + at * kDim + column));
+      for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
+        const int row = i / kFours, column = columns + i % kFours * 4;
+        Total total;
+        CUTE_NO_UNROLL
+        for (int part = 0; part < item.parts; part += kAtOnce) {
+          float2 sums[kAtOnce];
+          float4 values[kAtOnce];
+          CUTE_UNROLL
+          for (int j = 0; j < kAtOnce; ++j) {
+            const int64_t at = place(item.place_of(min(part + j, item.parts - 1)), row);
+            sums[j] = __ldcg(p.sums + at);
+            values[j] = __ldcg(reinterpret_cast<const float4*>(p.parts + at * kDim + column));
+          }
+          CUTE_UNROLL
+          for (int j = 1; j < kAtOnce; ++j)
+            if (part + j >= item.parts) sums[j].x = minus_infinity();
+          total.add(sums, values);
         }
-        CUTE_UNROLL
-        for (int j = 1; j < kAtOnce; ++j)
-          if (part + j >= item.parts) sums[j].x = minus_infinity();
-        total.add(sums, values);
+        finish(p, item, row, column, total);
       }
-      finish(p, item, row, column, total);
     }
   }
 };
@@ -808,24 +820,36 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
   release(shared.v_empty[position.stage]);
 }
 
+// Starts the loads of the lane's rows of an item.
+__device__ __forceinline__ void load(const Parameters& p, Queries& queries, const Item& item, int first_row) {
+  const Element* from[2];
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const Row row = Row::at(p, item, first_row + 8 * r);
+    from[r] = row.there(item) ? row.of_q(p, item) : nullptr;
+  }
+  queries.load(from);
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, Walk& walk, int warp) {
   Position position{0, 0};
   const Turn turn(warp % kKeyWarps);
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
-  for (Item item; walk.next(p, item);) {
-    Queries queries;
+  Item item;
+  Queries queries;
+  bool more = walk.next(p, item);
+  if (more) load(p, queries, item, first_row);
+  CUTE_NO_UNROLL
+  while (more) {
     Rows rows;
-    const Element* from[2];
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       const Row row = Row::at(p, item, first_row + 8 * r);
-      from[r] = row.there(item) ? row.of_q(p, item) : nullptr;
       rows.begin[r] = item.sequence.begin(p, row.row);
       rows.end[r] = item.sequence.end(p, row.row);
       rows.maximum[r] = minus_infinity();
       rows.sum[r] = 0;
     }
-    queries.load(from);
     const Scaling scaling(p, item.head);
     Outputs outputs;
     CUTE_UNROLL
@@ -846,7 +870,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         step<true>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
       position.advance();
     }
-    Merge{p, shared, item}.store(outputs, rows, scaling.exponent, warp);
+    const Item done = item;
+    more = walk.next(p, item);
+    if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
+    Merge{p, shared, done}.store(outputs, rows, scaling.exponent, warp);
   }
 }
 

@@ -51,7 +51,7 @@ struct alignas(128) Parameters {
   const int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   float* parts;  // o of parts of items, unscaled: [place, row, dim]
   float2* sums;  // maximum and sum of their rows: [place, row]
-  uint32_t* counters;  // parts of each item that each warp has left; 0 between launches
+  uint32_t* counters;  // parts of an item, by warps; 0 between launches
   const int32_t* cu_seqlens_k;  // first key of each sequence, and the end
   int64_t q_head_stride;  // elements
   int64_t q_row_stride;  // elements

@@ -14,13 +14,13 @@ from warploom.generator.families.attention_decode.schedule import DecodeSchedule
 from warploom.generator.model.arithmetic import Value, slowest
 
 START = {
-    "launch": 3.9e-6,  # seconds, up to the first keys and from the last
-    "bandwidth": 4.1e12,  # bytes a second of memory
-    "step": 4e-7,  # seconds of a tile of keys beside its products
-    "slice": 1.4e-7,  # seconds of a warp for 16 keys of 64 columns
-    "decoded": 0.47,  # more of memory's time and of this where 8 bits become 16
-    "shared": 1.4e-6,  # seconds of a part of an item that blocks share,
-    "part": 6.7e-8,  # and of each part that the last of them adds up
+    "launch": 4.2e-6,  # seconds, up to the first keys and from the last
+    "bandwidth": 4.5e12,  # bytes a second of memory
+    "step": 7e-7,  # seconds of a tile of keys beside its products
+    "slice": 3e-8,  # seconds of a warp for 16 keys of 64 columns
+    "decoded": 0.3,  # more of memory's time and of this where 8 bits become 16
+    "shared": 9e-7,  # seconds of a part of an item that blocks share,
+    "part": 1e-7,  # and of each part that the last of them adds up
 }
 
 
@@ -35,7 +35,7 @@ def seconds(
     items, tiles = work.items(schedule, shape), work.tiles(schedule, shape)
     if not items:
         return constants["launch"]
-    blocks = min(multiprocessors * schedule.blocks, tiles)
+    blocks = min(multiprocessors * schedule.blocks, work.most_blocks(schedule, shape))
     decoding = 1 if operation.cache == "same" else 1 + constants["decoded"]
     row_bytes = 2 * operation.dim * operation.kv.bytes  # of k and v
     memory = tiles * schedule.keys * row_bytes * decoding / constants["bandwidth"]

@@ -102,12 +102,11 @@ def test_the_table_has_a_schedule_for_everything() -> None:
 @pytest.mark.parametrize(
     ("cache", "batch", "seq_k", "tile"),
     [
-        ("same", 1, 512, (64, 4)),
+        ("same", 1, 512, (128, 4)),
         ("same", 1, 2048, (128, 4)),
         ("same", 64, 8192, (128, 4)),
-        ("e4m3", 1, 2048, (64, 4)),
-        ("e4m3", 1, 8192, (128, 8)),
-        ("e4m3", 64, 512, (256, 8)),
+        ("e4m3", 1, 8192, (128, 4)),
+        ("e4m3", 64, 512, (256, 4)),
     ],
 )
 def test_what_was_fastest_on_an_h200_is_chosen(
@@ -125,11 +124,11 @@ def test_a_wider_mask_serves() -> None:
     assert not serves(causal, options(lengths=True))
 
 
-def test_there_are_no_more_blocks_than_tiles() -> None:
+def test_there_are_no_more_blocks_than_tiles_nor_many_of_few_keys() -> None:
     few = sample(options(), lengths=[200], heads=8, kv_heads=2, seq_q=1, seq_k=200).problem
     many = sample(options(), lengths=[900] * 5, heads=8, kv_heads=2, seq_q=1, seq_k=900).problem
     one = spec({**TILE, "keys": 64, "blocks": 2})
-    for problem, blocks in ((few, 2 * 4), (many, 2 * 5 * 15)):
+    for problem, blocks in ((few, 2 * 4), (many, 64)):  # of 2 * 5 * 15
         (launch,) = FAMILY.launches(one, problem, NO_GPU)
         assert launch.grid == blocks and launch.early
 
@@ -141,7 +140,7 @@ def test_workspaces_have_room_for_two_parts_of_every_block() -> None:
     (launch,) = FAMILY.launches(whole, problem, NO_GPU)
     parts, sums, counters = FAMILY.workspaces(whole, problem)
     assert parts.bytes >= 2 * launch.grid * 4 * 128 * 4 and sums.bytes * 64 == parts.bytes
-    assert counters.kept and counters.bytes == 2 * 4
+    assert counters.kept and counters.bytes == 2 * 4 * 4  # heads, warps
     assert work.chunks(cut.schedule, problem) == 16
     assert FAMILY.workspaces(cut, problem)[0].bytes == 2 * 16 * 4 * 128 * 4
 

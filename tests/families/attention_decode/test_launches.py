@@ -158,8 +158,8 @@ def test_extents_of_1_have_strides_that_tma_takes() -> None:
 
 def test_a_batch_does_not_choose_the_kernel_of_results_that_must_not_depend_on_it() -> None:
     """Another kernel rounds otherwise: one sequence alone would not be what it is among others."""
-    alone = paged((17,), columns=2)
-    among = paged((17, 3, 400) * 40, columns=40)
+    alone = paged((17,), columns=2, cache=E4M3)
+    among = paged((17, 3, 400) * 40, columns=40, cache=E4M3)
     kernels = [drafted(one).choice.spec for one in (alone, among)]
     assert kernels[0] != kernels[1]
     kernels = [drafted(one.given(batch_invariant=True)).choice.spec for one in (alone, among)]

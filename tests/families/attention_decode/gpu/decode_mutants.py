@@ -90,8 +90,7 @@ RELEASE_K, RELEASE_V = (f"  release(shared.{one}_empty[position.stage]);\n" for 
 READ_K = "  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage])"
 READ_V = "  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage])"
 COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();\n"
-STORE_PART = "const Outputs& outputs, const Rows& rows, float exponent, int warp) const {\n"
-COUNTED = COUNT.replace("if (", "const bool last = ").replace(") combine()", "")
+LAST = "    return before + 1 == item.parts;\n"
 PART = "    const int64_t at = place(item.part_place, row);\n"
 RESET = "      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it\n"
 ORDER = "item.place_of(min(part + j, item.parts - 1))"
@@ -161,8 +160,8 @@ MUTANTS = {
         kernel=PACKED,
     ),
     "the counter of an item is not reset": Mutant(wrong=((RESET, ""),), launches=3),
-    "a part is counted before all of it was written": Mutant(
-        wrong=((COUNT, "    if (last) combine();\n"), (STORE_PART, STORE_PART + COUNTED)),
+    "parts are added up before the last is there": Mutant(
+        wrong=((LAST, LAST.replace("1", "2")),),
         pauses=((PART, PART + PAUSE),),
     ),
     "parts are added up in the order in which they come": Mutant(
