@@ -30,12 +30,17 @@ class Bounds:
     causal     the last row attends to the last key, each row before it to one fewer
     window     how many keys on each side of its own a row attends to; None is no bound
     sequences  rows attend to keys of their own sequence only, and the above holds in each
+    lengths    int32 [batch], on the device: keys of each item up to the last row's, which is the
+               last one. `keys` is how many there may be
+    starts     int32 [batch], on the device, beside lengths: the first key of each item; None: 0
     """
 
     keys: int
     causal: bool
     window: int | None = None
     sequences: Sequences | None = None
+    lengths: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
 from warploom.integrations import torch_attention
+from warploom.integrations import transformers_steps as steps
 from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
 from warploom.integrations.sdpa_rules import elsewhere, not_computed, transformed
@@ -69,6 +70,10 @@ def attention(
         key, value = (tensor[:, :, : query.shape[2]] for tensor in (key, value))
     call = Arguments(query, key, value, dropout, scaling, softcap, s_aux, position_bias)
     bounds = _bounds(call, attention_mask, causal=causal)
+    if bounds is not None and bounds.lengths is not None:
+        if step_refusal(call) is None:
+            return _by_kernels(call, bounds), None
+        return _by_torch(call, attention_mask, bounds, bounds), None
     packed = _packed(call, bounds, keywords)
     if packed is not None and refusal(call) is None:
         return _by_kernels(call, packed), None
@@ -82,6 +87,17 @@ def refusal(call: Arguments) -> str | None:
         or not_computed(None, call.dropout, False, call.scale)
         or transformed((call.query, call.key, call.value))
         or _unfit(call)
+    )
+
+
+def step_refusal(call: Arguments) -> str | None:
+    """Why torch computes a step of generation by a cache of a fixed size, if it does."""
+    return (
+        elsewhere(call.query)
+        or not_computed(None, call.dropout, False, call.scale)
+        or transformed((call.query, call.key, call.value))
+        or ("Warploom's kernels add no bias to scores" if call.bias is not None else None)
+        or steps.refusal(call)
     )
 
 
@@ -136,6 +152,8 @@ def _packed(call: Arguments, bounds: Bounds | None, keywords: dict[str, Any]) ->
 
 def _by_kernels(call: Arguments, bounds: Bounds) -> torch.Tensor:
     """Return the attention [batch, rows, heads, value_dim] of Warploom's kernels."""
+    if bounds.lengths is not None:
+        return steps.attend(call, bounds)
     dim, value_dim = call.query.shape[3], call.value.shape[3]
     width = -(-max(dim, value_dim) // _UNIT) * _UNIT
     query, key, value = (

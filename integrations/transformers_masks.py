@@ -15,6 +15,7 @@ import torch
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
 
+from warploom.integrations import transformers_steps as steps
 from warploom.integrations import unpacked
 from warploom.integrations.bounds import Bounds, Extents, Pattern, bounds
 
@@ -39,9 +40,16 @@ class BoundedMask:
     def tensor(self) -> torch.Tensor:
         """The mask as a tensor: True where a row attends to a key."""
         if self._tensor is None:
-            self._tensor = _tensor(self._arguments)
+            self._tensor = _tensor(self._arguments | self._first_row())
         assert self._tensor is not None  # noqa: S101, by the flags in its arguments
         return self._tensor
+
+    def _first_row(self) -> dict[str, Any]:
+        """Where the rows of a step begin: by its lengths, since the cache has gone on meanwhile."""
+        if self.bounds.lengths is None:
+            return {}
+        rows, first_key = self.shape[2], self._arguments["kv_offset"]
+        return {"q_offset": self.bounds.lengths[0] - rows + first_key}
 
     def contiguous(self) -> BoundedMask:
         """The same: there is no memory to order."""
@@ -110,6 +118,9 @@ def mask(
         "attention_mask": attention_mask,
         **keywords,
     }
+    if _is_step(q_length, q_offset, keywords):
+        step = _step(arguments)
+        return _tensor(arguments) if step is None else step
     if is_tracing(attention_mask):
         plain = _causal_from_start(mask_function, attention_mask, kv_offset, keywords)
         return None if plain and q_length == kv_length else _tensor(arguments)
@@ -132,6 +143,26 @@ def _tensor(arguments: dict[str, Any]) -> torch.Tensor | None:
     """The mask of transformers' "sdpa", which is None where its kernels need none."""
     made: torch.Tensor | None = masking_utils.sdpa_mask(**arguments)
     return made
+
+
+def _is_step(q_length: int, q_offset: int | torch.Tensor, keywords: dict[str, Any]) -> bool:
+    """Whether one row attends to a cache of a fixed size: for these, masks may not be skipped."""
+    fixed = isinstance(q_offset, torch.Tensor) or not _may_skip(keywords)
+    return q_length == 1 and fixed
+
+
+def _step(arguments: dict[str, Any]) -> BoundedMask | None:
+    """The mask of a step that kernels are expected to compute, told by lengths; else None."""
+    padding, device = arguments["attention_mask"], torch.device(arguments.get("device", "cpu"))
+    if padding is not None and is_tracing(padding):
+        return None
+    if not steps.expected(arguments.get("config"), arguments.get("dtype"), device):
+        return None
+    batch, rows, keys = (arguments[name] for name in ("batch_size", "q_length", "kv_length"))
+    offsets = arguments["q_offset"], arguments["kv_offset"]
+    pattern = recognised(arguments["mask_function"])
+    found = steps.bounds(pattern, batch, rows, keys, offsets, padding, device)
+    return None if found is None else BoundedMask(found, (batch, 1, rows, keys), arguments)
 
 
 def _may_skip(keywords: dict[str, Any]) -> bool:

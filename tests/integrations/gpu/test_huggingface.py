@@ -113,6 +113,37 @@ def test_a_patched_model_generates(name: str, cache: str, computed: Counter[str]
     assert float((exact.amax(-1) - chosen).max()) < allowed
 
 
+@pytest.mark.parametrize("padding", ["whole", "left"])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_by_a_static_cache_are_warplooms(name: str, padding: str) -> None:
+    """Compiled, in CUDA graphs, for all lengths: what is said again is said without compiling.
+
+    Tokens are compared with those of an fp32 model as above.
+    """
+    tokens, keywords, visible = inputs(padding)
+    patched = made(name, "eager")
+    warploom.patch(patched, linear=False)
+    torch._dynamo.reset()
+    asked = {**keywords, "do_sample": False, "cache_implementation": "static"}
+    patched.generate(tokens, max_new_tokens=8, **asked)
+    before = warploom.counters.compiles
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        said = patched.generate(tokens, max_new_tokens=8, **asked)
+    assert warploom.counters.compiles == before
+    launched = [event.name for event in profile.events()]
+    decoded = sum("attention_decode" in one and "sm90a" in one for one in launched)
+    assert decoded == 7 * patched.config.num_hidden_layers
+    seen = torch.nn.functional.pad(visible.long(), (0, 8), value=1)
+    with torch.no_grad():
+        exact = made(name, "eager", torch.float32)(said, attention_mask=seen).logits
+        rough = made(name, "eager")(said, attention_mask=seen).logits.float()
+    exact, rough = exact[:, ROWS - 1 : -1], rough[:, ROWS - 1 : -1]
+    chosen = exact.gather(-1, said[:, ROWS:, None]).squeeze(-1)
+    allowed = 4 * float((rough - exact).abs().max()) + 0.02
+    assert float((exact.amax(-1) - chosen).max()) < allowed
+
+
 def test_compiled_layers_run_kernels() -> None:
     """Layer by layer, with a mask that is told by bounds, to the result of the eager layers."""
     tokens, keywords, visible = inputs("left")
