@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 
 from warploom import configs
+from warploom.errors import UnknownNameError
 
 
 def _found(pattern: str) -> list[Path]:
@@ -25,6 +26,11 @@ def _found(pattern: str) -> list[Path]:
 def smoke() -> list[Path]:
     """The small set of every family that reaches all choices that it has."""
     return _found("*/smoke.yaml")
+
+
+def serving() -> list[Path]:
+    """What a model runs while it generates, of every family that has a part in it."""
+    return _found("*/serving.yaml")
 
 
 def every() -> list[Path]:
@@ -61,6 +67,24 @@ def cells() -> dict[str, Any]:
     """benchmarks/cells.yaml, which the package has among its configurations."""
     path = Path(configs.__path__[0], "cells.yaml")
     return _read(path)
+
+
+def served(model: str | None) -> list[dict[str, Any]]:
+    """The heads of a model that generates, or of all that benchmarks/cells.yaml knows.
+
+    Each has heads, kv_heads and dim; batch and keys are what kernels are built for.
+    """
+    listed = cells()["serving"]
+    models = listed["models"]
+    if model is not None and model not in models:
+        raise UnknownNameError(
+            f"model {model!r}",
+            rule=f"benchmarks/cells.yaml has heads of {', '.join(models)}",
+            fix="name one of them, or give a FILE and --shapes",
+        )
+    chosen = models if model is None else {model: models[model]}
+    both = {name: listed[name] for name in ("batch", "keys")}
+    return [heads | both for heads in chosen.values()]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -22,6 +23,8 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import parse_name
 from warploom.generator.store import Store
 from warploom.runtime import driver, plan, records, targets
+from warploom.runtime.families.attention_append.call import AttentionAppendCall
+from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.families.gemm.plan import GemmPlan
 
@@ -245,9 +248,62 @@ def test_a_model_is_compiled_at_its_tuned_rows_or_those_that_are_asked_for() -> 
     assert len(json.loads(few.stdout)["problems"]) == 4 * 2
 
 
+def test_serving_is_all_that_a_model_runs_at_so_many_sequences() -> None:
+    """What is left out would be compiled by the first call that needs it, while others wait."""
+    asked = ["--serving", "--model", "llama3-8b", "--gpu", "h200", "--json"]
+    told = json.loads(run(*asked).stdout)
+    problems = [row["problem"] for row in told["problems"]]
+    for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)):
+        assert [x for x in problems if f" 1x{n}x{k}" in x and "gemm" in x], (n, k)
+        assert [x for x in problems if f" 256x{n}x{k}" in x and "gemm" in x], (n, k)
+    assert {row["kernel"] for row in told["problems"]} == {row["name"] for row in told["kernels"]}
+    few = json.loads(run(*asked, "--m", "4").stdout)["problems"]
+    assert 0 < len(few) < len(problems)
+
+
+def steps(batch: int, keys: int, page: int) -> Iterator[Any]:
+    """Calls of a step of a Llama 3 8B, as engines and transformers make them; memory of none."""
+    lengths = torch.empty(batch, dtype=torch.int32, device="meta")
+    q = torch.empty(batch, 32, 1, 128, dtype=BF16, device="meta")
+    new = torch.empty(batch, 8, 1, 128, dtype=BF16, device="meta")
+    angles = torch.empty(keys, 64, device="meta")
+    table = torch.empty(batch, -(-keys // page), dtype=torch.int32, device="meta")
+    for dtype, pages in itertools.product((BF16, E4M3), (None, table)):
+        entries, rows = (batch, keys) if pages is None else (batch * table.shape[1], page)
+        cache = torch.empty(entries, rows, 8, 128, dtype=dtype, device="meta").transpose(1, 2)
+        yield AttentionDecodeCall(q, cache, cache, lengths=lengths, page_table=pages)
+        yield AttentionAppendCall(cache, cache, new, new, lengths, page_table=pages)
+        if dtype == E4M3:
+            scales = dict.fromkeys(("scale_k", "scale_v"), torch.empty(8, device="meta"))
+            yield AttentionDecodeCall(q, cache, cache, lengths=lengths, page_table=pages, **scales)
+            yield AttentionAppendCall(cache, cache, new, new, lengths, page_table=pages, **scales)
+            continue
+        if pages is None:
+            yield AttentionDecodeCall(q, cache, cache, lengths=lengths, starts=lengths)
+        for cos, interleaved in itertools.product((angles, angles.bfloat16()), (False, True)):
+            turned = {"q": q, "cos": cos, "sin": cos, "interleaved": interleaved}
+            yield AttentionAppendCall(cache, cache, new, new, lengths, page_table=pages, **turned)
+
+
+def test_no_length_of_a_cache_asks_for_a_kernel_that_serving_did_not_build() -> None:
+    """Tables of schedules have classes of lengths: one of them that was left out compiles late."""
+    told = json.loads(run("--serving", "--model", "llama3-8b", "--gpu", "h200", "--json").stdout)
+    built = {row["name"] for row in told["kernels"]}
+    drawn, target = random.Random(0), targets.ahead_of_time("h200")
+    for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        for keys in (2048, int(2 ** drawn.uniform(5, 17))):
+            for call in steps(batch, keys, drawn.choice((16, 32, 64, 128, 256))):
+                assert call.draft(target).choice.spec.name in built, (batch, keys, call)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--gpu", "h200"], "no FILE: must be a FILE, or --serving and the --model"),
+        (["--model", "llama3-8b", "--gpu", "h200"], "no FILE: must be a FILE, or --serving"),
+        (["gemm", "--serving", "--model", "llama3-8b"], "--serving with FILE"),
+        (["--serving", "--gpu", "h200"], "must be a FILE, or --serving and the --model"),
+        (["--serving", "--model", "gpt", "--gpu", "h200"], "model 'gpt'"),
         (["gemm"], "gemm without shapes: must be a file"),
         (["{file}", "--gpu", "h200"], "--gpu without shapes"),
         (["{file}", "--m", "16"], "--m without shapes"),

@@ -9,6 +9,7 @@ from warploom.generator.families.attention_append import launch, model, rules
 from warploom.generator.families.attention_append.problem import (
     AttentionAppendProblem,
     AttentionAppendShape,
+    cells,
 )
 from warploom.generator.families.attention_append.schedule import (
     VALUES,
@@ -54,6 +55,7 @@ class AttentionAppend(
     schedule_reasons = staticmethod(rules.schedule_reasons)
     parameters = staticmethod(launch.parameters)
     launches = staticmethod(launch.launches)
+    cells = staticmethod(cells)
     seconds = staticmethod(model.seconds)
 
     def context(self, spec: AttentionAppendSpec) -> dict[str, Any]:

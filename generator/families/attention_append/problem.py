@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from warploom.generator import configurations
+from warploom.generator.families.attention_append.schedule import AttentionAppendOperation
 from warploom.generator.shapes import Shape
 
 Steps = tuple[int, int, int]  # elements from one row to the next, along each of three dimensions
@@ -20,6 +23,18 @@ class AttentionAppendShape(Shape):
     tokens: int
     kv_heads: int
     heads: int = 0
+
+
+def cells(
+    operation: AttentionAppendOperation, model: str | None, rows: Sequence[int]
+) -> list[AttentionAppendShape]:
+    """One new token of each of these numbers of sequences: what a model runs while it generates."""
+    return [
+        AttentionAppendShape(batch, one["kv_heads"], one["heads"] if operation.queries else 0)
+        for one in configurations.served(model)
+        if one["dim"] == operation.dim
+        for batch in rows or one["batch"]
+    ]
 
 
 @dataclass(frozen=True, slots=True)

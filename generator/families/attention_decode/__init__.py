@@ -6,7 +6,11 @@ from warploom.generator.families.attention_decode import launch, model, rules, t
 from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.parameters import parameters
-from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
+from warploom.generator.families.attention_decode.problem import (
+    DecodeProblem,
+    DecodeShape,
+    cells,
+)
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule, DecodeSpec
 from warploom.generator.families.attention_decode.table import DecodeTable
 from warploom.generator.families.family import Family
@@ -30,6 +34,7 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
     context = staticmethod(template.context)
     launches = staticmethod(launch.launches)
     workspaces = staticmethod(launch.workspaces)
+    cells = staticmethod(cells)
     seconds = staticmethod(model.seconds)
 
     def layout(self, spec: DecodeSpec) -> DecodeLayout:

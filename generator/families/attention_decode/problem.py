@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from warploom.generator import configurations
 from warploom.generator.families._attention.problem import UNBOUNDED, Strides
+from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.shapes import Shape
 
 
@@ -27,6 +30,19 @@ class DecodeShape(Shape):
     def compared(self) -> tuple[int, ...]:
         """How many heads share keys, and how many are read, decide; not how heads are counted."""
         return (self.batch * self.kv_heads, self.rows, self.seq_k)
+
+
+def cells(operation: DecodeOperation, model: str | None, rows: Sequence[int]) -> list[DecodeShape]:
+    """One new row of each of these numbers of sequences: what a model runs while it generates."""
+    if operation.queries == "packed" or operation.keys == "packed":
+        return []
+    return [
+        DecodeShape(batch, one["heads"], one["kv_heads"], 1, keys)
+        for one in configurations.served(model)
+        if one["dim"] == operation.dim
+        for batch in rows or one["batch"]
+        for keys in one["keys"]
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """`warploom compile FILE`: every kernel of a configuration, compiled into the store.
 
 With shapes, it is what calls of the configuration's operations will run on a GPU, which need not be
-here: the same choice that calls make. No GPU or driver is needed. What is stored already is not
-compiled again. The exit code is 2 when a kernel failed, else 1 when one could not be stored; the
-others are compiled and stored all the same.
+here: the same choice that calls make. `--serving` is the same for all that a model runs while it
+generates. No GPU or driver is needed. What is stored already is not compiled again. The exit code
+is 2 when a kernel failed, else 1 when one could not be stored; the others are compiled and stored
+all the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import check_one, shape_options, shipped, told_spaces
 from warploom.errors import CompilationError, ConfigurationError, StoreError
 from warploom.generator.artifact import Artifact
+from warploom.generator.configurations import cells as known_cells
+from warploom.generator.configurations import serving as served
 from warploom.generator.configurations import spaces
 from warploom.generator.gpus import DEFAULT
 from warploom.generator.specification import KernelSpec
@@ -42,7 +45,7 @@ NAMED = 10  # of the kernels that could not be stored
 
 
 @click.command("compile", epilog=told_spaces())
-@click.argument("path", metavar="FILE", type=ConfigurationFile(tuple(spaces())))
+@click.argument("path", metavar="[FILE]", required=False, type=ConfigurationFile(tuple(spaces())))
 @click.option("--arch", help="Compile for this architecture instead of the configuration's.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
@@ -53,10 +56,15 @@ NAMED = 10  # of the kernels that could not be stored
     help=f"With shapes: the GPU that calls will run on, such as {DEFAULT.name!r} (default: here).",
 )
 @ray_option
+@click.option(
+    "--serving",
+    is_flag=True,
+    help="In place of FILE: what --model runs while it generates for so many sequences (--m).",
+)
 @reporting
 def command(
     output: Output,
-    path: Path,
+    path: Path | None,
     arch: str | None,
     jobs: int | None,
     shapes: Sequence[str],
@@ -65,6 +73,7 @@ def command(
     rows: Sequence[int],
     gpu: str | None,
     address: str | None,
+    serving: bool,
 ) -> None:
     """Compile the kernels of a configuration into the store.
 
@@ -72,14 +81,26 @@ def command(
     shapes, will run on --gpu: by its records, the model, or the table, whatever schedules FILE has.
     FILE may then be the name of a space of the package, as for `warploom tune`.
 
+    With --serving and --model, and no FILE, they are all that the model runs to generate: its
+    products at so many rows as there are sequences, and attention to caches of every kind.
+
     A kernel is clean if nothing spills, nothing lives in local memory and no wgmma is serialised.
     """
     from warploom.generator import build
     from warploom.generator.store import Store
 
-    if shapes or model is not None or cells:
+    if serving is (path is not None) or (serving and (model is None or shapes or cells)):
+        raise ConfigurationError(
+            "--serving with FILE, --shapes or --cells" if serving else "no FILE",
+            rule="must be a FILE, or --serving and the --model that it is of",
+            fix="for instance `warploom compile --serving --model llama3-8b`",
+        )
+    if path is None:
+        batches = rows or known_cells()["serving"]["batch"]
+        specs = _called(output, served(), arch, gpu, (), model, batches)
+    elif shapes or model is not None or cells:
         check_one("compile", shapes, model, cells=cells)
-        specs = _called(output, path, arch, gpu, shapes, model, rows)
+        specs = _called(output, shipped(path), arch, gpu, shapes, model, rows)
     else:
         specs = _listed(path, arch, gpu, rows)
     store, before = Store.default(), replace(build.counters)
@@ -151,7 +172,7 @@ def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) 
 
 def _called(
     output: Output,
-    path: Path,
+    paths: Sequence[Path],
     arch: str | None,
     gpu: str | None,
     shapes: Sequence[str],
@@ -170,9 +191,7 @@ def _called(
         )
     target = ahead_of_time(gpu)
     chosen = [
-        one
-        for space in shipped(path)
-        for one in ahead(space, target, shapes, model=model, rows=rows)
+        one for space in paths for one in ahead(space, target, shapes, model=model, rows=rows)
     ]
     output.for_people = True  # two tables
     output.value("GPU", target.gpu)
