@@ -1,10 +1,10 @@
-// attention_decode_sm90a_fp16_dim64_cache_int8_scales_token_page32_lengths_window_softcap_sinks_same_16x32_stages16_warps2_blocks3_1e52ff4f
+// attention_decode_sm90a_fp16_dim64_cache_int8_scales_token_page32_lengths_window_softcap_16x32_stages16_warps2_blocks3_515ea04c
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = softcap tanh(scale q k^T / softcap), of few rows of q by long k and v
 //   q fp16 fixed, k and v int8 in pages of 32, scales of each token, head dimension 64
-//   mask window, lengths, sinks
+//   mask window, lengths
 //   16 rows of q by 32 keys, 2 warps of 16 rows, 16 stages, 3 to a multiprocessor
-// Digest 1e52ff4f1a30c36b3e79c148af25ccdef086722ce5391bfb7577ecb32d76bc46; `warploom show` prints this file.
+// Digest 515ea04c9ba096a9435d37063e37e2f1fe22d0160831b8d8696f3d5e5227fe77; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -55,7 +55,6 @@ struct alignas(128) Parameters {
   const int32_t* lengths;  // keys of each sequence
   const float* scale_k;  // factors of k
   const float* scale_v;  // factors of v
-  const cutlass::half_t* sinks;  // [heads]
   int64_t q_batch_stride;  // elements
   int64_t q_head_stride;  // elements
   int64_t q_row_stride;  // elements
@@ -89,19 +88,19 @@ static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, parts) == 280
 static_assert(OFFSET(Parameters, sums) == 288 && OFFSET(Parameters, counters) == 296);
 static_assert(OFFSET(Parameters, page_table) == 304 && OFFSET(Parameters, lengths) == 312);
 static_assert(OFFSET(Parameters, scale_k) == 320 && OFFSET(Parameters, scale_v) == 328);
-static_assert(OFFSET(Parameters, sinks) == 336 && OFFSET(Parameters, q_batch_stride) == 344);
-static_assert(OFFSET(Parameters, q_head_stride) == 352 && OFFSET(Parameters, q_row_stride) == 360);
-static_assert(OFFSET(Parameters, o_batch_stride) == 368 && OFFSET(Parameters, o_head_stride) == 376);
-static_assert(OFFSET(Parameters, o_row_stride) == 384 && OFFSET(Parameters, table_stride) == 392);
-static_assert(OFFSET(Parameters, scale_k_entry_stride) == 400 && OFFSET(Parameters, scale_k_head_stride) == 408);
-static_assert(OFFSET(Parameters, scale_k_row_stride) == 416 && OFFSET(Parameters, scale_v_entry_stride) == 424);
-static_assert(OFFSET(Parameters, scale_v_head_stride) == 432 && OFFSET(Parameters, scale_v_row_stride) == 440);
-static_assert(OFFSET(Parameters, seq_q) == 448 && OFFSET(Parameters, part_rows) == 452);
-static_assert(OFFSET(Parameters, batch) == 456 && OFFSET(Parameters, kv_heads) == 460);
-static_assert(OFFSET(Parameters, sharing) == 464 && OFFSET(Parameters, row_tiles) == 468);
-static_assert(OFFSET(Parameters, seq_k) == 472 && OFFSET(Parameters, pages) == 476);
-static_assert(OFFSET(Parameters, right) == 480 && OFFSET(Parameters, left) == 484);
-static_assert(OFFSET(Parameters, scale) == 488 && OFFSET(Parameters, softcap) == 492);
+static_assert(OFFSET(Parameters, q_batch_stride) == 336 && OFFSET(Parameters, q_head_stride) == 344);
+static_assert(OFFSET(Parameters, q_row_stride) == 352 && OFFSET(Parameters, o_batch_stride) == 360);
+static_assert(OFFSET(Parameters, o_head_stride) == 368 && OFFSET(Parameters, o_row_stride) == 376);
+static_assert(OFFSET(Parameters, table_stride) == 384 && OFFSET(Parameters, scale_k_entry_stride) == 392);
+static_assert(OFFSET(Parameters, scale_k_head_stride) == 400 && OFFSET(Parameters, scale_k_row_stride) == 408);
+static_assert(OFFSET(Parameters, scale_v_entry_stride) == 416 && OFFSET(Parameters, scale_v_head_stride) == 424);
+static_assert(OFFSET(Parameters, scale_v_row_stride) == 432 && OFFSET(Parameters, seq_q) == 440);
+static_assert(OFFSET(Parameters, part_rows) == 444 && OFFSET(Parameters, batch) == 448);
+static_assert(OFFSET(Parameters, kv_heads) == 452 && OFFSET(Parameters, sharing) == 456);
+static_assert(OFFSET(Parameters, row_tiles) == 460 && OFFSET(Parameters, seq_k) == 464);
+static_assert(OFFSET(Parameters, pages) == 468 && OFFSET(Parameters, right) == 472);
+static_assert(OFFSET(Parameters, left) == 476 && OFFSET(Parameters, scale) == 480);
+static_assert(OFFSET(Parameters, softcap) == 484);
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -706,11 +705,6 @@ struct Total {
 // Stores four columns of a row, and with the first lse.
 __device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total) {
   const Row row = Row::at(p, item, in_tile);
-  const float sink = float(p.sinks[row.head]) * kLog2E, grown = fmaxf(total.maximum, sink);
-  const float reference = grown == minus_infinity() ? 0 : grown;
-  total.scale(exp2(total.maximum - reference));
-  total.maximum = reference;
-  total.sum += exp2(sink - reference);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + log2(total.sum)) * kLn2 : minus_infinity();
   const float unit = kUnit;
@@ -942,7 +936,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 3)
-    attention_decode_sm90a_fp16_dim64_cache_int8_scales_token_page32_lengths_window_softcap_sinks_same_16x32_stages16_warps2_blocks3_1e52ff4f(const __grid_constant__ Parameters p) {
+    attention_decode_sm90a_fp16_dim64_cache_int8_scales_token_page32_lengths_window_softcap_16x32_stages16_warps2_blocks3_515ea04c(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform

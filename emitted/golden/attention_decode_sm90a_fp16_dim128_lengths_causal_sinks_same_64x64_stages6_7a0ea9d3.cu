@@ -1,10 +1,10 @@
-// attention_decode_sm90a_fp16_dim128_lengths_causal_64x64_stages6_a6c3920e
+// attention_decode_sm90a_fp16_dim128_lengths_causal_sinks_same_64x64_stages6_7a0ea9d3
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q fp16 fixed, k and v fp16 fixed, head dimension 128
-//   mask causal, lengths
+//   mask causal, lengths, sinks
 //   64 rows of q by 64 keys, 8 warps of 16 rows, 6 stages, 1 to a multiprocessor
-// Digest a6c3920eae2de8baeea9de757c3f3fb1a615de23898bfb6e258dfcaf2bdeeb5d; `warploom show` prints this file.
+// Digest 7a0ea9d3515c610ae7b9c1bd12f9a18acf852c94ffd11eddbeb78ba4f6a0a2fc; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -52,6 +52,7 @@ struct alignas(128) Parameters {
   float2* sums;  // maximum and sum of their rows: [place, row]
   uint32_t* counters;  // parts of an item, by warps; 0 between launches
   const int32_t* lengths;  // keys of each sequence
+  const cutlass::half_t* sinks;  // [heads]
   int64_t q_batch_stride;  // elements
   int64_t q_head_stride;  // elements
   int64_t q_row_stride;  // elements
@@ -73,14 +74,15 @@ static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128
 static_assert(OFFSET(Parameters, q) == 256 && OFFSET(Parameters, o) == 264);
 static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, parts) == 280);
 static_assert(OFFSET(Parameters, sums) == 288 && OFFSET(Parameters, counters) == 296);
-static_assert(OFFSET(Parameters, lengths) == 304 && OFFSET(Parameters, q_batch_stride) == 312);
-static_assert(OFFSET(Parameters, q_head_stride) == 320 && OFFSET(Parameters, q_row_stride) == 328);
-static_assert(OFFSET(Parameters, o_batch_stride) == 336 && OFFSET(Parameters, o_head_stride) == 344);
-static_assert(OFFSET(Parameters, o_row_stride) == 352 && OFFSET(Parameters, seq_q) == 360);
-static_assert(OFFSET(Parameters, part_rows) == 364 && OFFSET(Parameters, batch) == 368);
-static_assert(OFFSET(Parameters, kv_heads) == 372 && OFFSET(Parameters, sharing) == 376);
-static_assert(OFFSET(Parameters, row_tiles) == 380 && OFFSET(Parameters, seq_k) == 384);
-static_assert(OFFSET(Parameters, right) == 388 && OFFSET(Parameters, scale) == 392);
+static_assert(OFFSET(Parameters, lengths) == 304 && OFFSET(Parameters, sinks) == 312);
+static_assert(OFFSET(Parameters, q_batch_stride) == 320 && OFFSET(Parameters, q_head_stride) == 328);
+static_assert(OFFSET(Parameters, q_row_stride) == 336 && OFFSET(Parameters, o_batch_stride) == 344);
+static_assert(OFFSET(Parameters, o_head_stride) == 352 && OFFSET(Parameters, o_row_stride) == 360);
+static_assert(OFFSET(Parameters, seq_q) == 368 && OFFSET(Parameters, part_rows) == 372);
+static_assert(OFFSET(Parameters, batch) == 376 && OFFSET(Parameters, kv_heads) == 380);
+static_assert(OFFSET(Parameters, sharing) == 384 && OFFSET(Parameters, row_tiles) == 388);
+static_assert(OFFSET(Parameters, seq_k) == 392 && OFFSET(Parameters, right) == 396);
+static_assert(OFFSET(Parameters, scale) == 400);
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -583,6 +585,11 @@ struct Total {
 // Stores four columns of a row, and with the first lse.
 __device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total) {
   const Row row = Row::at(p, item, in_tile);
+  const float sink = float(p.sinks[row.head]) * kLog2E, grown = fmaxf(total.maximum, sink);
+  const float reference = grown == minus_infinity() ? 0 : grown;
+  total.scale(exp2(total.maximum - reference));
+  total.maximum = reference;
+  total.sum += exp2(sink - reference);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + log2(total.sum)) * kLn2 : minus_infinity();
   const float unit = kUnit;
@@ -807,7 +814,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_decode_sm90a_fp16_dim128_lengths_causal_64x64_stages6_a6c3920e(const __grid_constant__ Parameters p) {
+    attention_decode_sm90a_fp16_dim128_lengths_causal_sinks_same_64x64_stages6_7a0ea9d3(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
