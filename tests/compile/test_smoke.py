@@ -52,8 +52,9 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
     lines = render(SPECS[name]).splitlines()
     plain = operation.family == "gemm" and not operation.epilogue
     plain = plain and not SPECS[name].schedule.stream_k  # type: ignore[union-attr]
-    three_kernels = operation.family == "attention_backward"
-    assert len(lines) < (460 if plain else 1040 if three_kernels else 760)
+    # Three kernels; one that reads pages, decodes keys, divides its work and adds up parts of it.
+    several = operation.family in ("attention_backward", "attention_decode")
+    assert len(lines) < (460 if plain else 1040 if several else 760)
     # Nobody reads the operands of an asm, or offsets, and a name is as long as it is.
     read = [x for x in lines if x.strip() and x.strip()[0] not in ':"' and "OFFSET(" not in x]
     wide = [x for x in read if len(x) > 112 and name not in x]

@@ -1,10 +1,10 @@
-// attention_decode_sm90a_fp16_dim128_lengths_causal_sinks_same_64x64_stages6_7a0ea9d3
+// attention_decode_sm90a_fp16_dim128_lengths_causal_sinks_same_64x64_stages6_warps4_79274c4e
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q fp16 fixed, k and v fp16 fixed, head dimension 128
 //   mask causal, lengths, sinks
-//   64 rows of q by 64 keys, 8 warps of 16 rows, 6 stages, 1 to a multiprocessor
-// Digest 7a0ea9d3515c610ae7b9c1bd12f9a18acf852c94ffd11eddbeb78ba4f6a0a2fc; `warploom show` prints this file.
+//   64 rows of q by 64 keys, 4 warps of 16 rows, 6 stages, 1 to a multiprocessor
+// Digest 79274c4e5103c9758c7b73c764772999ee7570d9800bd1edb8f0c51399a205ac; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,7 +29,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::half_t;
 constexpr int kDim = 128, kKvBytes = 2, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 64, kKeys = 64;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 8, kThreads = 288;  // that multiply; the last warp loads
+constexpr int kWarps = 4, kThreads = 160;  // that multiply; the last warp loads
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 6;
@@ -284,7 +284,7 @@ struct Tile {
     return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
   }
 };
-constexpr int kMerged = 64;  // columns of o that warps leave for each other at a time
+constexpr int kMerged = 128;  // columns of o that warps leave for each other at a time
 // Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
@@ -296,7 +296,7 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= 231616);
+static_assert(sizeof(SharedStorage) <= 231104);
 
 // ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
 // Where the lane's box of a tile lies in the cache.
@@ -814,7 +814,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_decode_sm90a_fp16_dim128_lengths_causal_sinks_same_64x64_stages6_7a0ea9d3(const __grid_constant__ Parameters p) {
+    attention_decode_sm90a_fp16_dim128_lengths_causal_sinks_same_64x64_stages6_warps4_79274c4e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
