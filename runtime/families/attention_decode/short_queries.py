@@ -13,8 +13,11 @@ from warploom.runtime.families._attention.operands import Strides
 from warploom.runtime.families._attention.problem import Extents
 from warploom.runtime.families.attention_decode.extents import DIMS, ROWS
 
-FEW = 64  # rows of all heads that share keys: more of them fill a tile
-LONG = 256  # keys: fewer are not worth splitting
+FEW = 64  # rows of 128 columns of all heads that share keys: more of them fill a tile
+# As many keys for each of these rows, and so many at least, are worth splitting: where heads share
+# them, and where each has its own, which the other kernels read at nearly the memory's speed
+# (docs/notebook.md).
+SHARED, OWN = (32, 256), (256, 1024)
 
 
 def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
@@ -27,7 +30,9 @@ def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
     )
     if spec is not None:
         return legal and isinstance(spec.operation, DecodeOperation)
-    return legal and sizes.sharing * sizes.seq_q <= FEW and sizes.seq_k >= LONG
+    rows = sizes.sharing * sizes.seq_q * sizes.dim / 128
+    each, least = SHARED if sizes.sharing > 1 else OWN
+    return legal and rows <= FEW and sizes.seq_k >= max(least, each * rows)
 
 
 def operation(element: str, sizes: Extents, band: Band, *, softcap: bool) -> DecodeOperation:

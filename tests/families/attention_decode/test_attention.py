@@ -13,10 +13,11 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.launches import NO_GPU
-from warploom.runtime.families.attention_decode.short_queries import FEW, LONG
+from warploom.runtime.families.attention_decode.short_queries import FEW, OWN, SHARED
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.plan import Plan
 
+LONG = SHARED[1]  # keys that a row is decoded over, where heads share them
 Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -35,9 +36,12 @@ def kernel(given: Given, **keywords: Any) -> str:
     [
         (operands(), {}, True),
         (operands(), {"causal": "bottom_right", "softcap": 2.0}, True),
-        (operands(FEW // 4), {"window": (9, 3)}, True),
-        (operands(FEW // 4 + 1), {}, False),
+        (operands(FEW // 2, SHARED[0] * FEW), {"window": (9, 3)}, True),
+        (operands(FEW // 2 + 1, 4 * SHARED[0] * FEW), {}, False),
+        (operands(8, 16 * SHARED[0] - 1), {}, False),
         (operands(seq_k=LONG - 1), {}, False),
+        (operands(heads=2, seq_k=OWN[1]), {}, True),
+        (operands(heads=2, seq_k=OWN[1] - 1), {}, False),
         (operands(dim=96), {}, True),
         (operands(dim=72), {}, False),
         (operands(2), {"causal": "top_left"}, False),
