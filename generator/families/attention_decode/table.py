@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeShape
-from warploom.generator.families.attention_decode.schedule import DecodeSchedule
+from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSchedule
 from warploom.generator.families.table import Feature, Table
 
 _MASKS = ("none", "causal", "window")
@@ -27,6 +27,10 @@ class DecodeTable(Table[DecodeOperation, DecodeSchedule, DecodeShape]):
             "seq_k": shape.seq_k,
             "keys_of_all": shape.seq_k * shape.batch * shape.kv_heads,
         }
+
+    def suits(self, schedule: DecodeSchedule, shape: DecodeShape) -> bool:
+        """Not where more than half of the rows that are multiplied are none."""
+        return schedule.rows == WARP_ROWS or 2 * shape.rows >= schedule.rows
 
     def serves(self, have: DecodeOperation, wanted: DecodeOperation) -> bool:
         """A wider mask computes the same: bounds are run-time."""

@@ -117,6 +117,12 @@ def test_what_was_fastest_on_an_h200_is_chosen(
     assert (found.keys, found.warps) == tile
 
 
+def test_few_rows_are_not_padded_to_many() -> None:
+    suits, (few, more) = FAMILY.table.suits, (DecodeShape(1, n, 1, 1, 9) for n in (15, 16))
+    wide = spec({**TILE, "rows": 32}).schedule
+    assert suits(spec().schedule, few) and suits(wide, more) and not suits(wide, few)
+
+
 def test_a_wider_mask_serves() -> None:
     serves = FAMILY.table.serves
     window, causal = options(mask="window"), options(mask="causal")
