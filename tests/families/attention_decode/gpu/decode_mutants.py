@@ -180,7 +180,7 @@ MUTANTS = {
         pauses=(
             (
                 "        const Total total = of_warps(row",
-                PAUSE + "        const Total total = of_warps(row",
+                "    if (threadIdx.x < 32)\n" + PAUSE + "        const Total total = of_warps(row",
             ),
         ),
         shape=WHOLE,
@@ -188,7 +188,7 @@ MUTANTS = {
     "q is read before the launch before is done": Mutant(
         wrong=((WAIT, 'asm volatile("'),),
         pauses=((STORE, STORE + PAUSE),),
-        shape=Shape(3, 4, 4, 2, 3000),
+        shape=Shape(1, 4, 4, 2, 1000),  # blocks for half of the multiprocessors
         chained=True,
     ),
 }
