@@ -61,6 +61,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     gc.enable()
     if not is_gpu_session(session.config):  # where garbage holds a GPU's memory
+        gc.collect()  # else tuples that it could leave alone are followed, and all that hold them
         gc.freeze()
         gc.set_threshold(20_000)
 
