@@ -70,10 +70,11 @@ def _verify_chain(made: arena.Call, clock: Clock) -> None:
     keywords = {**made.keywords, "spec": made.spec, "scale": 4.0}
     values = [made.q.view.clone(), *(torch.empty_like(made.q.view) for _ in range(4))]
     with clock():
-        warploom.attention_decode(*made.tensors, **keywords)  # planned by now
+        spare = torch.empty_like(values[0])
+        warploom.attention_decode(*made.tensors, out=spare, **keywords)  # planned by now
         for one in values[1:]:
             one.fill_(torch.nan)
-        torch.cuda._sleep(2_000_000)
+        torch.cuda._sleep(20_000_000)  # until all are launched: a call takes longer than a kernel
         for q, out in itertools.pairwise(values):
             warploom.attention_decode(q, *made.tensors[1:], out=out, **keywords)
     for q, out in itertools.pairwise(values):
