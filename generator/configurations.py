@@ -48,17 +48,20 @@ def table(family: str) -> dict[str, Any]:
 @cache
 def spaces() -> dict[str, tuple[Path, ...]]:
     """The spaces to tune by every name that they have."""
+    from warploom.generator.families import every  # families ask for their tables here
+
+    shapes = {family.name: family.shape for family in every()}
     own = {
         path.parent.name + path.stem.removeprefix("space"): (path,)
         for path in _found("*/space*.yaml")
     }
-    together: dict[str, tuple[Path, ...]] = {}
+    together: dict[tuple[str, type], tuple[Path, ...]] = {}  # those of the same shapes
     for path in _found("*/space.yaml"):
         words = path.parent.name.split("_")
         for count in range(1, len(words)):
-            name = "_".join(words[:count])
-            together[name] = (*together.get(name, ()), path)
-    several = {name: paths for name, paths in together.items() if len(paths) > 1}
+            alike = "_".join(words[:count]), shapes[path.parent.name]
+            together[alike] = (*together.get(alike, ()), path)
+    several = {name: paths for (name, _), paths in together.items() if len(paths) > 1}
     return dict(sorted((several | own).items()))
 
 

@@ -107,7 +107,7 @@ def _of(path: Path) -> str:
 
 def _fits(row: Mapping[str, Any], operation: Any) -> bool:
     """Whether a class of a table is for the types, or the head dimension, that it names."""
-    if "bits" in row:
+    if "bits" in row and hasattr(operation, "a"):  # of decoding, the bits are those of its caches
         return bool(row["bits"] == defined("element")(operation.a).bits)
     return "dim" not in row or bool(row["dim"] == operation.dim)
 

@@ -63,7 +63,8 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
 def test_nvcc_compiles_an_emitted_kernel_too(tmp_path: Path) -> None:
-    spec = max(SPECS.values(), key=lambda spec: len(spec.name))  # the longest epilogue
+    fused = (spec for spec in SPECS.values() if getattr(spec.operation, "epilogue", ()))
+    spec = max(fused, key=lambda spec: len(spec.name))  # the longest epilogue
     (tmp_path / f"{spec.name}.cu").write_text(render(spec))
     (cutlass,) = (part.folder for part in find().components if part.name == "CUTLASS")
     command = nvcc_command(spec, str(cutlass))

@@ -34,6 +34,8 @@ CIRCLES: set[frozenset[str]] = set()  # of modules that import each other: to be
 OPERATORS = "warploom.runtime.families.{}.operators"
 # Imports inside a function that would close a circle at the top of the file, and why they stay.
 LATE = {
+    # names of spaces, by the shapes that families have; families' tables are read there
+    ("warploom.generator.configurations", "warploom.generator.families"),
     # A spec asks its family's rules whether it is valid; families are made of specs.
     ("warploom.generator.specification", "warploom.generator.families"),
     ("warploom.generator.specification", "warploom.generator.families.family"),
