@@ -55,11 +55,11 @@ def spaces() -> dict[str, tuple[Path, ...]]:
         path.parent.name + path.stem.removeprefix("space"): (path,)
         for path in _found("*/space*.yaml")
     }
-    together: dict[tuple[str, type], tuple[Path, ...]] = {}  # those of the same shapes
+    together: dict[tuple[str, type | None], tuple[Path, ...]] = {}  # those of the same shapes
     for path in _found("*/space.yaml"):
         words = path.parent.name.split("_")
         for count in range(1, len(words)):
-            alike = "_".join(words[:count]), shapes[path.parent.name]
+            alike = "_".join(words[:count]), shapes.get(path.parent.name)
             together[alike] = (*together.get(alike, ()), path)
     several = {name: paths for (name, _), paths in together.items() if len(paths) > 1}
     return dict(sorted((several | own).items()))
