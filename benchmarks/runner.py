@@ -20,6 +20,7 @@ from benchmarks.families import Asked, Case, Family, families, group_of
 from benchmarks.protocol import Cell, Sampling, compete, summary
 from benchmarks.wording import by_kind, kind_name
 from warploom.errors import CompilationError, ConfigurationError, ResultError
+from warploom.generator.configurations import spaces
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 
@@ -29,18 +30,21 @@ MISSING = 4  # the exit code where a contender that was asked for could not be m
 
 
 def named(names: Sequence[str]) -> list[Family]:
-    """The families of these names, or whose names begin with one of them; all of none."""
+    """The families of these names, or whose names begin with one of them; all of none.
+
+    A name of several spaces is that of their families, as for the tuner.
+    """
     known = families()
+    wanted: set[str] = set()
     for name in names:
-        if not any(_begins(own, name) for own in known):
+        together = {path.parent.name for path in spaces().get(name, ())}
+        begun = {own for own in known if f"{own}_".startswith(f"{name}_")}
+        if not begun:
             raise ConfigurationError(
                 f"family {name!r}", rule=f"there are {', '.join(known)}", fix="name some of them"
             )
-    return [one for own, one in known.items() if not names or any(_begins(own, n) for n in names)]
-
-
-def _begins(own: str, name: str) -> bool:
-    return f"{own}_".startswith(f"{name}_")
+        wanted |= together if len(together) > 1 else begun
+    return [one for own, one in known.items() if not names or own in wanted]
 
 
 def offered(found: Sequence[Family]) -> dict[str, list[str]]:

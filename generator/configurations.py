@@ -48,9 +48,9 @@ def table(family: str) -> dict[str, Any]:
 @cache
 def spaces() -> dict[str, tuple[Path, ...]]:
     """The spaces to tune by every name that they have."""
-    from warploom.generator.families import every  # families ask for their tables here
+    from warploom.generator import families  # which ask for their tables here
 
-    shapes = {family.name: family.shape for family in every()}
+    shapes = {family.name: family.shape for family in families.every()}
     own = {
         path.parent.name + path.stem.removeprefix("space"): (path,)
         for path in _found("*/space*.yaml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from warploom.generator.space import expand_file
 from warploom.generator.toolchain import find
 
 SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs}
+FUSED = {name: spec for name, spec in SPECS.items() if getattr(spec.operation, "epilogue", ())}
 FAMILIES = sorted({spec.operation.family for spec in SPECS.values()})
 
 
@@ -62,9 +64,19 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
-def test_nvcc_compiles_an_emitted_kernel_too(tmp_path: Path) -> None:
-    fused = (spec for spec in SPECS.values() if getattr(spec.operation, "epilogue", ()))
-    spec = max(fused, key=lambda spec: len(spec.name))  # the longest epilogue
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(FUSED, id="the longest epilogue"),
+        pytest.param(
+            SPECS,
+            id="the longest name",
+            marks=pytest.mark.xfail(strict=True, reason="its exp2 and log2 meet those of <cmath>"),
+        ),
+    ],
+)
+def test_nvcc_compiles_an_emitted_kernel_too(names: Mapping[str, Any], tmp_path: Path) -> None:
+    spec = max(names.values(), key=lambda spec: len(spec.name))
     (tmp_path / f"{spec.name}.cu").write_text(render(spec))
     (cutlass,) = (part.folder for part in find().components if part.name == "CUTLASS")
     command = nvcc_command(spec, str(cutlass))
