@@ -479,12 +479,12 @@ __device__ __forceinline__ void leave(float (&to)[16][kMerged], const Outputs& o
 }
 
 // The softmax by rows, in base 2.
-__device__ __forceinline__ float exp2(float x) {
+__device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float log2(float x) {
+__device__ __forceinline__ float fast_log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -543,14 +543,14 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
     const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
-    rescale[r] = exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
+    rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
     for (int i = 0; i < kSlices * 4; ++i) {
       float& x = scores[i / 4][i / 2 % 2][2 * r + i % 2];
-      x = exp2(x * exponent - shift);
+      x = fast_exp2(x * exponent - shift);
       sum += x;
     }
     rows.sum[r] = rows.sum[r] * rescale[r] + sum;
@@ -608,10 +608,10 @@ struct Total {
     CUTE_UNROLL
     for (int i = 0; i < kCount; ++i) grown = fmaxf(grown, sums[i].x);
     const float reference = grown == minus_infinity() ? 0 : grown;
-    scale(exp2(maximum - reference));
+    scale(fast_exp2(maximum - reference));
     CUTE_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      const float factor = exp2(sums[i].x - reference);
+      const float factor = fast_exp2(sums[i].x - reference);
       sum += factor * sums[i].y;
       value.x += factor * values[i].x;
       value.y += factor * values[i].y;
@@ -630,7 +630,7 @@ struct Total {
 __device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total) {
   const Row row = Row::at(p, item, in_tile);
   if (column == 0)
-    *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + log2(total.sum)) * kLn2 : minus_infinity();
+    *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
   const float unit = kUnit;
   total.scale(total.sum > 0 ? __fdividef(unit, total.sum) : 0);
   const uint2 packed{pair(total.value.x, total.value.y), pair(total.value.z, total.value.w)};

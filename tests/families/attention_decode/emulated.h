@@ -243,8 +243,8 @@ static void read_any(uint32_t (&found)[4], uint32_t from, bool transposed) {
 static void read(uint32_t (&found)[4], uint32_t from) { read_any(found, from, false); }
 static void read_transposed(uint32_t (&found)[4], uint32_t from) { read_any(found, from, true); }
 static uint32_t pair(float low, float high) { return rounded(low) | uint32_t(rounded(high)) << 16; }
-static float exp2(float x) { return std::exp2f(x); }
-static float log2(float x) { return std::log2f(x); }
+static float fast_exp2(float x) { return std::exp2f(x); }
+static float fast_log2(float x) { return std::log2f(x); }
 static void copy_scale(float* to, const float* from) { *to = *from; }
 static void arrive_with_copies(cutlass::arch::ClusterTransactionBarrier& full) { full.arrive(); }
 

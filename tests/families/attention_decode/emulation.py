@@ -19,7 +19,8 @@ from warploom.generator.tensor_maps import TensorMap
 
 _HEADER = Path(__file__).with_name("emulated.h")
 _MADE_UP = (
-    *("multiply", "read", "read_transposed", "pair", "exp2", "log2", "copy_scale", "permute"),
+    *("multiply", "read", "read_transposed", "pair", "fast_exp2", "fast_log2"),
+    *("copy_scale", "permute"),
     *("arrive_with_copies", "fma_bf16", "multiply_bf16", "add_fp16", "fp16_of_e4m3", "count_up"),
 )
 _MAIN = """
