@@ -100,6 +100,8 @@ class Blocks:
         if shape.window and width < longest:
             longest, mean = width, min(mean, width)
             ends += beyond(diagonal - shape.window + 1)
+        elif shape.window > rows:  # a bound on the right alone would be a causal mask
+            mean = (rows * columns - _corners(shape.window // 2, rows, columns)) / columns
         # A cluster ends with its last block, which has the most heads.
         heads = -(-shape.sharing // schedule.cluster)
 
@@ -114,6 +116,11 @@ class Blocks:
             longest=steps(longest, shape.seq_q),
             mean=steps(mean, rows),
         )
+
+
+def _corners(half: int, rows: float, columns: float) -> float:
+    """Scores that a window hides that leaves `half` columns on either side of the diagonal."""
+    return sum(max(0.0, extent - half) ** 2 / 2 for extent in (rows, columns))
 
 
 def seconds(
