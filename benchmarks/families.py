@@ -16,6 +16,7 @@ from benchmarks.protocol import Contender, Floor, Sampling
 from warploom.generator.configurations import cells
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.measure import graph_sampler
+from warploom.tuning import problems as tuning
 
 BEFORE = "warploom, before tuning"  # a contender: by the kernel of a call before it was tuned
 
@@ -93,6 +94,7 @@ class Family:
     absences  what a peer's own words mean
     divided   what `division` is
     drawn     what a picture of rates says of its cells
+    examined  a problem by which GPUs of a cluster are examined: of about 200 us
     """
 
     name: str
@@ -105,6 +107,7 @@ class Family:
     absences: Mapping[str, str] = field(default_factory=dict)
     divided: str = "type"
     drawn: str = ""
+    examined: tuning.Problem | None = None
 
     def at(self, problem: Problem) -> int:
         """The number along which a subject is measured."""

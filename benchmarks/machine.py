@@ -29,9 +29,13 @@ _QUERY = {  # nvidia-smi's name: ours
 
 
 def machine() -> dict[str, Any]:
+    """Return the date, the versions of everything that has a part in the times, and the GPU."""
+    return {"date": date.today().isoformat(), **versions()}
+
+
+def versions() -> dict[str, str | int]:
     """Return the versions of everything that has a part in the times, and the GPU's name."""
     found: dict[str, Any] = {
-        "date": date.today().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda_of_torch": torch.version.cuda,

@@ -8,6 +8,7 @@ recorded as absent with the reason. Times are seconds. The document is rewritten
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -194,30 +195,39 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Record:
-    """The document of one benchmark, on disk after every cell; `path` is replaced."""
+    """The document of one benchmark, on disk after every cell; `path` is replaced.
 
-    def __init__(self, path: Path, benchmark: str, machine: Mapping[str, Any]) -> None:
+    `states` may grow: driver, clocks, power and temperature of GPUs at some moments.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        benchmark: str,
+        machine: Mapping[str, Any],
+        states: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.path = path
         self.document: dict[str, Any] = {
             "schema": SCHEMA,
             "benchmark": benchmark,
             "machine": dict(machine),
-            "states": [],
+            "states": states,
             "cells": [],
         }
+        self._places: list[int] = []
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def add(self, cell: Cell) -> None:
-        """Note a cell."""
-        self.document["cells"].append(cell.as_json())
-        self._write()
+    def add(self, cell: Cell, place: int | None = None) -> None:
+        """Note a cell: the last one, or one whose place among all is known."""
+        place = len(self._places) if place is None else place
+        before = bisect(self._places, place)
+        self._places.insert(before, place)
+        self.document["cells"].insert(before, cell.as_json())
+        self.write()
 
-    def state(self, state: Mapping[str, Any]) -> None:
-        """Note the clocks, power and temperature of a moment."""
-        self.document["states"].append(dict(state))
-        self._write()
-
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the document as it stands."""
         replace_file(self.path, json.dumps(self.document, indent=1) + "\n")  # a run may be ended
 
 

@@ -12,10 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import warploom
+from benchmarks import machine
 from benchmarks.families import Asked, Case, Family, families, group_of
 from benchmarks.protocol import Cell, Sampling, compete, summary
 from benchmarks.wording import by_kind, kind_name
@@ -57,10 +59,14 @@ def offered(found: Sequence[Family]) -> dict[str, list[str]]:
     }
 
 
-def competing(path: Path) -> tuple[KernelSpec, ...]:
-    """The kernels of a configuration, built; one that does not compile is absent in its cells."""
-    with suppress(CompilationError):
-        warploom.warmup(path)
+def competing(path: Path, *, here: bool = True) -> tuple[KernelSpec, ...]:
+    """The kernels of a configuration, built if it is here that they are measured.
+
+    One that does not compile is absent in its cells.
+    """
+    if here:
+        with suppress(CompilationError):
+            warploom.warmup(path)
     return tuple(expand_file(path).specs)
 
 
@@ -82,6 +88,31 @@ def _wanted(case: Case, one: Family, asked: Asked) -> bool:
     typed = not asked.types or case.problem.get("type", "") in ("", *asked.types)
     # A kernel that is only compiled has no rows: its group chose it for those that were asked for.
     return typed and (not asked.m or not case.gpu or one.at(case.problem) in asked.m)
+
+
+class Here:
+    """The cells of a run on the GPU of this process, which is warm when the first one begins.
+
+    machine   it, and what else decides times; states: its clocks and so on, before and after
+    """
+
+    def __init__(self, found: Sequence[Case], asked: Asked) -> None:
+        self._cases, self._asked = found, asked
+        self._gpu = any(case.gpu for case in found)
+        if self._gpu:
+            machine.warm()
+        self.machine = machine.machine()
+        self.states: list[dict[str, Any]] = []
+
+    def measured(self) -> Iterator[tuple[int, Cell]]:
+        """Measure all, one after the other; each with its place."""
+        self._note()
+        yield from enumerate(measured(self._cases, self._asked))
+        self._note()
+
+    def _note(self) -> None:
+        if self._gpu:
+            self.states.append(machine.state())
 
 
 def measured(

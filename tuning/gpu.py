@@ -35,10 +35,25 @@ DEATHS = 6  # in a row without a kernel that worked: then it is not the kernels
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The GPU that a process has."""
+    """The GPU that a process has, and the versions of what else has a part in its times."""
 
     gpu: str
     multiprocessors: int
+    versions: tuple[tuple[str, str | int], ...] = ()
+
+    def unlike(self, other: About) -> str:
+        """How this differs from another, which a run is for; empty where it does not."""
+        if (self.gpu, self.multiprocessors) != (other.gpu, other.multiprocessors):
+            return (
+                f"it has an {self.gpu} with {self.multiprocessors} multiprocessors, and the run "
+                f"is for an {other.gpu} with {other.multiprocessors}"
+            )
+        own, its = dict(self.versions), dict(other.versions)
+        for name in own | its:
+            if own.get(name) != its.get(name):
+                has, wanted = own.get(name, "none"), its.get(name, "none")
+                return f"it has {name} {has}, and the run is for {wanted}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class Gpu(Protocol):
         ...
 
 
-class _Died(Exception):
+class Died(Exception):
     """The process ended or was ended; `spec` is what it was at, None where it was at none."""
 
     def __init__(self, spec: str | None, outcome: Outcome, reason: str) -> None:
@@ -118,18 +133,13 @@ class GpuProcess:
                 if any(result.outcome == "correct" for result in results.values()):
                     self._deaths = 0
                 break
-            except _Died as death:
+            except Died as death:
                 self._stop()
                 self._deaths += 1
                 if self._closed:
                     break
                 if self._deaths >= DEATHS or (death.spec is None and self._deaths > 1):
-                    raise DeviceError(
-                        f"the measuring process of GPU {self._visible} ended "
-                        f"{self._deaths} times: {death.reason}",
-                        rule="a GPU on which nothing can be measured ends the run",
-                        fix="look at `nvidia-smi`; what was measured is kept in the journal",
-                    ) from death
+                    raise self._useless(death) from death
                 if death.spec is not None:
                     spec = left.pop(death.spec)
                     results[spec] = Result(spec.schedule, death.outcome, reason=death.reason)
@@ -143,32 +153,37 @@ class GpuProcess:
     # ---- The conversation ------------------------------------------------------------------------
 
     def _request(self, batch: Batch, left: Mapping[str, KernelSpec]) -> dict[KernelSpec, Result]:
-        if self._process is None:
-            self._start()
         request = {
             "operation": asdict(batch.operation),
             "shape": asdict(batch.shape),
             "kernels": list(left),
             "rounds": batch.rounds,
         }
-        process = self._process
-        if process is None:  # closed meanwhile
-            raise _Died(None, "illegal", "the measuring process was ended")
-        with suppress(OSError):  # where it has died, its missing answer tells
-            stdin = cast("IO[str]", process.stdin)
-            stdin.write(json.dumps(request) + "\n")
-            stdin.flush()
+        process = self._send(request)
         at: str | None = None
         while True:
             match self._next(process, at, self._trying if at else self._preparing):
                 case {"trying": name} if name is None or name in left:
                     at = name
                 case {"illegal": str(reason)}:
-                    raise _Died(at, "illegal", reason)
+                    raise Died(at, "illegal", reason)
                 case {"results": dict(results)} if results.keys() == left.keys():
                     return {spec: _result(spec, results[name]) for name, spec in left.items()}
                 case other:
-                    raise _Died(at, "illegal", f"the measuring process said {reprlib.repr(other)}")
+                    raise Died(at, "illegal", f"the measuring process said {reprlib.repr(other)}")
+
+    def _send(self, request: Mapping[str, Any]) -> subprocess.Popen[str]:
+        """Ask the process, which is started first where there is none."""
+        if self._process is None:
+            self._start()
+        process = self._process
+        if process is None:  # closed meanwhile
+            raise Died(None, "illegal", "the measuring process was ended")
+        with suppress(OSError):  # where it has died, its missing answer tells
+            stdin = cast("IO[str]", process.stdin)
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+        return process
 
     def _next(self, process: subprocess.Popen[str], at: str | None, limit: float) -> object:
         """Return the JSON value that comes next, or the line that is none."""
@@ -176,13 +191,22 @@ class GpuProcess:
             line = self._lines.get(timeout=limit)
         except Empty:
             reason = f"no answer for {limit:g} seconds"
-            raise _Died(at, "timeout", reason) from None
+            raise Died(at, "timeout", reason) from None
         if line is None or not line.endswith("\n"):
-            raise _Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
+            raise Died(at, "illegal", f"the measuring process ended with {_ending(process)}")
         try:
             return json_file.parse(line.encode())
         except ValueError:
             return line
+
+    def _useless(self, death: Died) -> DeviceError:
+        """The error of a process that ended too often."""
+        return DeviceError(
+            f"the measuring process of GPU {self._visible} ended "
+            f"{self._deaths} times: {death.reason}",
+            rule="a GPU on which nothing can be measured ends the run",
+            fix="look at `nvidia-smi`; what was measured is kept in the journal, or in the result",
+        )
 
     # ---- The process -----------------------------------------------------------------------------
 
@@ -201,7 +225,7 @@ class GpuProcess:
         Thread(target=_pass_on, args=(process.stdout, self._lines), daemon=True).start()
         try:
             hello = self._next(process, None, self._starting)
-        except _Died as death:
+        except Died as death:
             self._stop()
             raise DeviceError(
                 f"GPU {self._visible}: {death.reason}",
@@ -209,10 +233,12 @@ class GpuProcess:
                 fix="its own message is above; `warploom doctor` checks driver and toolchain",
             ) from death
         match hello:
-            case {"gpu": str(gpu), "multiprocessors": int(multiprocessors)}:
+            case {"gpu": str(gpu), "multiprocessors": int(multiprocessors), **more}:
                 if self._closed:
                     self._stop()
-                return About(gpu, multiprocessors)
+                versions = more.get("versions")
+                found = versions.items() if isinstance(versions, dict) else ()
+                return About(gpu, multiprocessors, tuple(found))
             case {"error": {"value": str(value), "rule": str(rule), "fix": str(fix)}}:
                 self._stop()
                 raise DeviceError(value, rule=rule, fix=fix)

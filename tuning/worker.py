@@ -58,6 +58,11 @@ class Worker:
     fetch: Callable[[KernelSpec], object] = kernels.kernel
     _batches: int = field(default=0, repr=False)
 
+    def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What is said in answer to a request, a batch."""
+        results = self.measure(request)
+        return {"results": {name: _plain(result) for name, result in results.items()}}
+
     def measure(self, request: Mapping[str, Any]) -> dict[str, Result]:
         """Verify every kernel of a request on fresh data, then time those that are right."""
         operation = restore_operation(request["operation"])
@@ -202,8 +207,14 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def serve() -> None:
-    """Answer requests until standard input ends; what else is printed goes to standard error."""
+def serve(
+    kind: Callable[[Callable[[Mapping[str, Any]], None]], Worker] = Worker,
+    more: Callable[[], dict[str, Any]] = dict,
+) -> None:
+    """Answer requests until standard input ends; what else is printed goes to standard error.
+
+    `kind` makes what answers; `more` is said of the GPU and what is with it, too.
+    """
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -214,22 +225,22 @@ def serve() -> None:
         replies.flush()
 
     try:
-        found = about()
+        found = about() | more()
         rehearse()
         warm()
     except WarploomError as error:
         say({"error": {"value": error.value, "rule": error.rule, "fix": error.fix}})
         sys.exit(1)
     say(found)
-    worker = Worker(say)
+    worker = kind(say)
     with torch.no_grad():
         for line in requests:
             try:
-                results = worker.measure(json.loads(line))
+                reply = worker.reply(json.loads(line))
             except GpuLost as lost:
                 say({"illegal": str(lost)})
                 os._exit(1)  # its context is gone, and ending it properly would use it
-            say({"results": {name: _plain(result) for name, result in results.items()}})
+            say(reply)
 
 
 def _plain(result: Result) -> dict[str, Any]:

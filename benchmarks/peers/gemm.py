@@ -24,6 +24,7 @@ from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families import family
 from warploom.runtime.measure import Call
+from warploom.tuning import problems as tuning
 
 LISTED = cells()["gemm"]
 
@@ -165,6 +166,7 @@ class Products(Family):
 
 FAMILY = Products(
     name="gemm",
+    examined=tuning.Problem(TYPES["bf16"], GemmShape(4096, 4096, 4096), ()),
     groups={
         "llm": Group("{kind}, layers of language models", partial(plain, layers), "{kind}"),
         "squares": Group("{kind}, large products", partial(plain, squares), "{kind}"),

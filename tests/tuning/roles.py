@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.fleet.standing import Condition
-from warploom.tuning.gpu import Batch
+from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Entry, Result
 from warploom.tuning.replay import Replay
 
@@ -32,6 +34,38 @@ class Role(Replay):
             spec: replace(one, seconds=one.seconds * self._takes) if one.seconds else one
             for spec, one in found.items()
         }
+
+
+class Cells(Role):
+    """A GPU beside which there is what has these versions; one cell ends what measures it."""
+
+    def __init__(
+        self, entries: Sequence[Entry], roles: Path, versions: Mapping[str, str], fatal: str
+    ) -> None:
+        super().__init__(entries, roles)
+        self._versions, self._fatal = versions, fatal
+
+    @property
+    def about(self) -> About:
+        return replace(super().about, versions=tuple(self._versions.items()))
+
+    def cell(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        time.sleep(PACE)
+        return {"ended": "SIGSEGV"} if self._fatal in asked["name"] else answer(asked["name"])
+
+
+def answer(name: str) -> dict[str, Any]:
+    """What a process says of a product's cell."""
+    extents = dict(zip("mnk", map(int, name.split()[-1].split("x")), strict=True))
+    problem = {"family": "gemm", "cells": "squares", **extents, "type": name.split()[0]}
+    entry = {"spread": 0.001, "kernel": None, "error_share": 0.5, "absent": None}
+    entries = [
+        {"contender": "warploom", "seconds": 1e-3, **entry},
+        {"contender": "torch.mm", "seconds": 2e-3, **entry},
+    ]
+    floor = {"seconds": 1e-4, "limit": "bytes"}
+    cell = {"name": name, "problem": problem, "entries": entries, "floor": floor}
+    return {"cell": {**cell, "ratio": 2.0, "verdict": "won"}, "state": {"driver": "580.1"}}
 
 
 def _taken(roles: Path) -> float:

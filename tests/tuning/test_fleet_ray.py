@@ -13,16 +13,22 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Timer
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 from fleets import KIND, Fake, Run, anchor_of, run
-from roles import PACE, Role
+from roles import PACE, Cells, Role
 from sweeps import entries
 
+from benchmarks import worker
+from benchmarks.peers import gemm
+from benchmarks.protocol import read
+from warploom.cli import engines, main
 from warploom.errors import CompilationError, DeviceError
 from warploom.generator import nvrtc
 from warploom.generator.toolchain import find
@@ -34,6 +40,7 @@ from warploom.tuning.fleet.members import FAILURES
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Entry
 from warploom.tuning.problems import Problem
+from warploom.tuning.replay import NoCompiler
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -121,6 +128,50 @@ def test_a_run_whose_actors_are_killed_picks_what_one_process_does(
     assert any("5.0% longer" in said for said in refused)
     assert any("30.0% shorter" in said for said in refused)
     assert len([said for said in found.said if "its work goes to others" in said]) >= KILLS - 1
+
+
+def test_a_benchmark_whose_actor_is_killed_has_every_cell_once(
+    opened: Cluster, sweep_entries: list[Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU is slow, and refused before its first cell; one cell ends whatever measures it."""
+    squares = [(m, n, 128) for m in (32, 64, 128) for n in (64, 128)]
+    monkeypatch.setitem(gemm.LISTED, "squares", squares)
+    killed, measure, plain = [], RayGpu.cell, engines.remote
+
+    def dangerous(self: RayGpu, asked: Any) -> Any:
+        if not killed:
+            killed.append(self.hello.name)
+            Timer(PACE / 2, ray.kill, [self._actor]).start()
+        return measure(self, asked)
+
+    (roles := tmp_path / "roles").mkdir()
+    (roles / "lying").mkdir()  # that role is taken
+    versions = {name: of for name, of in worker.versions().items() if name in worker.OWN}
+    make = partial(Cells, sweep_entries, roles, versions, "128x64x128")
+    simulated = {"make": make, "resource": "fake_gpu", "kernels": lambda spec: None}
+
+    def remote(*given: Any, **options: Any) -> engines.Engines:
+        found = plain(*given, **options | simulated)
+        joining, until = cast("Joining", found.joining), time.monotonic() + 120
+        gpus: dict[str, Any] = {**found.gpus}
+        while len(gpus) < 2 and time.monotonic() < until:
+            gpus |= joining()
+            time.sleep(0.1)
+        return replace(found, gpus=gpus, compiler=NoCompiler())
+
+    monkeypatch.setattr(engines, "remote", remote)
+    monkeypatch.setattr(RayGpu, "cell", dangerous)
+    monkeypatch.setattr(gpus, "LOOKING", 0.1)
+    result = tmp_path / "result.json"
+    asked = ("gemm", "--cells", "squares", "--types", "bf16", "--json", str(result))
+    done = CliRunner().invoke(main, ["bench", *asked, "--ray", "--gpus", "2"])
+    assert done.exit_code == 4, done.output  # as where a cell is absent here
+    found = read(result)
+    cells = {cell["name"]: cell["ratio"] for cell in found["cells"]}
+    assert list(cells) == [f"bf16 {m}x{n}x{k}" for m, n, k in squares]
+    assert [name for name, ratio in cells.items() if ratio is None] == ["bf16 128x64x128"]
+    assert f"GPU {killed[0]}" in done.stderr and "its work goes to others" in done.stderr
+    assert "5.0% longer" in done.stderr and found["states"]
 
 
 def await_loss(node: str) -> None:

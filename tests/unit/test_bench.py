@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +182,9 @@ def run(*arguments: str) -> Result:
         (("gemm", "--problems", "1:0"), "must be SEED or SEED:COUNT"),
         (("gemm", "--match", "no such cell"), "leave none"),
         (("convolution",), "there are gemm, mixed_gemm, attention_forward"),
+        (("gemm", "--gpus", "2"), "--gpus 2 without --ray"),
+        (("gemm", "--kind", "NVIDIA H200"), "--kind NVIDIA H200 without --ray"),
+        (("gemm", "--problems", "1:1", "--autotune", "--ray"), "--autotune with --ray"),
     ],
 )
 def test_what_cannot_be_measured_is_said(arguments: tuple[str, ...], told: str) -> None:
@@ -191,6 +196,21 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = run("gemm")
     assert done.exit_code == 1 and "no GPU" in done.stderr
+
+
+def test_a_cluster_that_cannot_be_reached_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not connect\nand many lines more")
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = run("gemm", "--cells", "squares", "--ray")
+    assert done.exit_code == 1 and "pip install 'warploom[fleet]'" in done.stderr
+    lost = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", lost)
+    done = run("gemm", "--cells", "squares", "--ray", "10.0.0.1:6379")
+    assert done.exit_code == 1 and "--ray 10.0.0.1:6379: Could not connect" in done.stderr
 
 
 def test_without_a_checkout_it_says_where_to_get_one(

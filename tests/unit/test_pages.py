@@ -51,8 +51,7 @@ GRID = document(
 
 
 def write(folder: Path, benchmark: str, cells: list[Cell]) -> None:
-    record = Record(folder / f"{benchmark}.json", benchmark, MACHINE)
-    record.state({"driver": "580.1"})
+    record = Record(folder / f"{benchmark}.json", benchmark, MACHINE, [{"driver": "580.1"}])
     for one in cells:
         record.add(one)
 

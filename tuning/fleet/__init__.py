@@ -4,5 +4,5 @@ members.py     the GPUs of a run: who joins, measures, fails, is refused, and go
 standing.py    whom to believe: a kernel that every GPU is examined by
 agreement.py   what two GPUs both say of the finalists
 cluster.py     a Ray cluster, and its cores, which compile; gpus.py: its GPUs, as they join
-actor.py       what runs on its nodes
+actor.py       what runs on its nodes; cells.py: for cells of benchmarks
 """

@@ -14,11 +14,12 @@ import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from warploom.errors import CompilationError, DeviceError, ToolchainError
 from warploom.generator.artifact import Artifact
@@ -32,6 +33,7 @@ from warploom.tuning.gpu import About, Batch, Gpu, GpuProcess
 from warploom.tuning.journal import Result
 
 ROOMS = ("generator", "runtime", "templates", "tuning")  # what decides what is measured
+SOURCES = (".py", ".jinja", ".cuh")
 SLOWED = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
@@ -69,15 +71,22 @@ class Hello:
 @cache
 def code() -> str:
     """Digest of the code that renders, compiles and measures: equal wherever that is the same."""
+    specs = ((room, find_spec(f"warploom.{room}")) for room in ROOMS)
+    return digest(
+        (room, Path(place).resolve())
+        for room, spec in specs
+        for place in (spec.submodule_search_locations if spec else None) or ()
+    )
+
+
+def digest(folders: Iterable[tuple[str, Path]], suffixes: Collection[str] = SOURCES) -> str:
+    """Digest of the files with these suffixes in folders, which are given by their names."""
     hashed = hashlib.sha256()
-    for room in ROOMS:
-        spec = find_spec(f"warploom.{room}")
-        for place in (spec.submodule_search_locations if spec else None) or ():
-            folder = Path(place).resolve()
-            for path in sorted(folder.rglob("*")):
-                if path.suffix in (".py", ".jinja", ".cuh"):
-                    hashed.update(f"{room}/{path.relative_to(folder).as_posix()}\0".encode())
-                    hashed.update(path.read_bytes())
+    for name, folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in suffixes:
+                hashed.update(f"{name}/{path.relative_to(folder).as_posix()}\0".encode())
+                hashed.update(path.read_bytes())
     return hashed.hexdigest()[:16]
 
 
@@ -96,12 +105,16 @@ class Measurer:
 
     def __init__(self, make: Callable[[], Gpu] = gpu_process) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warploom-")
-        os.environ["WARPLOOM_CACHE_DIR"] = self._folder.name
+        self._store = self._opened(Path(self._folder.name))
+        self._gpu = make()
+        self._last: tuple[str, Any] = ("", None)
+
+    def _opened(self, folder: Path) -> Store:
+        """The store that kernels come into, and that alone is used."""
+        os.environ["WARPLOOM_CACHE_DIR"] = str(folder)
         os.environ["WARPLOOM_CACHE_PATH"] = ""
         os.environ["WARPLOOM_COMPILE"] = "forbid"
-        self._store = Store(Path(self._folder.name))
-        self._gpu = make()
-        self._last: tuple[str, dict[KernelSpec, Result]] = ("", {})
+        return Store(folder)
 
     def hello(self) -> Hello:
         """Say where this is, and what it has."""
@@ -119,8 +132,11 @@ class Measurer:
 
     def measure(self, number: str, batch: Batch) -> tuple[str, dict[KernelSpec, Result]]:
         """Measure a batch, once: one that is asked for again is answered from what was found."""
+        return self._once(number, lambda: self._gpu.measure(batch))
+
+    def _once(self, number: str, measure: Callable[[], Any]) -> tuple[str, Any]:
         if self._last[0] != number:
-            self._last = (number, self._gpu.measure(batch))
+            self._last = (number, measure())
         return self._last
 
     def condition(self) -> Condition:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -49,11 +49,20 @@ class RayGpu:
         if refs := self._joining.sent(new):
             self._answer(self._actor.hold.remote(*refs))
         self._held.update(new)
+        results: dict[KernelSpec, Result] = self._once(self._actor.measure, batch)
+        return results
+
+    def cell(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Have a cell of benchmarks measured, as its process does. DeviceError as above."""
+        found: dict[str, Any] = self._once(self._actor.cell, asked)
+        return found
+
+    def _once(self, method: Any, asked: object) -> Any:  # noqa: ANN401
         number = uuid.uuid4().hex
-        answered, results = self._answer(self._actor.measure.remote(number, batch))
+        answered, found = self._answer(method.remote(number, asked))
         if answered != number:
             raise DeviceError(f"GPU {self.hello.name}: the results of another batch")
-        return dict(results)
+        return found
 
     def condition(self) -> Condition:
         """What its driver says of it."""
@@ -84,6 +93,7 @@ class RayGpu:
 class Joining:
     """The GPUs of a cluster as they join: what a Fleet asks for them.
 
+    measurer  what an actor is, and `make` what measures in it
     count     at most so many at a time; None: all that there are
     kind      only GPUs of this kind; None: of the first one's
     kernels   what was compiled, which goes along with batches
@@ -96,6 +106,7 @@ class Joining:
         count: int | None = None,
         kind: str | None = None,
         *,
+        measurer: type[Measurer] = Measurer,
         make: Callable[[], Gpu] = gpu_process,
         resource: str = GPU,
         kernels: Kernels = lambda spec: None,
@@ -103,7 +114,7 @@ class Joining:
     ) -> None:
         self.cluster, self.kernels = cluster, kernels
         self._count, self._kind, self._say = count, kind, say
-        self._make, self._resource = make, resource
+        self._measurer, self._make, self._resource = measurer, make, resource
         self._open: list[RayGpu] = []
         self._starting: dict[Any, Any] = {}  # what an actor will say: the actor
         self._excluded: set[str] = set()  # nodes on which no more actors start
@@ -195,7 +206,7 @@ class Joining:
         words = (self._kind or "").split()
         types = [word for word in words if self.cluster.total(f"accelerator_type:{word}")]
         actor = (
-            self.cluster.ray.remote(Measurer)
+            self.cluster.ray.remote(self._measurer)
             .options(
                 num_cpus=0,
                 max_restarts=0,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from warploom.errors import DeviceError
 from warploom.generator.specification import KernelSpec
@@ -29,6 +29,7 @@ FEW = 3  # examined: of fewer, nobody can say which of them is off
 THREADS = 1024
 
 Results = dict[KernelSpec, Result]
+Work = TypeVar("Work")
 
 
 class ExaminedGpu(Gpu, Protocol):
@@ -52,7 +53,7 @@ class Member:
     trusted: bool
     batches: int = 0
     faults: int = 0
-    work: Future[Results] | None = None
+    work: Future[Any] | None = None
     examination: Future[Examination] | None = None
     judged: bool = True
     begun: float = 0.0
@@ -66,6 +67,7 @@ class Fleet:
     failures   of one name, after which it is not used again
     anchor     what everyone is examined by, before its first batch and every so many; None: nobody
     confirms   finalists are measured on two GPUs, where there are two
+    hanging    seconds without a result, after which a GPU has failed
     say        told who fails and is refused; retired: of names that are not used again
     """
 
@@ -78,11 +80,12 @@ class Fleet:
         failures: int = 1,
         anchor: Batch | None = None,
         confirms: bool = False,
+        hanging: float = HANGING,
         say: Callable[[str], None] = lambda text: None,
         retired: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.about, self.confirms = about, confirms
+        self.about, self.confirms, self._hanging = about, confirms, hanging
         self._joining, self._failures, self._anchor = joining, failures, anchor
         self._say, self._retired, self._clock = say, retired, clock
         self._members: dict[str, Member] = {}
@@ -113,27 +116,39 @@ class Fleet:
 
     def submit(self, member: Member, batch: Batch, wake: Callable[[], None]) -> Future[Results]:
         """Have an idle member measure a batch; `wake` is called, in any thread, when it ends."""
+        return self.begin(member, lambda: member.gpu.measure(batch), wake)
+
+    def begin(
+        self, member: Member, work: Callable[[], Work], wake: Callable[[], None]
+    ) -> Future[Work]:
+        """Have an idle member do any work of its GPU's, which counts as a batch."""
         member.batches += 1
         member.begun = self._clock()
-        member.work = self._threads.submit(member.gpu.measure, batch)
-        member.work.add_done_callback(lambda _: wake())
-        return member.work
+        member.work = begun = self._threads.submit(work)
+        begun.add_done_callback(lambda _: wake())
+        return begun
 
     def results(self, member: Member, batch: Batch) -> Results | None:
         """What came of a batch that has ended; None where its GPU failed: it is work again."""
-        work, member.work = member.work, None
-        if member.gone or work is None:
-            return None
-        try:
-            found = work.result()
-        except DeviceError as error:
-            self.failed(member, error)
+        found: Results | None = self.outcome(member)
+        if found is None:
             return None
         if lacking := [spec.name for spec in batch.specs if spec not in found]:
             told = f"GPU {member.name}: no result of {len(lacking)} of {len(batch.specs)} kernels"
             self.failed(member, DeviceError(told, rule="must answer for all of a batch"))
             return None
         return {spec: found[spec] for spec in batch.specs}
+
+    def outcome(self, member: Member) -> Any:  # noqa: ANN401 (of whatever work was begun)
+        """What came of work that has ended; None where its GPU failed: it is work again."""
+        work, member.work = member.work, None
+        if member.gone or work is None:
+            return None
+        try:
+            return work.result()
+        except DeviceError as error:
+            self.failed(member, error)
+            return None
 
     def failed(self, member: Member, error: DeviceError) -> None:
         """Close a GPU that failed. Its name may join again, unless it has failed too often."""
@@ -163,7 +178,7 @@ class Fleet:
             if member.examination is not None and member.examination.done():
                 self._examined(member, member.examination)
             elif (member.work or member.examination) and self._hangs(member):
-                told = f"GPU {member.name}: no result for {HANGING:g} seconds"
+                told = f"GPU {member.name}: no result for {self._hanging:g} seconds"
                 self.failed(member, DeviceError(told, rule="must measure a batch in less"))
                 wake()
         self._judge()
@@ -185,13 +200,14 @@ class Fleet:
         if name in self._members or self._failed[name] >= self._failures:
             gpu.close()
             return
-        if gpu.about != self.about:
+        if unlike := gpu.about.unlike(self.about):
             self._retire(name)
             gpu.close()
-            its, own = gpu.about, self.about
-            self._say(
-                f"GPU {name} is refused: it has an {its.gpu} with {its.multiprocessors} "
-                f"multiprocessors, and the run is for an {own.gpu} with {own.multiprocessors}"
+            self._say(f"GPU {name} is refused: {unlike}")
+            self._last = DeviceError(
+                f"GPU {name}: {unlike}",
+                rule="all GPUs of a run must be alike",
+                fix="have the same on all nodes, or run it once for each",
             )
             return
         self._members[name] = Member(name, gpu, trusted=self._anchor is None)
@@ -218,7 +234,7 @@ class Fleet:
 
     def _hangs(self, member: Member) -> bool:
         work = member.work or member.examination
-        return not (work and work.done()) and self._clock() - member.begun > HANGING
+        return not (work and work.done()) and self._clock() - member.begun > self._hanging
 
     # ---- Examinations ----------------------------------------------------------------------------
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
+from warploom.cli.engines import ray_option
 from warploom.cli.output import Output, reporting_text
 from warploom.errors import ConfigurationError
 
@@ -34,6 +36,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--autotune", is_flag=True, help="Tune drawn problems between calls first.")
 @click.option("--baseline", type=_FILE, help="A .cu file to be compiled beside the kernels.")
 @click.option("--allow-missing", is_flag=True, help="Exit with 0 although a peer is missing.")
+@ray_option
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="With --ray: how many at most (default: all)."
+)
+@click.option("--kind", help="With --ray: only GPUs of this kind, such as 'NVIDIA H200'.")
 @click.option("--json", "path", type=_FILE, help="Where the result goes.")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), help="Pictures go here.")
 @reporting_text
@@ -50,6 +57,9 @@ def command(
     autotune: bool,
     baseline: Path | None,
     allow_missing: bool,
+    address: str | None,
+    gpus: int | None,
+    kind: str | None,
     path: Path | None,
     plot: Path | None,
 ) -> None:
@@ -57,8 +67,10 @@ def command(
 
     NAME is a family, or what the names of several begin with. It prints tables with geometric
     means, and writes a document and pictures on demand. `--cells all` is what pages compare; a set
-    that there is not is answered with those that there are.
+    that there is not is answered with those that there are. With --ray, each cell is measured on
+    one of the GPUs of a cluster.
     """
+    _check_cluster(address, gpus, kind, autotune=autotune)
     cells = cells or ("drawn" if problems else "")
     room = benchmarks()
     runner = room("runner")
@@ -70,7 +82,7 @@ def command(
         types=_of(types, offered["types"], "types"),
         m=tuple(_number(word) for word in rows.split(",") if word),
         match=match,
-        specs=runner.competing(specs) if specs else (),
+        specs=runner.competing(specs, here=address is None) if specs else (),
         baseline=baseline,
         **_seeded(problems),
     )
@@ -83,7 +95,14 @@ def command(
     if autotune:
         cases, asked = room("autotuned").tuned(cases, asked, output.line)
     name = "_".join(["bench", *names])
-    measured, machine = _measured(output, room, name, cases, asked, path)
+    with ExitStack() as stack:
+        if address is None:
+            how = runner.Here(cases, asked)
+        else:
+            how = room("fleet").opened(
+                *(stack, address, gpus, kind, output.warning, names, asked, cases)
+            )
+        measured, machine = _measured(output, room("protocol"), name, how, len(cases), path)
     document = {"benchmark": name, "machine": machine, "cells": [c.as_json() for c in measured]}
     for title, own in room("wording").sections(document).items():
         output.table(title, *room("tables").of_cells(own))
@@ -134,32 +153,44 @@ def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
 
 def _measured(
     output: Output,
-    room: Any,  # noqa: ANN401
+    protocol: Any,  # noqa: ANN401
     name: str,
-    cases: Sequence[Any],
-    asked: Any,  # noqa: ANN401
+    how: Any,  # noqa: ANN401
+    count: int,
     path: Path | None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Every cell, each recorded as soon as it is measured; and the machine."""
-    machine = room("machine")
-    found, gpu = [], any(case.gpu for case in cases)
-    if gpu:
-        machine.warm()
-    about = machine.machine()
-    record = room("protocol").Record(path, name, about) if path else None
-    if record and gpu:
-        record.state(machine.state())
-    with output.progress("measuring", total=len(cases)) as advance:
-        for cell in room("runner").measured(cases, asked):
-            found.append(cell)
+    """Every cell in its place, each recorded as soon as it is measured; and the machine."""
+    found: dict[int, Any] = {}
+    record = protocol.Record(path, name, how.machine, how.states) if path else None
+    with output.progress("measuring", total=count) as advance:
+        for place, cell in how.measured():
+            found[place] = cell
             advance(f"{cell.name}: {cell.verdict}")
             if record:
-                record.add(cell)
+                record.add(cell, place)
     if record:
-        if gpu:
-            record.state(machine.state())
+        record.write()
         output.value("result", path)
-    return found, about
+    return [found[place] for place in sorted(found)], how.machine
+
+
+def _check_cluster(
+    address: str | None, gpus: int | None, kind: str | None, *, autotune: bool
+) -> None:
+    """ConfigurationError for options that do not go together."""
+    for option, value in (("--gpus", gpus), ("--kind", kind)):
+        if value and address is None:
+            raise ConfigurationError(
+                f"{option} {value} without --ray",
+                rule="chooses among the GPUs of a cluster; here, one measures all cells",
+                fix="choose it with CUDA_VISIBLE_DEVICES",
+            )
+    if autotune and address is not None:
+        raise ConfigurationError(
+            "--autotune with --ray",
+            rule="calls are tuned, and measured then, in one process",
+            fix="leave one of them out",
+        )
 
 
 def _of(written: str, known: Sequence[str], what: str) -> tuple[str, ...]:

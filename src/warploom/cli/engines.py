@@ -57,8 +57,12 @@ class Engines:
         problems: Sequence[Problem],
         here: Mapping[str, Environment],
         say: Callable[[str], None],
+        **options: Any,
     ) -> Fleet:
-        """The GPUs of a run over `problems`; those of a cluster are examined, and confirm."""
+        """The GPUs of a run over `problems`; those of a cluster are examined, and confirm.
+
+        `options` are those of a cluster's Fleet.
+        """
         from warploom.tuning.fleet.members import FAILURES, Fleet
         from warploom.tuning.searches import anchor
 
@@ -67,15 +71,15 @@ class Engines:
         examined = anchor(problems, here)
         if examined is not None:
             self.compiler.submit(examined.specs[0]).result()
+        usual: dict[str, Any] = {"about": self.about, "confirms": True}
         return Fleet(
-            self.about,
-            self.gpus,
+            gpus=self.gpus,
             joining=self.joining,
             failures=FAILURES,
             anchor=examined,
-            confirms=True,
             say=say,
             retired=self.joining.retire,
+            **usual | options,
         )
 
 
