@@ -103,6 +103,15 @@ def test_a_cell_that_ends_two_processes_is_absent_with_the_reason(listed: list[P
     assert len(alone) == 6
 
 
+def test_who_stops_in_the_middle_ends_all_that_measures(listed: list[Problem]) -> None:
+    gpus = {name: Measures(listed=listed) for name in "ab"}
+    members = Fleet(KIND, gpus)
+    running = fleet.Cells(Engines(gpus, NoCompiler()), members, NAMES, ASKED, cases()).measured()
+    next(running)
+    running.close()  # as Ctrl-C does
+    assert all(one.closed for one in gpus.values())
+
+
 def test_one_with_other_versions_is_refused_and_names_the_first(listed: list[Problem]) -> None:
     """Its torch has other kernels, which would be the peer of some cells and not of others."""
     kinds = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -17,30 +18,34 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Timer
-from typing import Any, cast
+from typing import Any
 
+import commands
+import forked
 import pytest
 from click.testing import CliRunner
+from commands import lines, until
 from fleets import KIND, Fake, Run, anchor_of, run
 from roles import PACE, Cells, Role
-from sweeps import entries
+from sweeps import SHAPES, entries
 
 from benchmarks import worker
 from benchmarks.peers import gemm
 from benchmarks.protocol import read
 from warploom.cli import engines, main
-from warploom.errors import CompilationError, DeviceError
-from warploom.generator import nvrtc
+from warploom.errors import CompilationError, DeviceError, ToolchainError
+from warploom.generator import nvrtc, records_file
 from warploom.generator.toolchain import find
 from warploom.generator.workers import WorkerPool
+from warploom.tuning import journal
 from warploom.tuning.fleet import actor, gpus
+from warploom.tuning.fleet import cluster as clusters
 from warploom.tuning.fleet.cluster import Cluster, cluster
 from warploom.tuning.fleet.gpus import Joining, RayGpu
 from warploom.tuning.fleet.members import FAILURES
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Entry
 from warploom.tuning.problems import Problem
-from warploom.tuning.replay import NoCompiler
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -136,7 +141,7 @@ def test_a_benchmark_whose_actor_is_killed_has_every_cell_once(
     """One GPU is slow, and refused before its first cell; one cell ends whatever measures it."""
     squares = [(m, n, 128) for m in (32, 64, 128) for n in (64, 128)]
     monkeypatch.setitem(gemm.LISTED, "squares", squares)
-    killed, measure, plain = [], RayGpu.cell, engines.remote
+    killed, measure = [], RayGpu.cell
 
     def dangerous(self: RayGpu, asked: Any) -> Any:
         if not killed:
@@ -148,18 +153,7 @@ def test_a_benchmark_whose_actor_is_killed_has_every_cell_once(
     (roles / "lying").mkdir()  # that role is taken
     versions = {name: of for name, of in worker.versions().items() if name in worker.OWN}
     make = partial(Cells, sweep_entries, roles, versions, "128x64x128")
-    simulated = {"make": make, "resource": "fake_gpu", "kernels": lambda spec: None}
-
-    def remote(*given: Any, **options: Any) -> engines.Engines:
-        found = plain(*given, **options | simulated)
-        joining, until = cast("Joining", found.joining), time.monotonic() + 120
-        gpus: dict[str, Any] = {**found.gpus}
-        while len(gpus) < 2 and time.monotonic() < until:
-            gpus |= joining()
-            time.sleep(0.1)
-        return replace(found, gpus=gpus, compiler=NoCompiler())
-
-    monkeypatch.setattr(engines, "remote", remote)
+    monkeypatch.setattr(engines, "remote", commands.remote(make, "fake_gpu", together=2))
     monkeypatch.setattr(RayGpu, "cell", dangerous)
     monkeypatch.setattr(gpus, "LOOKING", 0.1)
     result = tmp_path / "result.json"
@@ -235,6 +229,41 @@ def test_a_node_that_joins_is_used_and_one_that_goes_is_no_loss(
     assert measured[0] in said and "its work goes to others" in said
 
 
+def test_a_command_that_is_stopped_and_then_killed_goes_on_and_ends_as_if_it_had_not_been(
+    nodes: Any, space: Path, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run that is gone had on the GPU is ended by the cluster, which has it for the next."""
+    asked = ("tune", str(space), "--shapes", ",".join(SHAPES), "--records")
+    records, log = tmp_path / "records.json", tmp_path / "records.journal.jsonl"
+    whole, all_of_it = tmp_path / "whole.json", tmp_path / "whole.journal.jsonl"
+    assert not CliRunner().invoke(main, [*asked, str(whole), "--replay", str(sweep)]).exit_code
+
+    def start() -> forked.Running:
+        own = (str(sweep), "head_gpu", *asked, str(records), "--ray", nodes.address)
+        return forked.begin(forked.Program("import commands; commands.simulated()", own))
+
+    running = start()
+    os.kill(until(lambda: lines(log) >= 14, running), signal.SIGINT)
+    (ended,) = running.wait()
+    assert ended.returncode == 130, ended
+    assert "the same command goes on" in ended.stderr and "Traceback" not in ended.stderr
+    before = lines(log)
+    running = start()
+    os.kill(until(lambda: lines(log) >= before + 14, running), signal.SIGKILL)
+    assert running.wait()[0].returncode == -signal.SIGKILL
+    measured = lines(log)
+    make = partial(Role, journal.read(sweep))
+    monkeypatch.setattr(engines, "remote", commands.remote(make, "head_gpu"))
+    done = CliRunner().invoke(main, [*asked, str(records), "--ray"])
+    assert done.exit_code == 0, done.output
+    picks = (
+        {(one.operation, one.shape): one.best.schedule for one in records_file.read(path)}
+        for path in (records, whole)
+    )
+    assert next(picks) == next(picks)
+    assert lines(log) < measured + lines(all_of_it)  # what was measured was not measured again
+
+
 SOURCE = 'extern "C" __global__ void __launch_bounds__(32) kernel(float* x) { x[0] = 1.0f; }\n'
 
 
@@ -248,6 +277,27 @@ def test_a_kernel_compiled_on_a_node_is_the_one_compiled_here(opened: Cluster) -
             broken.result()
 
 
+def test_a_node_with_another_toolchain_compiles_nothing_and_is_asked_once(
+    opened: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine code would be another than what is asked for, and stand under its name."""
+    own, plain, asked = find(), Cluster.answer, []
+    told = r"no node of the cluster can compile: its toolchain is \w+, not another"
+    with monkeypatch.context() as patch, pytest.raises(ToolchainError, match=told):
+        patch.setattr(clusters, "find", lambda: replace(own, identity="another"))
+        opened.compile(SOURCE, "kernel", "sm_90a")
+
+    def answer(ref: Any, stopped: Any = None) -> Any:
+        asked.append(ref)
+        if len(asked) == 1:
+            return actor.NotHere("gone", "no NVRTC")
+        return plain(opened, ref)
+
+    fresh = Cluster(ray, "auto")
+    monkeypatch.setattr(fresh, "answer", answer)
+    assert fresh.compile(SOURCE, "kernel", "sm_90a").name == "kernel" and len(asked) == 2
+
+
 def test_who_asks_for_what_no_node_has_is_told(opened: Cluster, sweep_entries: list[Entry]) -> None:
     with pytest.raises(DeviceError, match="no GPU in the cluster at auto"):
         Joining(opened).first()
@@ -257,6 +307,25 @@ def test_who_asks_for_what_no_node_has_is_told(opened: Cluster, sweep_entries: l
     with pytest.raises(DeviceError, match=f"no NVIDIA H100 in the cluster.*have {KIND.gpu}"):
         other.first()
     other.close()
+
+
+class Older(actor.Measurer):
+    """An actor on a node whose warploom is another version."""
+
+    def hello(self) -> actor.Hello:
+        return replace(super().hello(), code="0123")
+
+
+def test_a_node_of_another_version_is_refused_and_no_actor_starts_there_again(
+    opened: Cluster, sweep_entries: list[Entry]
+) -> None:
+    said: list[str] = []
+    make = partial(Role, sweep_entries)
+    joining = Joining(opened, measurer=Older, make=make, resource="head_gpu", say=said.append)
+    with pytest.raises(DeviceError, match=r"no GPU of the cluster at auto joined: .* code 0123"):
+        joining.first()
+    joining.close()
+    assert len(said) == 1 and "its node has warploom's code 0123" in said[0]
 
 
 def test_a_node_of_another_version_is_refused_by_name() -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import forked
 import pytest
 from click.testing import CliRunner, Result
+from commands import lines, until
 from disks import limited
 from forked import Program, Running
 from sweeps import GPU, SHAPES, entries, own_share, write_sweep
@@ -85,21 +84,6 @@ def test_wrong_results_are_loud_and_the_exit_code_is_3(
 
 
 # ---- Kill, interrupt, resume ---------------------------------------------------------------------
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def until(condition: Callable[[], bool], running: Running) -> int:
-    """Wait for what a process does that runs, and return its id."""
-    (process,) = running.processes
-    end = time.monotonic() + 600
-    while not condition():
-        assert Path(f"/proc/{process}").exists(), running.wait()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return process
 
 
 def test_a_run_killed_at_any_time_goes_on_and_ends_as_if_it_had_not_been(
@@ -372,7 +356,8 @@ def test_attention_is_both_passes(
         (["--kind", "NVIDIA H200"], "--kind NVIDIA H200 without --ray"),
         (["--ray", "local", "--replay", "sweep.jsonl", "--records", "r.json"], "--replay with"),
         (["--ray"], "pip install 'warploom[fleet]'"),
-        (["--ray", "10.0.0.1:6379"], "--ray 10.0.0.1:6379: Could not connect"),
+        (["--ray", "auto"], "--ray auto: Could not connect"),
+        (["--ray", "127.0.0.1:9"], "--ray 127.0.0.1:9: [Errno 111] Connection refused"),
     ],
 )
 def test_what_a_cluster_is_asked_in_vain_is_told(

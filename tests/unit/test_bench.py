@@ -209,8 +209,8 @@ def test_a_cluster_that_cannot_be_reached_is_said_before_anything_is_measured(
     assert done.exit_code == 1 and "pip install 'warploom[fleet]'" in done.stderr
     lost = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", lost)
-    done = run("gemm", "--cells", "squares", "--ray", "10.0.0.1:6379")
-    assert done.exit_code == 1 and "--ray 10.0.0.1:6379: Could not connect" in done.stderr
+    done = run("gemm", "--cells", "squares", "--ray")
+    assert done.exit_code == 1 and "--ray auto: Could not connect" in done.stderr
 
 
 def test_without_a_checkout_it_says_where_to_get_one(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from warploom.generator.toolchain import find
 from warploom.tuning.fleet.actor import NotHere, Sent, compiled
 
 LOCAL, AUTO = "local", "auto"  # in place of an address: this host alone, the cluster it is part of
+REACHING = 10.0  # seconds for a connection to a cluster's first node
 ASKED = 1.0  # seconds between two looks at whether an answer is still wanted
 
 
@@ -59,8 +61,9 @@ def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:  # noqa: 
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
+        _require_reachable(address)
         ray.init(log_to_driver=False, logging_level="ERROR", **where, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OverflowError, OSError) as error:
         raise DeviceError(
             f"--ray {address}: {first_line(error)}",
             rule="must be the address of a Ray cluster that can be reached, or local",
@@ -69,6 +72,13 @@ def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:  # noqa: 
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, before)  # in whose place Ray puts one of its own
+
+
+def _require_reachable(address: str) -> None:
+    """OSError where nothing listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=REACHING).close()
 
 
 class Cluster:
