@@ -1,10 +1,11 @@
-"""Programs of parts of an emitted text, with what they need of CUDA made up: they run here."""
+"""Programs and libraries of emitted texts, with what they need of CUDA made up: they run here."""
 
 from __future__ import annotations
 
 import functools
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,43 +14,57 @@ import pytest
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="there is no C++ compiler here"
 )
-# They run once: to optimise them further takes longer. A sum beyond 32 bits ends one.
-_COMPILER = (
-    *("g++", "-std=c++17", "-Og"),
-    *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []),  # in half the time
+# Programs run once: to optimise them further takes longer. A sum beyond 32 bits ends one.
+_PROGRAM = (
+    *("-Og", "-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
     *("-I", str(Path(__file__).parents[1] / "families")),
-    *("-fsanitize=signed-integer-overflow", "-fsanitize-undefined-trap-on-error"),
 )
+_LIBRARY = ("-O1", "-w", "-shared", "-fPIC")  # of what runs for as long as it takes to compile
 _HEADERS = (
     *("algorithm", "climits", "cstdint", "cstdio", "cstdlib", "cstring", "limits", "map", "set"),
     "vector",
 )
 
 
-def build(text: str, folder: Path) -> Path:
-    """Return the program of a C++ text, which may use the common headers."""
-    source, program = folder / "program.cpp", folder / "program"
-    source.write_text(text)
-    _compile("-include", f"{_headers().name}/common.h", "-o", str(program), str(source))
-    return program
+def build(text: str, folder: Path, more: Sequence[str] = ()) -> Path:
+    """Return the program of a C++ text, which may use the common headers, and `more` by name."""
+    return _build(text, folder / "program", _PROGRAM, more)
 
 
-def run(text: str, folder: Path) -> None:
+def library(text: str, path: Path, more: Sequence[str]) -> Path:
+    """Return the shared library of a C++ text, at `path`."""
+    return _build(text, path, _LIBRARY, more)
+
+
+def run(text: str, folder: Path, more: Sequence[str] = ()) -> None:
     """Build the program of a C++ text, and require that it ends well."""
-    done = subprocess.run([build(text, folder)], capture_output=True, text=True, check=False)
+    program = build(text, folder, more)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
+def _build(text: str, path: Path, options: Sequence[str], more: Sequence[str]) -> Path:
+    source = path.with_suffix(".cpp")
+    source.write_text(text)
+    common = f"{_headers(tuple(options), tuple(more)).name}/common.h"
+    _compile(*options, "-include", common, "-o", path, source)
+    return path
+
+
 @functools.cache
-def _headers() -> TemporaryDirectory[str]:
-    """The common headers, which take as long as a program, compiled once."""
+def _headers(options: tuple[str, ...], more: tuple[str, ...]) -> TemporaryDirectory[str]:
+    """Headers, which take as long as several programs, compiled once: no more than are used, since
+    what is compiled is read in whole.
+    """
     folder = TemporaryDirectory()
     common = Path(folder.name, "common.h")
-    common.write_text("".join(f"#include <{name}>\n" for name in _HEADERS))
-    _compile("-x", "c++-header", str(common))
+    common.write_text("".join(f"#include <{name}>\n" for name in (*_HEADERS, *more)))
+    _compile(*options, "-x", "c++-header", common)
     return folder
 
 
-def _compile(*arguments: str) -> None:
-    built = subprocess.run([*_COMPILER, *arguments], capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
+def _compile(*arguments: str | Path) -> None:
+    linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []  # in half the time
+    command = ["g++", "-std=c++17", *linker, *arguments]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[:4000]

@@ -165,10 +165,8 @@ def paged(
     alone = []
     for i, length in enumerate(lengths):
         rows_of = [
-            torch.stack([t[int(table[i, at // page]), :, at % page] for at in range(length)], 1)
-            if length
-            else t[0, :, :0]
-            for t in (k.float(), v.float())
+            t[table[i, : -(-length // page)]].transpose(0, 1).flatten(1, 2)[:, :length].float()
+            for t in (k, v)
         ]
         alone.append((q[i], rows_of[0], rows_of[1]))
     return Case(q, k, v, {"lengths": ints(*lengths), "page_table": table}, alone)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from host import library
 
 from warploom.generator.families.attention_decode import FAMILY, DecodeProblem
 from warploom.generator.launches import Address, Argument, DeviceLimits
@@ -18,6 +18,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import TensorMap
 
 _HEADER = Path(__file__).with_name("emulated.h")
+_HEADERS = ("array", "cmath", "deque", "functional", "memory", "random", "ucontext.h")
 _MADE_UP = (
     *("multiply", "read", "read_transposed", "pair", "fast_exp2", "fast_log2"),
     *("copy_scale", "permute"),
@@ -70,12 +71,8 @@ class Emulated:
     def __init__(self, spec: KernelSpec, folder: Path) -> None:
         """Compile it."""
         self.spec = spec
-        source, library = folder / f"{spec.digest[:16]}.cpp", folder / f"{spec.digest[:16]}.so"
-        source.write_text(text(spec))
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", library, source]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert built.returncode == 0, built.stderr[:4000]
-        self._launch = ctypes.CDLL(str(library)).launch
+        built = library(text(spec), folder / f"{spec.digest[:16]}.so", _HEADERS)
+        self._launch = ctypes.CDLL(str(built)).launch
 
     def __call__(
         self,

@@ -47,7 +47,7 @@ static const int kPlaces[] = {{{", ".join(map(str, places))}}};
 static int place(int r, int e, int b) {{ return kPlaces[(r * (kStep / 8) + e) * kBits + b]; }}
 """
     program = PROGRAM.read_text().replace("PART", (PARTS / f"{part}.cuh").read_text())
-    run(constants + program, tmp_path)
+    run(constants + program, tmp_path, more=("cmath", "random", "string"))
 
 
 def test_parts_that_are_exact_are_of_every_format() -> None:
