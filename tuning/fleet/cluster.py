@@ -63,7 +63,7 @@ def _connect(ray: Any, address: str, options: dict[str, Any]) -> None:  # noqa: 
     try:
         _require_reachable(address)
         ray.init(log_to_driver=False, logging_level="ERROR", **where, **options)
-    except (RuntimeError, ValueError, OverflowError, OSError) as error:
+    except Exception as error:  # some of those that Ray raises are of no other class
         raise DeviceError(
             f"--ray {address}: {first_line(error)}",
             rule="must be the address of a Ray cluster that can be reached, or local",
