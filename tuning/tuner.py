@@ -1,71 +1,36 @@
 """The run: kernels are compiled ahead while others are measured, until all is found or time is up.
 
 Problems advance in turns, so that a budget that is too small leaves all of them with something
-rather than some with all. Every result is in the journal before it is used; a problem's record is
-saved as soon as its search ends.
+rather than some with all. What comes of them is kept and told as account.py says.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import chain
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
-from warploom.errors import WarploomError
-from warploom.generator.artifact import Artifact
 from warploom.generator.model import Constants
 from warploom.generator.records import Environment, Record, Records
-from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
-from warploom.generator.store import source_digest
+from warploom.tuning.account import Account, Ended, Progress
+from warploom.tuning.builds import Compiler, unusable
 from warploom.tuning.fleet.agreement import agreed, works
 from warploom.tuning.fleet.members import Fleet, Member, Results
 from warploom.tuning.gpu import Batch
-from warploom.tuning.journal import Entry, Journal, Result
-from warploom.tuning.judgement import Judgement
+from warploom.tuning.journal import Journal, Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
 from warploom.tuning.searches import judged, searched
 
 ROUNDS, FINAL_ROUNDS = 9, 31  # of single launches
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
-Status = Literal["tuned", "recorded before", "failed", "not reached"]
-
-
-class Compiler(Protocol):
-    """What builds kernels ahead of their measurement."""
-
-    def submit(self, spec: KernelSpec) -> Future[Any]:
-        """Return an Artifact, a CompilationError, or None where there is nothing to build."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How a run stands: problems done and in all, seconds of budget left, and what came last."""
-
-    done: int
-    total: int
-    left: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a problem ended. `record` is what is known of it now, `outcomes` how many had which."""
-
-    problem: Problem
-    status: Status
-    record: Record | None
-    outcomes: Mapping[str, int]
-    reason: str = ""
 
 
 @dataclass(eq=False)
@@ -122,13 +87,16 @@ class Tuner:
         judge: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.ended: list[Ended] = []
-        self._fleet, self._compiler, self._journal = fleet, compiler, journal
-        self._environments, self._save = environments, save
-        self._watch, self._alarm, self._clock = watch, alarm, clock
+        self._fleet, self._compiler, self._clock = fleet, compiler, clock
         self._deadline = clock() + budget
+        self._account = Account(
+            *(journal, environments, len(problems)),
+            left=lambda: self._deadline - clock(),
+            save=save,
+            watch=watch,
+            alarm=alarm,
+        )
         self._batches: list[float] = []
-        self._total = len(problems)
         self._tasks: deque[_Task] = deque()  # whose search says what is next
         self._building: list[_Task] = []
         self._ready: deque[_Task] = deque()
@@ -141,16 +109,20 @@ class Tuner:
             record = None if fresh else records.exact(problem.operation, problem.shape, here)
             if judge:
                 if record is None:
-                    reason = "there is no record to judge"
-                    self.ended.append(Ended(problem, "failed", None, {}, reason))
+                    self._account.without(problem, "there is no record to judge")
                 else:
                     self._add(problem, judged(record, here))
             elif record and not record.autotuned:
-                self.ended.append(Ended(problem, "recorded before", record, {}))
+                self._account.known(problem, record)
             else:
                 known = [] if again else journal.known(problem.operation, problem.shape, here)
                 search = searched(problem, here, records, constants, known, exhaustive=exhaustive)
                 self._add(problem, search)
+
+    @property
+    def ended(self) -> list[Ended]:
+        """How problems ended, as far as they have."""
+        return self._account.ended
 
     def _add(self, problem: Problem, search: Search) -> None:
         self._tasks.append(_Task(problem, search))
@@ -185,6 +157,10 @@ class Tuner:
         for task in [*self._tasks, *self._building, *self._ready]:
             self._end(task)
         return self.ended
+
+    def _end(self, task: _Task) -> None:
+        self._open.remove(task.search)
+        self._account.end(task.problem, task.search)
 
     def _wake(self) -> None:
         self._events.put(None)
@@ -257,11 +233,11 @@ class Tuner:
         """What of a task's kernels was built; what was not is reported at once."""
         failed: dict[KernelSpec, Result] = {}
         for spec, build in task.builds.items():
-            if reason := _unusable(build):
+            if reason := unusable(build):
                 failed[spec] = Result(spec.schedule, "compile error", reason=reason)
         specs = tuple(spec for spec in task.builds if spec not in failed)
         if failed:
-            self._note(task.problem, failed)
+            self._account.note(task.problem, failed)
             if task.search.stage != "final":
                 task.search.report(failed)
         if not specs:
@@ -284,7 +260,7 @@ class Tuner:
         first, fleet = task.first, self._fleet
         final = task.search.stage == "final"
         if works(found):
-            self._note(task.problem, found)
+            self._account.note(task.problem, found)
         if first is None or (works(found) and not works(first)):
             if first and task.member:
                 fleet.contradicted(task.member, member)
@@ -304,88 +280,7 @@ class Tuner:
         """Let a search have what one GPU found, or what two agree on."""
         found, task.first = task.first or {}, None
         if not works(found):
-            self._note(task.problem, found)  # which is known for good only now
+            self._account.note(task.problem, found)  # which is known for good only now
         task.search.report(agreed(found, second) if second else found)
-        self._tell(task)
+        self._account.tell(task.problem, task.search)
         self._tasks.append(task)
-
-    # ---- Results ---------------------------------------------------------------------------------
-
-    def _note(self, problem: Problem, results: Results) -> None:
-        here, asked = (
-            self._environments[problem.operation.family],
-            (problem.operation, problem.shape),
-        )
-        self._journal.add(*(Entry(*asked, here, result) for result in results.values()))
-        for spec, result in results.items():
-            if result.outcome == "wrong":
-                self._alarm(f"WRONG RESULT: {spec.name} at {problem}: {result.reason}")
-
-    def _tell(self, task: _Task) -> None:
-        best = task.search.best
-        found = task.search.results[best] if best else None
-        text = str(task.problem)
-        if found and found.seconds:
-            text += f": best so far {found.seconds * 1e6:.1f} us"
-            if found.relative:
-                text += f", {1 / found.relative:.3f} x default"
-        left = max(0.0, self._deadline - self._clock())
-        self._watch(Progress(len(self.ended), self._total, left, text))
-
-    def _end(self, task: _Task) -> None:
-        search, problem = task.search, task.problem
-        self._open.remove(search)
-        outcomes: Counter[str] = Counter(one.outcome for one in search.results.values())
-        timed = search.timed() if search.stage == "done" or self._correct_twice(search) else None
-        best = search.winner() if timed else None
-        if timed is None or best is None:
-            reached = bool(search.results)
-            reason = _reasons(search) if reached and not outcomes["correct"] else ""
-            status: Status = "failed" if reached and not outcomes["correct"] else "not reached"
-            self.ended.append(Ended(problem, status, None, outcomes, reason))
-            return
-        if isinstance(search, Judgement) and best == search.present:
-            self.ended.append(Ended(problem, "recorded before", search.record, outcomes))
-            return
-        noisy = any(result.noisy for result in search.contenders().values())
-        record = Record(
-            problem.operation,
-            problem.shape,
-            self._environments[problem.operation.family],
-            *timed,
-            measured=datetime.now(UTC).isoformat(timespec="seconds"),
-            noisy=noisy,
-            templates=source_digest(render(best))[:16],
-        )
-        self._save(record)
-        self.ended.append(Ended(problem, "tuned", record, outcomes))
-        self._tell(task)
-
-    @staticmethod
-    def _correct_twice(search: Search) -> bool:
-        """Whether a search that was cut short knows the default and another in one loop."""
-        return search.default in search.contenders() and len(search.contenders()) > 1
-
-
-def _unusable(build: Future[Any]) -> str:
-    """Why what was built is no candidate; empty where it is one."""
-    try:
-        built = build.result()
-    except WarploomError as error:
-        return str(error)
-    if isinstance(built, WarploomError):
-        return str(built)
-    if not isinstance(built, Artifact):
-        return ""
-    if built.serialised:
-        return f"wgmma is serialised: {built.serialised[0]}"
-    if not all(entry.clean for entry in built.resources.values()):
-        spilled = max(entry.spill_bytes for entry in built.resources.values())
-        local = max(entry.local_bytes for entry in built.resources.values())
-        return f"{spilled} bytes of spills, {local} of local memory"
-    return ""
-
-
-def _reasons(search: Search) -> str:
-    counts = Counter(f"{one.outcome}: {one.reason}" for one in search.results.values())
-    return "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(2))

@@ -13,13 +13,14 @@ from sweeps import GPU, default_of, entries, environment
 from warploom.errors import DeviceError
 from warploom.generator.records import Record, Records
 from warploom.generator.specification import KernelSpec
+from warploom.tuning.account import Ended
 from warploom.tuning.fleet.members import Fleet
 from warploom.tuning.fleet.standing import Condition
 from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Journal, Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.replay import NoCompiler, Replay
-from warploom.tuning.tuner import Ended, Tuner
+from warploom.tuning.tuner import Tuner
 
 HERE = {"gemm": environment()}
 KIND = About(GPU, 132)

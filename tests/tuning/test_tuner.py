@@ -20,13 +20,15 @@ from warploom.generator.artifact import Artifact, Resources
 from warploom.generator.records import Record, Records
 from warploom.generator.specification import KernelSpec
 from warploom.tuning import journal as journals
+from warploom.tuning.account import Ended, Progress
+from warploom.tuning.builds import unusable
 from warploom.tuning.fleet.members import Fleet
 from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Journal, Result
 from warploom.tuning.problems import Problem, problems
 from warploom.tuning.replay import NoCompiler, Replay
 from warploom.tuning.search import band
-from warploom.tuning.tuner import Ended, Progress, Tuner, _unusable
+from warploom.tuning.tuner import Tuner
 
 HERE = {name: environment(name) for name in ("gemm", "attention_backward")}
 
@@ -222,7 +224,7 @@ def test_kernels_that_do_not_compile_clean_are_no_candidates(
 def test_an_error_while_building_is_a_compile_error() -> None:
     found: Future[Any] = Future()
     found.set_exception(CompilationError("k", log="error: x", source=""))
-    assert "error: x" in _unusable(found)
+    assert "error: x" in unusable(found)
 
 
 # ---- Time ----------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from warploom.generator.artifact import Artifact
     from warploom.generator.records import Environment
     from warploom.generator.specification import KernelSpec
+    from warploom.tuning.builds import Compiler
     from warploom.tuning.fleet.cluster import Cluster
     from warploom.tuning.fleet.gpus import Joining
     from warploom.tuning.fleet.members import Fleet
     from warploom.tuning.gpu import About, Gpu
     from warploom.tuning.problems import Problem
-    from warploom.tuning.tuner import Compiler
 
 AHEAD = 2  # kernels for each core of a cluster: one that it compiles, one that waits there
 

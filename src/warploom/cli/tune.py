@@ -24,8 +24,9 @@ from warploom.errors import ConfigurationError
 from warploom.generator.configurations import spaces
 
 if TYPE_CHECKING:
+    from warploom.tuning.account import Ended, Progress
     from warploom.tuning.problems import Problem
-    from warploom.tuning.tuner import Ended, Progress, Tuner
+    from warploom.tuning.tuner import Tuner
 
 COLUMNS = ("problem", "us", "default / best", "tried", "failed", "status", "schedule")
 _FILE = click.Path(path_type=Path, dir_okay=False)
