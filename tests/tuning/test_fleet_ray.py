@@ -313,6 +313,7 @@ class Older(actor.Measurer):
     """An actor on a node whose warploom is another version."""
 
     def hello(self) -> actor.Hello:
+        assert "OMP_NUM_THREADS" not in os.environ  # Ray's, of one thread for what measures
         return replace(super().hello(), code="0123")
 
 

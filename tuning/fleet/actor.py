@@ -104,6 +104,7 @@ class Measurer:
     """An actor. `make` is what measures: the GPU's process, or a sweep that is played back."""
 
     def __init__(self, make: Callable[[], Gpu] = gpu_process) -> None:
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray allows who asks for no core only one thread
         self._folder = tempfile.TemporaryDirectory(prefix="warploom-")
         self._store = self._opened(Path(self._folder.name))
         self._gpu = make()
