@@ -29,6 +29,10 @@ def of_family(family: str) -> KernelSpec:
     return next(spec for spec in SPECS.values() if spec.operation.family == family)
 
 
+def headers(spec: KernelSpec) -> str:
+    return nvrtc_headers._parted(render(spec))[0]
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(name: str) -> None:
     artifact = compiled(SPECS[name])
@@ -45,7 +49,10 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(name: str) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_headers_that_were_read_before_make_no_other_kernel(family: str) -> None:
-    spec = of_family(family)
+    first, *others = (spec for spec in SPECS.values() if spec.operation.family == family)
+    compiled(first)  # which is where they are read
+    alike = [one for one in others if headers(one) == headers(first)]
+    spec = min(alike, key=lambda one: len(render(one)))  # takes least time
     found = compiled(spec)
     assert None not in nvrtc_headers._files.values(), "NVRTC takes these headers"
     options = (*find().options(spec.arch), *find().include_options)
