@@ -137,7 +137,9 @@ MUTANTS = {
         wrong=(("outputs[f][i] *= rescale[i / 2];", "outputs[f][i] *= 1;"),), size=8.0
     ),
     "warps are added up without their maxima": Mutant(
-        wrong=(("const float factor = exp2(sums[i].x - reference);", "const float factor = 1;"),),
+        wrong=(
+            ("const float factor = fast_exp2(sums[i].x - reference);", "const float factor = 1;"),
+        ),
         size=4.0,
     ),
     "a block leaves out the last tile of its range": Mutant(
