@@ -382,14 +382,16 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t cho
 }
 
 // e4m3 as bf16: exact. A byte extended by its sign to 16 bits and moved up by 4 has sign, exponent and mantissa
-// where bf16 has them, and means w 2^-120; e4m3's subnormal numbers are bf16's. One multiplication undoes it.
-// (What stands for no number becomes 480.)
-constexpr float kUnit = 1;  // that a code of 1 becomes is 1 / kUnit
+// where bf16 has them, and means w 2^-120; e4m3's subnormal numbers are bf16's. What these are multiplied with is lifted
+// by half of that, so that no product is subnormal, and kUnit is the rest. (What stands for no number becomes 480.)
+constexpr float kLift = 60;  // the exponent of 2
+constexpr float kUnit = 1.152921504606846976e18f;  // 2^60: a lifted product with a code of 1 is 1 / kUnit
+__device__ __forceinline__ uint32_t lifted(uint32_t pair) { return multiply_bf16(pair, 0x5d805d80); }
 
 // Two bytes of a word.
 template <int kLow, int kHigh> __device__ __forceinline__ uint32_t decode(uint32_t word) {
   const uint32_t extended = permute(word, 0, kLow | (kLow + 8) << 4 | kHigh << 8 | (kHigh + 8) << 12);
-  return multiply_bf16((extended << 4) & 0x87f087f0, 0x7b807b80);
+  return (extended << 4) & 0x87f087f0;
 }
 
 // Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
@@ -443,6 +445,11 @@ struct Queries {
         a[step][r + 2] = found.y;
       }
     }
+  }
+
+  __device__ __forceinline__ void lift() {
+    CUTE_UNROLL
+    for (int i = 0; i < kSteps * 4; ++i) a[i / 4][i % 4] = lifted(a[i / 4][i % 4]);
   }
 };
 
@@ -565,7 +572,7 @@ __device__ __forceinline__ void softmax(Scores& scores, Rows& rows, Outputs& out
     for (int i = 0; i < kSlices * 4; ++i) maximum = fmaxf(maximum, scores[i / 4][i / 2 % 2][2 * r + i % 2]);
     maximum = quad_maximum(maximum);
     if (!((maximum - rows.maximum[r]) * exponent > kSlack)) maximum = rows.maximum[r];  // nor where both are -inf
-    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent;
+    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * exponent - kLift;
     rescale[r] = fast_exp2((rows.maximum[r] - reference) * exponent);  // just 1 where it stays
     grew |= maximum != rows.maximum[r];
     rows.maximum[r] = maximum;
@@ -700,7 +707,7 @@ struct Merge {
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(rows.sum[r]);
-      if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum};
+      if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum * (1 / kUnit)};
     }
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
@@ -839,6 +846,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
+    queries.lift();
     Rows rows;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {

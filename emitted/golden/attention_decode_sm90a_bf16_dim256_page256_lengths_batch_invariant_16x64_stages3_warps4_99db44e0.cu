@@ -234,7 +234,7 @@ struct Walk {
   }
 
   // An item is cut by its own length alone: in up to kMostChunks equal chunks of at least kLeastTiles tiles.
-  static constexpr int kLeastTiles = 4, kMostChunks = 16;
+  static constexpr int kLeastTiles = 8, kMostChunks = 16;
   __device__ __forceinline__ static int chunk(int weight) {
     return max(kLeastTiles, (weight + kMostChunks - 1) / kMostChunks);
   }

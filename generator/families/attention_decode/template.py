@@ -19,6 +19,7 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "decode_part": "same" if operation.cache == "same" else f"{operation.cache}_{kind.name}",
         "fragments_part": "same" if operation.cache == "same" else "bytes",
+        "lifted": operation.cache == "e4m3" and kind.name == "bf16",
         "first_key": "start" if operation.starts else "0",
         "bounds_left": operation.mask == "window" or operation.starts,
         "bounds_right": operation.mask != "none",

@@ -8,7 +8,7 @@ from warploom.generator.families.attention_decode.schedule import DecodeSchedule
 from warploom.generator.launches import DeviceLimits
 
 # batch_invariant: the parts of an item have at least so many keys, and there are so many at most.
-LEAST_KEYS, MOST_CHUNKS = 256, 16
+LEAST_KEYS, MOST_CHUNKS = 512, 16
 MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized where no GPU is known
 
 # More blocks than these have at least so many keys each: 2048 keys of 8 heads take 6.3 us by 64,
