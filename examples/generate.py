@@ -6,7 +6,8 @@
     python examples/generate.py --tiny
 
 Both must choose the same tokens. Where they part, the two tokens' logits must be so close that
-rounding of bf16 decides. Exit code 3: they are not.
+rounding of bf16 decides: how far it moves logits there, the model itself tells, beside a copy of it
+in fp32. Exit code 3: they are not.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from llama import device_name, random_llama
 from steps import Steps
 
 WRONG = 3  # the exit code
-ROUNDING = 4 * 2**-8  # of the largest logit: how far bf16 layers move one
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where the tokens of a row differ first: how far apart their logits are, and may be."""
+    """Where the tokens of a row differ first: how far apart their logits are, and may be.
+
+    The logits are those of fp32. Where rounding alone had the two models choose, it moved the two
+    logits towards each other by so much, in one of them; each may have moved by `allowed` / 2.
+    """
 
     row: int
     position: int
@@ -153,18 +157,21 @@ def compare(
     peers: torch.Tensor,
     begin: int,
 ) -> list[Parting]:
-    """Where rows part after the first `begin` tokens, by the logits of `model` there.
+    """Where rows part after the first `begin` tokens, by the logits of `model` there, in fp32.
 
     What follows a row's first difference is another text, and is not compared.
     """
     partings = []
+    exact = None
     length = min(ours.shape[1], peers.shape[1])
     for row, differ in enumerate((ours[:, begin:length] != peers[:, begin:length]).tolist()):
         if True in differ:
             position = begin + differ.index(True)
-            logits = model(ours[row : row + 1, :position]).logits[0, -1].float()
+            exact = exact or copy.deepcopy(model).float()
+            text = ours[row : row + 1, :position]
+            rounded, logits = (some(text).logits[0, -1].float() for some in (model, exact))
             one, other = logits[ours[row, position]], logits[peers[row, position]]
-            allowed = ROUNDING * float(logits.abs().max())
+            allowed = 2 * float((rounded - logits).abs().max())
             partings.append(Parting(row, position, float((one - other).abs()), allowed))
     return partings
 

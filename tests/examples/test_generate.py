@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -66,19 +68,31 @@ def test_a_patch_that_changes_the_tokens_is_told(monkeypatch: pytest.MonkeyPatch
     assert "row 0 parts at token 16" in done.stdout
 
 
+@dataclass
+class Rounding:
+    """A model whose logits of one place lie `difference` apart; another is rounded by 1/32."""
+
+    difference: float
+    seen: list[Any]
+    error: float = 2**-5
+
+    def float(self) -> Rounding:
+        return Rounding(self.difference, [], error=0)
+
+    def __call__(self, text: torch.Tensor) -> SimpleNamespace:
+        self.seen.append(text.tolist())
+        last = [self.error, 4.0, 0.0, 4 - self.difference]
+        return SimpleNamespace(logits=torch.tensor([[[0.0] * 4, last]]))
+
+
 @pytest.mark.parametrize(("difference", "by_rounding"), [(0.06, True), (0.07, False)])
 def test_tokens_may_part_where_rounding_decides(difference: float, by_rounding: bool) -> None:
     """And only the first difference of a row counts: what follows is another text."""
     ours = torch.tensor([[0, 1, 2, 3], [0, 1, 1, 1]])
     peers = torch.tensor([[0, 1, 2, 3], [0, 1, 3, 2]])
-    seen = []
-
-    def model(text: torch.Tensor) -> SimpleNamespace:
-        seen.append(text.tolist())
-        return SimpleNamespace(logits=torch.tensor([[[0.0] * 4, [0.0, 4.0, 0.0, 4 - difference]]]))
-
+    model = Rounding(difference, [])
     (found,) = generate.compare(model, ours, peers, begin=1)
-    assert (found.row, found.position, seen) == (1, 2, [[[0, 1]]])
+    assert (found.row, found.position, model.seen) == (1, 2, [[[0, 1]]])
     assert found.by_rounding == by_rounding
 
 
