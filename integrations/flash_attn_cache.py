@@ -15,7 +15,7 @@ from warploom.errors import ProblemError
 from warploom.integrations.flash_attn_call import Options, Window, named_tensor
 from warploom.integrations.flash_attn_pages import Cache, Pair, Rotary
 from warploom.runtime.families.attention_decode.api import attention_decode
-from warploom.runtime.families.attention_decode.extents import DIMS, ROWS
+from warploom.runtime.families.attention_decode.extents import DIMS, ROWS, fits
 from warploom.runtime.families.attention_forward.api import attention
 from warploom.runtime.tensors import shown
 
@@ -85,13 +85,15 @@ def flash_attn_with_kvcache(
 
 def _is_short(q: torch.Tensor, cache: Cache) -> bool:
     """Whether `attention_decode` takes the call; ProblemError where neither function does."""
-    rows, group = q.shape[1], q.shape[2] // max(1, cache.k.shape[1])
-    if rows * group <= ROWS and q.shape[3] in DIMS:
+    _, rows, heads, dim = q.shape
+    kv_heads = cache.k.shape[1]
+    if fits(heads, kv_heads, rows, dim):
         return True
     if cache.table is None:
         return False
     raise ProblemError(
-        f"{cache.said} with {rows} rows of {group} heads that share keys, dim {q.shape[3]}",
+        f"{cache.said} with {rows} rows of {heads // max(1, kv_heads)} heads that share keys, "
+        f"dim {dim}",
         rule=f"rows times heads that share keys must be at most {ROWS}, and dim one of "
         f"{', '.join(map(str, DIMS))}",
         fix="pass q in parts, each with the cache_seqlens that it ends at; or a cache in one "

@@ -14,7 +14,7 @@ from warploom.integrations.bounds import Bounds, Pattern
 from warploom.integrations.devices import unserved
 from warploom.integrations.torch_attention import Arguments
 from warploom.runtime.families.attention_decode import api
-from warploom.runtime.families.attention_decode.extents import DIMS, ROWS
+from warploom.runtime.families.attention_decode.extents import DIMS, ROWS, fits
 
 TYPES = (torch.float16, torch.bfloat16)
 
@@ -68,10 +68,11 @@ def refusal(call: Arguments) -> str | None:
     query, key, value = call.query, call.key, call.value
     if query.dtype not in TYPES or not query.dtype == key.dtype == value.dtype:
         return f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: not fp16 or bf16"
-    if key.shape != value.shape or query.shape[3] not in DIMS:
-        return f"heads have {query.shape[3]} and {value.shape[3]} elements, not one of {DIMS}"
-    if query.shape[1] // max(1, key.shape[1]) * query.shape[2] > ROWS:
-        return f"more than {ROWS} rows of heads share keys"
+    _, heads, rows, dim = query.shape
+    if key.shape != value.shape:
+        return f"key is {list(key.shape)}, value {list(value.shape)}"
+    if not fits(heads, key.shape[1], rows, dim):
+        return f"heads have {dim} elements, not one of {DIMS}, or more than {ROWS} rows share keys"
     if torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)):
         return "steps of generation have no gradient"
     return None

@@ -126,6 +126,11 @@ def _check_ranks(call: Arguments, keys: Keys, *, packed: bool) -> None:
         )
 
 
+def fits(heads: int, kv_heads: int, seq_q: int, dim: int) -> bool:
+    """Whether kernels have so many rows of so many columns."""
+    return dim in DIMS and heads // max(1, kv_heads) * seq_q <= ROWS
+
+
 def _check_heads(heads: int, kv_heads: int, dim: int, seq_q: int) -> None:
     if heads and (kv_heads == 0 or heads % kv_heads):
         raise ProblemError(
@@ -134,6 +139,8 @@ def _check_heads(heads: int, kv_heads: int, dim: int, seq_q: int) -> None:
             fix="consecutive heads of q share one of k and v; of pages whose heads come after "
             "their rows, pass .transpose(1, 2)",
         )
+    if fits(heads, kv_heads, seq_q, dim):
+        return
     if dim not in DIMS:
         raise ProblemError(
             f"dim {dim}",
@@ -141,10 +148,9 @@ def _check_heads(heads: int, kv_heads: int, dim: int, seq_q: int) -> None:
             fix="warploom.attention takes any multiple of 8, of keys that are not paged",
         )
     group = heads // max(1, kv_heads)
-    if group * seq_q > ROWS:
-        raise ProblemError(
-            f"{seq_q} query rows of {group} heads that share keys: {group * seq_q}",
-            rule=f"rows times heads that share keys must be at most {ROWS}",
-            fix="pass the queries in parts, each with the lengths that it ends at, or use "
-            "warploom.attention, which is faster for many rows",
-        )
+    raise ProblemError(
+        f"{seq_q} query rows of {group} heads that share keys: {group * seq_q}",
+        rule=f"rows times heads that share keys must be at most {ROWS}",
+        fix="pass the queries in parts, each with the lengths that it ends at, or use "
+        "warploom.attention, which is faster for many rows",
+    )

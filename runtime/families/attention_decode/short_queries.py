@@ -11,7 +11,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operands import Strides
 from warploom.runtime.families._attention.problem import Extents
-from warploom.runtime.families.attention_decode.extents import DIMS, ROWS
+from warploom.runtime.families.attention_decode.extents import fits
 
 FEW = 64  # rows of 128 columns of all heads that share keys: more of them fill a tile
 # As many keys for each of these rows, and so many at least, are worth splitting: where heads share
@@ -24,8 +24,7 @@ def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
     """Whether a decode kernel computes an attention: where it is the faster, or is asked for."""
     legal = (
         not sizes.packed
-        and sizes.dim in DIMS
-        and sizes.sharing * sizes.seq_q <= ROWS
+        and fits(sizes.heads, sizes.kv_heads, sizes.seq_q, sizes.dim)
         and (band.bottom_right or band.mask == "none")
     )
     if spec is not None:
