@@ -37,7 +37,7 @@ def launches(spec: DecodeSpec, problem: DecodeProblem, device: DeviceLimits) -> 
     return [
         Launch(
             entry=spec.name,
-            grid=work.blocks(spec.schedule, problem, device),
+            grid=work.blocks(spec.schedule, problem, device.multiprocessors),
             block=spec.schedule.threads,
             cluster=1,
             shared_bytes=at.layout.shared_bytes,

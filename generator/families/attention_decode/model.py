@@ -35,7 +35,7 @@ def seconds(
     items, tiles = work.items(schedule, shape), work.tiles(schedule, shape)
     if not items:
         return constants["launch"]
-    blocks = min(multiprocessors * schedule.blocks, work.most_blocks(schedule, shape))
+    blocks = work.blocks(schedule, shape, multiprocessors)
     decoding = 1 if operation.cache == "same" else 1 + constants["decoded"]
     row_bytes = 2 * operation.dim * operation.kv.bytes  # of k and v
     memory = tiles * schedule.keys * row_bytes * decoding / constants["bandwidth"]

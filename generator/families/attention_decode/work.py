@@ -5,7 +5,6 @@ from __future__ import annotations
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule
-from warploom.generator.launches import DeviceLimits
 
 # batch_invariant: the parts of an item have at least so many keys, and there are so many at most.
 LEAST_KEYS, MOST_CHUNKS = 512, 16
@@ -14,6 +13,9 @@ MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized wh
 # More blocks than these have at least so many keys each: 2048 keys of 8 heads take 6.3 us by 64,
 # and 7.0 by 128 (H200).
 FEW_BLOCKS, KEYS_OF_BLOCK = 64, 256
+
+# One sequence of 32768 keys of 8 heads takes 34.5 us by 128 blocks, and 36.0 by 132 (H200).
+SHARING, NEARLY_ALL = 8, 16  # blocks of an item at least; of so many one may be left out
 
 Extents = DecodeProblem | DecodeShape  # of which the work of a call is a function
 
@@ -40,9 +42,17 @@ def most_blocks(schedule: DecodeSchedule, problem: Extents) -> int:
     return min(MOST_BLOCKS * schedule.blocks, count, worth_it)
 
 
-def blocks(schedule: DecodeSchedule, problem: DecodeProblem, device: DeviceLimits) -> int:
-    """Blocks of the launch: those that run at a time, or fewer where there is less to do."""
-    return min(device.multiprocessors * schedule.blocks, most_blocks(schedule, problem))
+def blocks(schedule: DecodeSchedule, problem: Extents, multiprocessors: int) -> int:
+    """Blocks of the launch: those that run at a time, or fewer where there is less to do.
+
+    Nearly all of them, where many share each of few items: as many for each, so that none has parts
+    of two.
+    """
+    count = min(multiprocessors * schedule.blocks, most_blocks(schedule, problem))
+    shared = items(schedule, problem)
+    over = count % max(1, shared)
+    even = SHARING * shared <= count and over * NEARLY_ALL <= count
+    return count - over if even else count
 
 
 def least_tiles(schedule: DecodeSchedule) -> int:

@@ -139,6 +139,18 @@ def test_there_are_no_more_blocks_than_tiles_nor_many_of_few_keys() -> None:
         assert launch.grid == blocks and launch.early
 
 
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "blocks"),
+    [(1, 8, 128), (2, 8, 128), (1, 12, 132), (1, 15, 132), (8, 8, 132), (64, 8, 132)],
+)
+def test_many_blocks_that_share_few_items_share_them_evenly(
+    batch: int, kv_heads: int, blocks: int
+) -> None:
+    """Of 132; unless that takes many of them away."""
+    shape = DecodeShape(batch, 8 * kv_heads, kv_heads, 1, 32768)
+    assert work.blocks(spec().schedule, shape, 132) == blocks
+
+
 def test_workspaces_have_room_for_two_parts_of_every_block() -> None:
     call = {"lengths": [9000], "heads": 8, "kv_heads": 2, "seq_q": 1, "seq_k": 9000}
     whole, cut = spec(), spec(batch_invariant=True)
