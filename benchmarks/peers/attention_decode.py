@@ -89,7 +89,7 @@ FAMILY = Decoding(
     name="attention_decode",
     groups={
         "decode": Group("{kind}", partial(cases, "bf16"), "{kind}"),
-        "e4m3": Group("{kind}", partial(cases, "e4m3"), "{kind}"),
+        "e4m3": Group("{kind}", partial(cases, "e4m3")),
         "replayed": Group("{kind}, one graph for all lengths", graphs, listed=True),
     },
     grid=("decode", "e4m3"),
@@ -104,7 +104,16 @@ FAMILY = Decoding(
         "flashinfer": "FlashInfer",
         "xqa": "XQA",
     },
+    called={
+        f"{peer}, {what}": f"{peer} ({what})"
+        for peer, what in (
+            ("cuDNN", "heads as rows"),
+            ("FlashAttention-2", "heads as rows"),
+            ("FlashAttention-3", "pages of 64"),
+        )
+    },
     absences={
+        "libtvm_ffi_testing": "not installed in that run",
         "begins at the top left": "torch has no such mask",
         "is not that of a group's heads": "one row a sequence only",
         "has no causal mask": "one row a sequence only",
