@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import attention_mutants
@@ -18,6 +19,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import kept
 from warploom.runtime.launch_plan import LaunchPlan
 
+ROOM = LaunchPlan._room
 SCHEDULE = {"rows": 16, "keys": 64, "warps": 4, "stages": 2}
 PLAIN = cases.spec(cases.operation(), **SCHEDULE)
 SLOPING = cases.spec(cases.operation(mask="causal"), **SCHEDULE)
@@ -69,7 +71,7 @@ def _verify_chain(made: arena.Call, clock: Clock) -> None:
     """Assert that launches behind each other attend with the result of the one before."""
     keywords = {**made.keywords, "spec": made.spec, "scale": 4.0}
     values = [made.q.view.clone(), *(torch.empty_like(made.q.view) for _ in range(4))]
-    with clock():
+    with clock(), unpoisoned():  # nothing but the launches may be on the stream
         spare = torch.empty_like(values[0])
         warploom.attention_decode(*made.tensors, out=spare, **keywords)  # planned by now
         for one in values[1:]:
@@ -199,12 +201,21 @@ MUTANTS = {
 
 def poison_workspaces() -> None:
     """What a launch finds in its workspaces is NaN: a part that was not left is seen."""
-    room = LaunchPlan._room
 
     def full(plan: LaunchPlan, stream: int) -> torch.Tensor:
-        return room(plan, stream).fill_(255)
+        return ROOM(plan, stream).fill_(255)
 
     LaunchPlan._room = full  # type: ignore[method-assign]
+
+
+@contextmanager
+def unpoisoned() -> Iterator[None]:
+    """Without that: what fills a workspace keeps launches apart that may overlap."""
+    found, LaunchPlan._room = LaunchPlan._room, ROOM  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LaunchPlan._room = found  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
