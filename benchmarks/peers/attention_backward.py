@@ -91,7 +91,7 @@ def _groups() -> Iterator[tuple[str, Group]]:
     for name in GRID:
         yield name, Group(TITLES[name], partial(cases, (name,), False), DIMENSION)
     title = "{kind}, deterministic"
-    yield "deterministic", Group(title, partial(cases, GRID, True), title)
+    yield "deterministic", Group(title, partial(cases, GRID, True))
     for name in (name for name in GROUPS if name not in GRID):
         title = TITLES[name]
         yield name, Group(title, partial(cases, (name,), False))
