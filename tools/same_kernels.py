@@ -39,6 +39,7 @@ def _modules() -> tuple[Any, ...]:
     return tuple(map(importlib.import_module, names))
 
 
+@cache
 def defined(name: str, module: str = "") -> Any:
     """Return what the generator defines as `name`, in a module whose name ends in `module`."""
     for found in _modules():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import get_args, get_type_hints
 
 import pytest
@@ -49,6 +50,7 @@ def sample(specs: SearchStrategy[KernelSpec], size: int) -> list[KernelSpec]:
     return chosen
 
 
+@cache
 def words(spec: KernelSpec) -> set[str]:
     """What a spec says, defaults too: a sample by what is unusual would be of the edges alone."""
     return {*full(spec.operation).split("_"), *full(spec.schedule).split("_")}
