@@ -180,4 +180,5 @@ def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
         "template <class T> T counted(void* at) { stored(at); return reinterpret_cast<T>(at); }"
     )
     stubs = (STUBS.replace("cutlass::bfloat16_t;", "uint16_t;"), STRUCT, FRAGMENT_STUBS, counted)
-    run("\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text())), tmp_path)
+    text = "\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text()))
+    run(text, tmp_path, more=("functional",))
