@@ -368,13 +368,13 @@ def sampler(calls):
         return time.perf_counter() - begin
     return sample
 
-made = worker.Worker
-worker.Worker = lambda say: made(
-    say, "cpu", sampler, settle=lambda: None, fetch=lambda spec: None
-)
 worker.about = lambda: {"gpu": "NVIDIA H200", "multiprocessors": 132}
 worker.warm = lambda: None
-worker.serve()
+worker.serve(
+    lambda say: worker.Worker(
+        say, "cpu", sampler, settle=lambda: None, fetch=lambda spec: None
+    )
+)
 """
 
 

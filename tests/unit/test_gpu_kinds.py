@@ -178,6 +178,6 @@ def test_only_the_tables_say_what_a_gpu_or_an_architecture_is() -> None:
         for path in sorted((ROOT / room).rglob("*.py"))
         if str(path.relative_to(ROOT)) not in tables
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if written.search(line)
+        if written.search(line.partition("# ")[0])  # comments may tell what was measured
     ]
     assert found == []

@@ -1,10 +1,10 @@
-// attention_decode_sm90a_bf16_dim128_cache_e4m3_scales_head_page64_lengths_16x256_stages3_57e53bef
+// attention_decode_sm90a_bf16_dim128_cache_e4m3_scales_head_page64_lengths_16x256_stages3_warps4_bb41e6d9
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q bf16 fixed, k and v e4m3 in pages of 64, scales of each head, head dimension 128
 //   mask none, lengths
-//   16 rows of q by 256 keys, 8 warps of 16 rows, 3 stages, 1 to a multiprocessor
-// Digest 57e53bef69319a1257e65547dec09912024854e075a885d62719243282a0f28d; `warploom show` prints this file.
+//   16 rows of q by 256 keys, 4 warps of 16 rows, 3 stages, 1 to a multiprocessor
+// Digest bb41e6d9298368bd1c39c5e54fe06f5c8f79cfcae0870bf671383e0b97557ec6; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -29,7 +29,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 using Element = cutlass::bfloat16_t;
 constexpr int kDim = 128, kKvBytes = 1, kRowBytes = kDim * kKvBytes;
 constexpr int kRows = 16, kKeys = 256;  // of a tile: rows of q, and of k and v
-constexpr int kWarps = 8, kThreads = 288;  // that multiply; the last warp loads
+constexpr int kWarps = 4, kThreads = 160;  // that multiply; the last warp loads
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
 constexpr int kStages = 3;
@@ -290,7 +290,7 @@ struct Tile {
     return (from ^ read % kOfPiece * 32) + read / kOfPiece * kPieceBytes;
   }
 };
-constexpr int kMerged = 64;  // columns of o that warps leave for each other at a time
+constexpr int kMerged = 128;  // columns of o that warps leave for each other at a time
 // Columns of a row lie in eights, which change places from row to row: no two rows' meet in the same banks.
 __device__ __forceinline__ constexpr int merged_column(int row, int column) { return column ^ row % 4 * 8; }
 
@@ -302,7 +302,7 @@ struct SharedStorage {
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= 231520);
+static_assert(sizeof(SharedStorage) <= 231008);
 
 // ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
 constexpr int kPage = 64;
@@ -884,7 +884,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_decode_sm90a_bf16_dim128_cache_e4m3_scales_head_page64_lengths_16x256_stages3_57e53bef(const __grid_constant__ Parameters p) {
+    attention_decode_sm90a_bf16_dim128_cache_e4m3_scales_head_page64_lengths_16x256_stages3_warps4_bb41e6d9(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
