@@ -22,6 +22,7 @@ import torch
 from warploom.errors import WarploomError
 from warploom.generator.gpus import DEFAULT, GpuKind, kind
 from warploom.generator.records_file import replace_file
+from warploom.printable import first_line
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 from warploom.runtime.trial import buffer_sets, uncollected
 
@@ -146,7 +147,7 @@ def compete(
             except torch.AcceleratorError:  # the process can use its GPU no more
                 raise
             except (RuntimeError, AttributeError, ValueError, WarploomError) as error:
-                absent[contender.name] = (str(error) or type(error).__name__).splitlines()[0]
+                absent[contender.name] = first_line(error)
     timings = interleave(samplers, rounds=rounds, discarded=discarded)
     entries: dict[str, Entry] = {}
     for contender in contenders:

@@ -21,6 +21,7 @@ from warploom.errors import DeviceError, ToolchainError
 from warploom.generator.build import build_many
 from warploom.generator.specification import parse_name
 from warploom.generator.toolchain import find
+from warploom.printable import first_line
 from warploom.tuning import worker
 from warploom.tuning.fleet.actor import SOURCES, digest
 from warploom.tuning.worker import GpuLost
@@ -79,7 +80,7 @@ class Worker(worker.Worker):
             cell = self._cell(**request["cell"])
         except Exception as error:  # whatever a contender does, the next cell has a new process
             traceback.print_exc()
-            raise GpuLost((str(error) or type(error).__name__).splitlines()[0]) from error
+            raise GpuLost(first_line(error)) from error
         return {"cell": cell.as_json(), "state": machine.state()}
 
     def _cell(self, names: Sequence[str], asked: Mapping[str, Any], place: int, name: str) -> Cell:

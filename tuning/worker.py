@@ -28,6 +28,7 @@ from warploom.generator.architectures import products, served
 from warploom.generator.families import names
 from warploom.generator.records import restore_operation, restore_shape
 from warploom.generator.specification import KernelSpec, parse_name
+from warploom.printable import first_line
 from warploom.runtime import driver
 from warploom.runtime import kernel as kernels
 from warploom.runtime.alone import alone
@@ -105,14 +106,14 @@ class Worker:
             sampler = self.sampler(trial.calls(spec))
             self._synchronise()
         except torch.AcceleratorError as error:
-            raise GpuLost(_first_line(error)) from error
+            raise GpuLost(first_line(error)) from error
         except CompilationError as error:
             return Result(spec.schedule, "compile error", reason=str(error)), None
         except (DeviceError, torch.OutOfMemoryError) as error:
             self._require_context(error)
-            return Result(spec.schedule, "launch error", reason=_first_line(error)), None
+            return Result(spec.schedule, "launch error", reason=first_line(error)), None
         except (WarploomError, RuntimeError) as error:
-            return Result(spec.schedule, "launch error", reason=_first_line(error)), None
+            return Result(spec.schedule, "launch error", reason=first_line(error)), None
         return Result(spec.schedule, "correct"), sampler
 
     def _timed(
@@ -132,7 +133,7 @@ class Worker:
         try:
             return interleave(told, rounds=DISCARDED + rounds, discarded=DISCARDED)
         except torch.AcceleratorError as error:
-            raise GpuLost(_first_line(error)) from error
+            raise GpuLost(first_line(error)) from error
 
     def _told(self, name: str, sample: Sampler) -> float:
         self.say({"trying": name})
@@ -147,7 +148,7 @@ class Worker:
         try:
             self._synchronise()
         except (torch.AcceleratorError, RuntimeError):
-            raise GpuLost(_first_line(error)) from error
+            raise GpuLost(first_line(error)) from error
 
 
 def unsteady(anchor: Timing) -> bool:
@@ -163,10 +164,6 @@ def _result(verified: Result, timings: Mapping[str, Timing], name: str, *, noisy
     ratios = Timing(tuple(x / y for x, y in zip(own.rounds, anchor.rounds, strict=True)))
     spread = own.spread if own is anchor else ratios.spread
     return replace(verified, seconds=own.median, spread=spread, relative=ratios.median, noisy=noisy)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 # ---- The process ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Protocol, TypeVar
 
 from warploom.generator.specification import KernelSpec
+from warploom.printable import first_line
 from warploom.runtime.measure import Call, Timing
 
 TIE = 0.02  # of its time, within which the present kernel stays
@@ -123,7 +124,7 @@ class Contest:
                 (taken,), spent = self.stage.lap([Turn(calls[0], PAUSE[0])])
                 self.spent += spent
         except Exception as error:
-            self.failed[spec] = (str(error) or type(error).__name__).splitlines()[0]
+            self.failed[spec] = first_line(error)
             return
         if taken < SHORT:  # the other sets' launches are bound to their addresses, too
             for call in calls[1:]:

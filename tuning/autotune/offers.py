@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from warploom.errors import WarploomError
+from warploom.printable import first_line
 from warploom.runtime.decision import Choice
 from warploom.runtime.launch_plan import plan_launches
 from warploom.runtime.plan import Plan
@@ -88,7 +89,7 @@ class Offers:
         except NotMeasured as error:
             outcome = str(error)
         except Exception as error:
-            outcome = (str(error) or type(error).__name__).splitlines()[0]
+            outcome = first_line(error)
             logger.warning("autotune: %s: %s", problem, outcome)
         self._activity.tell(self._take, problem, outcome, time.monotonic() - began)
 

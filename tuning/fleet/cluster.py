@@ -7,7 +7,6 @@ found is known to this process alone. The rooms of this folder alone import ray.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 from warploom.errors import CompilationError, ConfigurationError, DeviceError, ToolchainError
 from warploom.generator.artifact import Artifact
 from warploom.generator.toolchain import find
+from warploom.printable import first_line, last_line
 from warploom.tuning.fleet.actor import NotHere, Sent, compiled
 
 LOCAL, AUTO = "local", "auto"  # in place of an address: this host alone, the cluster it is part of
@@ -164,19 +164,3 @@ def avoiding(nodes: Iterable[str]) -> dict[str, Any]:
     """Options of an actor or a task that must not run on some nodes."""
     listed = ",".join(sorted(nodes))
     return {"label_selector": {"ray.io/node-id": f"!in({listed})"}} if listed else {}
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, without the pages that Ray adds."""
-    return _lines(error)[0]
-
-
-def last_line(error: BaseException) -> str:
-    """Why an actor or a task was lost, which Ray says last, below its own circumstances."""
-    return _lines(error)[-1]
-
-
-def _lines(error: BaseException) -> list[str]:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    return lines or [type(error).__name__]

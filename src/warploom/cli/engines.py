@@ -57,13 +57,17 @@ class Engines:
         problems: Sequence[Problem],
         here: Mapping[str, Environment],
         say: Callable[[str], None],
-        **options: Any,
+        *,
+        about: About | None = None,
+        hanging: float | None = None,
+        confirms: bool = True,
     ) -> Fleet:
-        """The GPUs of a run over `problems`; those of a cluster are examined, and confirm.
+        """The GPUs of a run over `problems`; those of a cluster are examined.
 
-        `options` are those of a cluster's Fleet.
+        Of a cluster: what its GPUs must be `about`, the seconds after which one is `hanging`, and
+        whether a second one `confirms` finalists.
         """
-        from warploom.tuning.fleet.members import FAILURES, Fleet
+        from warploom.tuning.fleet.members import FAILURES, HANGING, Fleet
         from warploom.tuning.searches import anchor
 
         if self.joining is None:
@@ -71,15 +75,16 @@ class Engines:
         examined = anchor(problems, here)
         if examined is not None:
             self.compiler.submit(examined.specs[0]).result()
-        usual: dict[str, Any] = {"about": self.about, "confirms": True}
         return Fleet(
-            gpus=self.gpus,
+            about or self.about,
+            self.gpus,
             joining=self.joining,
             failures=FAILURES,
             anchor=examined,
             say=say,
             retired=self.joining.retire,
-            **usual | options,
+            hanging=HANGING if hanging is None else hanging,
+            confirms=confirms,
         )
 
 
