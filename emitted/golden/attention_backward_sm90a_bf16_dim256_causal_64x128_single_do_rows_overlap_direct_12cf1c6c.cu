@@ -450,7 +450,7 @@ template <class Take> __device__ __forceinline__ void unpack(const float4* sums,
   take(row + 8, fragment * 8, values[1]);
 }
 
-__device__ __forceinline__ float exp2(float x) {
+__device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -529,7 +529,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const float low = exp2(x * c.scaling.exponent - lse.x), high = exp2(y * c.scaling.exponent - lse.y);
+      const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = steepen(low, x);
       y = steepen(high, y);

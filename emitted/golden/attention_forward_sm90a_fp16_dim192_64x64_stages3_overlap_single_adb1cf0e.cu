@@ -232,12 +232,12 @@ struct Scaling {
 
 // The softmax by rows, in base 2.
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
-__device__ __forceinline__ float exp2(float x) {
+__device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float log2(float x) {
+__device__ __forceinline__ float fast_log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -288,14 +288,14 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
     const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
-    rows.rescale[r] = kFirst ? 1 : exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
-      x = exp2(x * scale - shift);
-      y = exp2(y * scale - shift);
+      x = fast_exp2(x * scale - shift);
+      y = fast_exp2(y * scale - shift);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
@@ -573,7 +573,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const bool exists = row < sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL
