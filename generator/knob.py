@@ -72,12 +72,12 @@ def knob(
     later        it joins a class whose kernels have names already: at its default, which is frozen
                  with this, it is no part of the identity, and digests, names, store keys and
                  records stay what they were. A truth value is false there, as names without the
-                 word say
+                 word say. It is given by name, since positions stay what they were, too
     """
     if later and (default is MISSING or default is True):
         raise TypeError(f"default {default!r} of a later field: must be what older names mean")
     said = Knob(doc, name, after, least, most, auto, detail, follows, later)
-    return field(default=default, metadata={_KNOB: said})
+    return field(default=default, kw_only=later, metadata={_KNOB: said})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(knob,))

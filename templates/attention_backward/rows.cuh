@@ -6,7 +6,14 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
+{% if operation.sinks != "none" %}
+{% include "attention_backward/sinks.cuh" %}
+
+// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq; what the tile's
+// rows add to the gradient of its head's sink.
+{% else %}
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
+{% endif %}
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     {{ spec.name }}_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
@@ -16,7 +23,16 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 {% endif %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
+{% if operation.sinks == "none" %}
   if (at.row >= rows) return;
+{% else %}
+  const float sink = float(p.sinks[at.head]) * kLog2E;
+  float sink_sum = 0;
+  if (at.row >= rows) {
+    if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = 0;
+    return;
+  }
+{% endif %}
   const int column = threadIdx.x % kRowLanes * 8;
   float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
   CUTE_UNROLL
@@ -43,17 +59,31 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       }
       statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
       statistics[kQTile + i] = delta;
+{% if operation.sinks != "none" %}
+      if (lse < infinity && lse > -infinity{{ " && is_of_a_sequence(p, at, row)" if operation.lengths == "packed" }})
+        sink_sum -= fast_exp2(sink - lse * kLog2E) * delta;
+{% endif %}
     }
   }
+{% if operation.sinks != "none" %}
+  sink_sum = sum_of_block(sink_sum);
+  if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = sink_sum;
+{% endif %}
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};
 }
 
 // dq in 16 bits, by rows: scale times the sums.
+{% if operation.sinks != "none" %}
+// One block for each head sums the gradient of its sink.
+{% endif %}
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     {{ spec.name }}_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+{% if operation.sinks != "none" %}
+  sum_sinks(p);
+{% endif %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;

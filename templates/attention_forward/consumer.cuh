@@ -92,6 +92,9 @@ __device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, u
 
 // Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
 // being read. A row that attends to nothing has sum 0: o 0, lse -inf.
+{% if operation.sinks != "none" %}
+// Its head's sink is one score more, which has no value.
+{% endif %}
 __device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
                                       const Rows& rows) {
   const Sequence& sequence = work.sequence;
@@ -100,9 +103,19 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
   for (int r = 0; r < 2; ++r) {
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
+{% if operation.sinks == "none" %}
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0)
       c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
+{% else %}
+    const float sink = float(c.p.sinks[work.head]) * kLog2E, maximum = rows.maximum[r] * c.scaling.exponent;
+    const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
+    const float factor = fast_exp2(maximum - reference);
+    const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
+    const float inverse = sum == 0 ? 0 : __fdividef(factor, sum);
+    if (exists && lane == 0)
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (reference + fast_log2(sum)) * kLn2;
+{% endif %}
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL

@@ -25,6 +25,12 @@ class Operation:
         default="fixed",
         doc="fixed: every sequence is seq_q by seq_k; packed: cu_seqlens_q and cu_seqlens_k say",
     )
+    sinks: Literal["none", "same", "fp32"] = knob(
+        default="none",
+        name="sinks_{}",
+        later=True,
+        doc="a score of each query head that counts in the sum, with no value; same: of q's type",
+    )
 
     @property
     def family(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from warploom.generator.elements import element
 from warploom.generator.families._attention.launch import AtLaunch
+from warploom.generator.families._attention.operation import Operation
 from warploom.generator.parameters import Field, int32, pointer, scalar
 
 Attention = Field[AtLaunch]
@@ -26,6 +28,15 @@ SHARING: Attention = int32(
 )
 SCALE = scalar("scale", "of the products")
 SOFTCAP = scalar("softcap", "that no score gets beyond")
+
+
+def further(operation: Operation) -> list[Attention]:
+    """The tensors beside q, k and v that scores or their sums depend on."""
+    fields: list[Attention] = []
+    if operation.sinks != "none":
+        kind = element("fp32" if operation.sinks == "fp32" else operation.element).cpp
+        fields.append(pointer("sinks", f"const {kind}", "[heads]"))
+    return fields
 
 
 def lengths(*, packed: bool) -> tuple[Attention, ...]:

@@ -37,10 +37,10 @@ def launches(
     """Three launches, in order. No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, do, lse and dlse (fp32, contiguous; dlse is null where lse has no
-    gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), and the
-    workspaces. The gradients of packed rows that are of no sequence become 0. The host scalars are
-    `scale` and, where the kernel has one, `softcap`: both must be positive. Raises ProblemError for
-    extents beyond 32 bits.
+    gradient), dq, dk, dv, for packed lengths cu_seqlens_q and cu_seqlens_k (int32), where the
+    kernel has them sinks and dsinks, and the workspaces. The gradients of packed rows that are of
+    no sequence become 0. The host scalars are `scale` and, where the kernel has one, `softcap`:
+    both must be positive. Raises ProblemError for extents beyond 32 bits.
     """
     at = AtLaunch(spec, problem, device)
     limits.refuse_beyond(_counted(at))
@@ -80,4 +80,6 @@ def workspaces(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -
             Workspace("turns", 4 * tiles * layout.parts),
             Workspace("counter", 4),
         ]
+    if operation.sinks != "none":
+        found.append(Workspace("sink_sums", 4 * tiles))
     return found

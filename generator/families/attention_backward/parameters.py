@@ -12,6 +12,7 @@ from warploom.generator.families._attention.parameters import (
     SHARING,
     SOFTCAP,
     bounds,
+    further,
     lengths,
 )
 from warploom.generator.families.attention_backward.layout import (
@@ -153,6 +154,13 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         fields += _rows(name)
     if operation.deterministic:
         fields += _ORDERED
+    fields += further(operation)
+    if operation.sinks != "none":
+        dsinks = fields[-1].cpp.removeprefix("const ")
+        fields += [
+            pointer("dsinks", dsinks, "the gradient of sinks"),
+            pointer("sink_sums", "float", "[head, q tile]: what its rows add to dsinks"),
+        ]
     if operation.softcap:
         fields.append(SOFTCAP)
     return block([*fields, *bounds(operation.mask, packed=packed)])

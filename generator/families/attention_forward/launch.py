@@ -24,8 +24,9 @@ def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimit
     """One launch. No extent may be 0: no tensor map describes an empty tensor.
 
     Tensors are named q, k, v, o, lse (fp32, contiguous), for packed lengths cu_seqlens_q and
-    cu_seqlens_k (int32), and the workspaces. The host scalars are `scale` and, where the kernel
-    has one, `softcap`: both must be positive. Raises ProblemError for extents beyond 32 bits.
+    cu_seqlens_k (int32), where the kernel has them sinks, and the workspaces. The host scalars are
+    `scale` and, where the kernel has one, `softcap`: both must be positive. Raises ProblemError for
+    extents beyond 32 bits.
     """
     at, schedule = AtLaunch(spec, problem, device), spec.schedule
     limits.refuse_beyond(_counted(at))

@@ -11,6 +11,7 @@ from warploom.generator.families._attention.parameters import (
     SHARING,
     SOFTCAP,
     bounds,
+    further,
     lengths,
 )
 from warploom.generator.families._attention.problem import AttentionProblem
@@ -99,6 +100,7 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
         pointer("o", element(operation.element).cpp, "as q, but for its strides"),
         *lengths(packed=packed),
         *_EVERY,
+        *further(operation),
     ]
     if operation.softcap:
         fields.append(SOFTCAP)

@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.problem import Extents
+from warploom.runtime.families._attention.problem import Arguments, Extents
 
 Operation = AttentionOperation | AttentionBackwardOperation
+Fields = Mapping[str, Any]  # of an operation, by name
+NOTHING: Fields = MappingProxyType({})
 
 
-def operation(element: str, sizes: Extents, band: Band, *, softcap: bool) -> AttentionOperation:
-    """The operation that computes a call with the least work."""
+def of_further(call: Arguments) -> Fields:
+    """The fields of an operation that a call's further tensors decide."""
+    found: dict[str, Any] = {}
+    if call.sinks is not None:
+        found["sinks"] = "same" if call.sinks.dtype == call.q.dtype else "fp32"
+    return found
+
+
+def of_gradients(further: Fields, wanted: tuple[str, ...]) -> Fields:
+    """The fields of the operation of gradients, of those of a call, `wanted` further ones too."""
+    # Sinks have their share in the log-sum-exp, and are asked for their own gradient alone.
+    return {name: kind for name, kind in further.items() if name != "sinks" or name in wanted}
+
+
+def operation(
+    element: str, sizes: Extents, band: Band, *, softcap: bool, further: Fields = NOTHING
+) -> AttentionOperation:
+    """The operation that computes a call with the least work; `of_further` has some fields."""
     return AttentionOperation(
         element=element,  # type: ignore[arg-type]
         dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
         mask=band.mask,
         softcap=softcap,
         lengths="packed" if sizes.packed else "fixed",
+        **further,
     )
 
 
 def backward_operation(
-    element: str, sizes: Extents, band: Band, *, softcap: bool, deterministic: bool
+    element: str,
+    sizes: Extents,
+    band: Band,
+    *,
+    softcap: bool,
+    deterministic: bool,
+    further: Fields = NOTHING,
 ) -> AttentionBackwardOperation:
-    """The operation that computes the gradients of a call with the least work."""
+    """The operation that computes gradients with the least work; `of_gradients` has some fields."""
     return AttentionBackwardOperation(
         element=element,  # type: ignore[arg-type]
         dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
@@ -33,6 +62,7 @@ def backward_operation(
         softcap=softcap,
         lengths="packed" if sizes.packed else "fixed",
         deterministic=deterministic,
+        **further,
     )
 
 

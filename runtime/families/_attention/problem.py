@@ -40,6 +40,7 @@ class Keywords(TypedDict, total=False):
     spec: KernelSpec | str | None
     deterministic: bool | None
     backward_spec: KernelSpec | str | None
+    sinks: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Arguments:
     spec: KernelSpec | str | None = None
     deterministic: bool | None = None
     backward_spec: KernelSpec | str | None = None
+    sinks: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """A softcap of 0 is none, as FlashAttention has it."""
@@ -83,7 +85,14 @@ class Arguments:
             ("out", self.out),
             ("cu_seqlens_q", self.cu_seqlens_q),
             ("cu_seqlens_k", self.cu_seqlens_k),
+            *self.further.items(),
         ]
+
+    @property
+    def further(self) -> dict[str, torch.Tensor]:
+        """The tensors that scores or their sums depend on beside q and k, as launches take them."""
+        given = {"sinks": self.sinks}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
 
     @property
     def device(self) -> int:
@@ -149,6 +158,7 @@ class Arguments:
             if out is None
             else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
             self.spec,
+            None if self.sinks is None else self._further,
         )
 
     @property
@@ -159,6 +169,14 @@ class Arguments:
         one = len(offsets) == 2 and offsets[0].data_ptr() == offsets[1].data_ptr()
         described = tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in offsets)
         return described, one, longest
+
+    @property
+    def _further(self) -> object:
+        """What of further tensors decides the plan, and that of the gradients."""
+        return tuple(
+            (name, t.shape, t.stride(), t.dtype, t.data_ptr() & 15, t.get_device(), t.requires_grad)
+            for name, t in self.further.items()
+        )
 
 
 def require_kinds(call: Arguments) -> None:
@@ -290,14 +308,29 @@ def extents(call: Arguments) -> Extents:
             fix="pad q, k and v with zeros, and pass the scale of the true dimension",
         )
     total_q, total_k = q.shape[seq_at], k.shape[seq_at]
-    if not packed:
-        batch = q.shape[0]
-        return Extents(
-            batch, heads, kv_heads, total_q, total_k, dim, total_q, total_k, packed=False
+    batch, seq_q, seq_k = q.shape[0], total_q, total_k
+    if packed:
+        batch = call.offsets[0].shape[0] - 1
+        seq_q, seq_k = min(call.max_seqlen_q or 0, total_q), min(call.max_seqlen_k or 0, total_k)
+    found = Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed)
+    if further := call.further:
+        require_one_device((("q", q), *further.items()))
+        _check_sinks(call, found)
+    return found
+
+
+def _check_sinks(call: Arguments, sizes: Extents) -> None:
+    sinks = call.sinks
+    if sinks is None:
+        return
+    fits = sinks.shape == (sizes.heads,) and sinks.is_contiguous()
+    if not fits or sinks.dtype not in (torch.float32, call.q.dtype):
+        raise ProblemError(
+            f"sinks {list(sinks.shape)} {sinks.dtype} with strides {list(sinks.stride())}",
+            rule=f"must be [{sizes.heads}], a score for each head of q, contiguous, of fp32 or "
+            "the type of q",
+            fix="convert with .float(), and .contiguous()",
         )
-    batch = call.offsets[0].shape[0] - 1
-    seq_q, seq_k = min(call.max_seqlen_q or 0, total_q), min(call.max_seqlen_k or 0, total_k)
-    return Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed=True)
 
 
 def _is_packed(call: Arguments) -> bool:

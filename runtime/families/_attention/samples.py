@@ -16,6 +16,20 @@ SOFTCAP = 30.0
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
+def further(
+    operation: Operation,
+    heads: int,
+    device: str,
+    random: torch.Generator | None,
+) -> dict[str, torch.Tensor]:
+    """Normal tensors beside q, k and v that calls of an operation are given, by their keywords."""
+    found: dict[str, torch.Tensor] = {}
+    if operation.sinks != "none":
+        kind = TORCH[operation.element] if operation.sinks == "same" else torch.float32
+        found["sinks"] = torch.randn(heads, generator=random, device=device).to(kind)
+    return found
+
+
 class AttentionData:
     """What trials of both passes have in common: normal random data, and what calls are told."""
 
@@ -24,11 +38,12 @@ class AttentionData:
         self._element, self._mask = operation.element, operation.mask
         self._softcap, self._packed = operation.softcap, operation.lengths == "packed"
         self._random = generator(device, seed)
+        self._further = further(operation, shape.heads, device, self._random)
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What the calls are given beside tensors."""
-        found: dict[str, Any] = {}
+        """What the calls are given beside q, k, v and lengths."""
+        found: dict[str, Any] = dict(self._further)
         if self._mask == "causal":
             equal = self.shape.seq_q == self.shape.seq_k
             found["causal"] = True if equal else "bottom_right"

@@ -27,7 +27,13 @@ from warploom.runtime.families._attention.operands import (
     placed,
     strides,
 )
-from warploom.runtime.families._attention.operation import backward_operation, shape
+from warploom.runtime.families._attention.operation import (
+    Fields,
+    backward_operation,
+    of_further,
+    of_gradients,
+    shape,
+)
 from warploom.runtime.families._attention.problem import (
     Arguments,
     Extents,
@@ -61,6 +67,7 @@ class BackwardCall:
     out, lse     its results: as q; fp32 [batch, heads, seq_q], packed [heads, total_q]
     dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
     into         dq, dk and dv, where they are to lie; None: they are made
+    dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
     """
 
     forward: Arguments
@@ -69,6 +76,7 @@ class BackwardCall:
     dout: torch.Tensor
     dlse: torch.Tensor | None = None
     into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    dsinks: torch.Tensor | None = None
     _held: tuple[torch.Tensor | None, ...] = field(default=(), init=False, repr=False)
 
     @property
@@ -117,6 +125,7 @@ class BackwardCall:
             else tuple((t.stride(), t.data_ptr() & 15) for t in self.into),
             torch.are_deterministic_algorithms_enabled() if asked is None else asked,
             self.forward.backward_spec,
+            None if self.dsinks is None else (self.dsinks.shape, self.dsinks.dtype),
         )
 
     def require(self) -> None:
@@ -132,12 +141,14 @@ class BackwardCall:
         check_numbers(forward)
         copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
         capped = forward.softcap is not None
+        further = of_gradients(of_further(forward), tuple(self.further_gradients))
         choice = choose(
             name_of(forward.q.dtype, "q"),
             sizes,
             masked,
             softcap=capped,
             deterministic=forward.deterministic,
+            further=further,
             spec=forward.backward_spec,
             target=target,
         )
@@ -151,11 +162,24 @@ class BackwardCall:
         return Draft(
             choice,
             None if sizes.empty else self._problem(details),
-            (*_TENSORS, *offsets),
+            (*_TENSORS, *offsets, *self._further),
             ("scale", "softcap") if capped else ("scale",),
             copies,
             details,
         )
+
+    @property
+    def further_gradients(self) -> dict[str, torch.Tensor]:
+        """Of further tensors, those whose gradients are wanted, and where these go."""
+        return {} if self.dsinks is None else {"sinks": self.dsinks}
+
+    @property
+    def _further(self) -> dict[str, torch.Tensor]:
+        """The tensors beside those that every pass has, in the order of launches."""
+        wanted = self.further_gradients
+        given = self.forward.further.items()
+        found = {name: one for name, one in given if name != "sinks" or name in wanted}
+        return found | {f"d{name}": one for name, one in wanted.items()}
 
     def _problem(self, details: Details) -> AttentionBackwardProblem:
         forward, packed = self.forward, details.sizes.packed
@@ -212,6 +236,7 @@ class BackwardCall:
         )
         if details.sizes.packed:
             addresses += tuple(offsets.data_ptr() for offsets in forward.offsets)
+        addresses += tuple(one.data_ptr() for one in self._further.values())
         scale = details.scale if forward.scale is None else forward.scale
         return addresses, (scale,) if forward.softcap is None else (scale, forward.softcap)
 
@@ -222,6 +247,9 @@ class BackwardCall:
 
     def compute(self, details: Details, results: Gradients) -> None:
         """Without a product, nothing depends on anything; else this is a call on CPU tensors."""
+        if self.dsinks is not None and self.forward.sinks is not None:
+            sinks = self.forward.sinks.detach()
+            self.dsinks.copy_(reference.dsinks_of_call(self, sinks, reference.dsinks))
         if details.sizes.empty:
             for result in results:
                 result.zero_()
@@ -239,6 +267,7 @@ def choose(
     *,
     softcap: bool,
     deterministic: bool | None,
+    further: Fields,
     spec: KernelSpec | str | None,
     target: DeviceLimits,
 ) -> Choice:
@@ -249,7 +278,7 @@ def choose(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     wanted = backward_operation(
-        element, sizes, masked, softcap=softcap, deterministic=deterministic
+        element, sizes, masked, softcap=softcap, deterministic=deterministic, further=further
     )
     given = dispatch.named(spec)
     return dispatch.choose(wanted, shape(sizes, masked), spec=given, device=target)
@@ -270,6 +299,17 @@ def check_results(call: BackwardCall, sizes: Extents) -> None:
                 fix="leave it out to have it made",
             )
         refuse_repeated(name, tensor)
+    sinks, dsinks = forward.sinks, call.dsinks
+    if dsinks is not None and (
+        sinks is None
+        or (dsinks.shape, dsinks.dtype, dsinks.device) != (sinks.shape, sinks.dtype, sinks.device)
+        or not dsinks.is_contiguous()
+    ):
+        raise ProblemError(
+            f"dsinks {list(dsinks.shape)} {dsinks.dtype}",
+            rule="must be contiguous, and like the sinks of the call",
+            fix="torch.empty_like(sinks)",
+        )
     for name, tensor in (("out", call.out), ("dout", call.dout)):
         if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
             raise ProblemError(

@@ -7,6 +7,9 @@ sequence where they are packed. With s the scores before the cap, p = exp(cap(s)
     dv = p^T dout
     ds = scale p cap'(s) (dout v^T - rowsum(dout out) + dlse)
     dq = ds k    dk = ds^T q
+
+and where there are sinks, of which lse has its share: dsinks = -sum(exp(sinks - lse) delta), by
+heads, of delta = rowsum(dout out) - dlse.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ def of_call(call: BackwardCall, band: Band, compute: Backward) -> Gradients:
     Rows of no packed sequence, and of sequences with nothing to attend to, get gradients of 0.
     """
     q, k, v = call.forward.q, call.forward.k, call.forward.v
-    function = Function(call.forward.scaling, call.forward.softcap, band)
+    function = forward.function_of(call.forward, band)
     given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
     if not call.forward.offsets:
         return compute(given, function)
@@ -188,6 +191,67 @@ def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradien
         dk[rows.batch] += (ds.mT @ one.queries).sum(2)
         dv[rows.batch] += (one.p.mT @ one.dout).sum(2)
     return dq, dk, dv
+
+
+# ---- Sinks ---------------------------------------------------------------------------------------
+
+
+def dsinks(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of sinks [heads] in their type, as out and lse are, summed in fp32."""
+    return _dsinks(given, sinks, torch.float32).to(sinks.dtype)
+
+
+def dsinks_following(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of sinks [heads] in float64, of out and lse as they are."""
+    return _dsinks(given, sinks, torch.float64)
+
+
+def dsinks_bound(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """Return how far a kernel's gradient of sinks may be from `dsinks_following`, in float64.
+
+    Each row's share has the errors of its exponent and of rowsum(dout out); their sums are fp32.
+    """
+    weight, delta = _shares(given, sinks, torch.float64)
+    mass = (given.dout.double() * given.out.double()).abs().sum(-1)
+    if given.dlse is not None:
+        mass = mass + given.dlse.double().abs()
+    exponent = sinks.double()[:, None].abs() + given.lse.double().abs().nan_to_num(posinf=0.0)
+    off = weight * FLOAT_ROUNDOFF * (given.q.shape[-1] + 4) * mass
+    off = off + torch.expm1(EXP2_ERROR + 4 * FLOAT_ROUNDOFF * exponent) * weight * delta.abs()
+    rows = given.q.shape[0] * given.q.shape[2]
+    off = off + FLOAT_ROUNDOFF * (64 + rows / 64) * weight * delta.abs()
+    total = off.sum((0, 2))
+    unit = unit_roundoff(sinks.dtype)
+    return total + unit * (dsinks_following(given, sinks).abs() + total)
+
+
+def dsinks_of_call(
+    call: BackwardCall,
+    sinks: torch.Tensor,
+    compute: Callable[[Tensors, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU."""
+    offsets = call.forward.offsets
+    q, k, v = call.forward.q, call.forward.k, call.forward.v
+    given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
+    if offsets:  # every row of a sequence has its share, whichever it is of
+        given = _sequence(given, slice(0, int(offsets[0][-1])), slice(0, 0))
+    return compute(given, sinks)
+
+
+def _dsinks(given: Tensors, sinks: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    weight, delta = _shares(given, sinks, wide)
+    return -(weight * delta).sum((0, 2))
+
+
+def _shares(
+    given: Tensors, sinks: torch.Tensor, wide: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What of each row the sink has, and rowsum(dout out) - dlse: [batch, heads, seq_q]."""
+    lse = given.lse.to(wide)
+    weight = (sinks.to(wide)[:, None] - lse).exp().masked_fill(lse == -torch.inf, 0)
+    delta = (given.dout.to(wide) * given.out.to(wide)).sum(-1)
+    return weight, delta if given.dlse is None else delta - given.dlse.to(wide)
 
 
 # ---- Bounds --------------------------------------------------------------------------------------

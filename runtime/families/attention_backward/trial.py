@@ -151,7 +151,8 @@ class AttentionBackwardTrial(AttentionData):
             out, lse = api.attention(q, k, v, return_lse=True, **told)
         forward = Arguments(q, k, v, **told, deterministic=self.operation.deterministic)
         into: Gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-        return BackwardCall(forward, out, lse, dout, None, into)
+        made = {f"d{name}": torch.empty_like(one) for name, one in self._further.items()}
+        return BackwardCall(forward, out, lse, dout, None, into, **made)
 
 
 def _ends(seq: int) -> list[slice]:

@@ -6,12 +6,16 @@ block: of few rows most of a tile is empty, and most multiprocessors are.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operands import Strides
 from warploom.runtime.families._attention.problem import Extents
 from warploom.runtime.families.attention_decode.extents import fits
+
+Sinks = Literal["none", "same", "fp32"]
 
 FEW = 64  # rows of 128 columns of all heads that share keys: more of them fill a tile
 # As many keys for each of these rows, and so many at least, are worth splitting: where heads share
@@ -34,13 +38,16 @@ def serves(sizes: Extents, band: Band, spec: KernelSpec | None) -> bool:
     return legal and rows <= FEW and sizes.seq_k >= max(least, each * rows)
 
 
-def operation(element: str, sizes: Extents, band: Band, *, softcap: bool) -> DecodeOperation:
+def operation(
+    element: str, sizes: Extents, band: Band, *, softcap: bool, sinks: Sinks
+) -> DecodeOperation:
     """The operation that computes an attention."""
     return DecodeOperation(
         element=element,  # type: ignore[arg-type]
         dim=sizes.dim,  # type: ignore[arg-type]
         mask=band.mask,
         softcap=softcap,
+        sinks=sinks,
     )
 
 

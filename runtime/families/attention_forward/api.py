@@ -69,6 +69,7 @@ def attention(
     spec: KernelSpec | str | None = None,
     deterministic: bool | None = None,
     backward_spec: KernelSpec | str | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v, exactly, without the scores in memory.
 
@@ -93,9 +94,11 @@ def attention(
               follows torch.are_deterministic_algorithms_enabled() as it is in the backward pass.
               Results are bit-equal in any case
     backward_spec  the kernel that computes the gradients
+    sinks     [heads], fp32 or of the type of q: a score more in the sum of each row, of no value
 
-    A row that attends to nothing gives 0, and -inf as its log-sum-exp. Both results are
-    differentiable, once, in q, k and v; q, k, v, the result and its log-sum-exp are kept for that.
+    A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its head's sink. Both
+    results are differentiable, once, in q, k, v and sinks; these, the result and its log-sum-exp
+    are kept for that.
     `out` takes no part in gradients. Under autocast, q, k and v are converted as torch converts
     those of its own attention. Runs on the current stream without waiting. On CPU tensors the
     reference computes the same. Raises ProblemError before anything is launched.
@@ -108,7 +111,7 @@ def attention(
         q, k, v = (lowered(tensor) for tensor in (q, k, v))
     asked = None
     offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    usual = out is None and spec is None and backward_spec is None
+    usual = out is None and spec is None and backward_spec is None and sinks is None
     if usual and not torch.compiler.is_dynamo_compiling():
         asked = repeated.asked(causal, window, softcap, deterministic, offsets, longest)
     if asked is not None:
@@ -131,9 +134,10 @@ def attention(
         spec,
         deterministic,
         backward_spec,
+        sinks,
     )
     if forward_ad._current_level >= 0:
-        refuse_dual("warploom.attention", (q, k, v, out))
+        refuse_dual("warploom.attention", (q, k, v, out, *call.further.values()))
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         result = operators.attention(call)
     else:

@@ -26,7 +26,13 @@ from warploom.runtime.families._attention.operands import (
     placed,
     strides,
 )
-from warploom.runtime.families._attention.operation import operation, shape
+from warploom.runtime.families._attention.operation import (
+    Fields,
+    of_further,
+    of_gradients,
+    operation,
+    shape,
+)
 from warploom.runtime.families._attention.problem import (
     Arguments,
     Extents,
@@ -55,6 +61,7 @@ class Details:
     scale: float  # where a call gives none
     copies: tuple[str, ...]
     gradient_options: GradientOptions
+    gradient_fields: Fields  # what gradients depend on, and what else wants one
 
 
 @dataclass(slots=True)
@@ -69,8 +76,9 @@ class AttentionCall(Arguments):
         check_numbers(self)
         operands = {"q": self.q, "k": self.k, "v": self.v}
         copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
-        element, softcap = name_of(self.q.dtype, "q"), self.softcap is not None
-        choice = _choose(element, sizes, masked, target, softcap=softcap, spec=self.kernel)
+        softcap, further = self.softcap is not None, of_further(self)
+        choice = self._choice(sizes, masked, target, further)
+        wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
         details = Details(
             sizes,
@@ -80,15 +88,28 @@ class AttentionCall(Arguments):
             sizes.dim**-0.5,
             copies,
             (self.deterministic, self.backward_spec),
+            of_gradients(further, wanted),
         )
         return Draft(
             choice,
             None if sizes.empty else self._problem(details, choice.spec.operation),
-            ("q", "k", "v", "o", "lse", *offsets),
+            ("q", "k", "v", "o", "lse", *offsets, *self.further),
             ("scale", "softcap") if softcap else ("scale",),
             copies,
             details,
         )
+
+    def _choice(
+        self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
+    ) -> Choice:
+        """The kernel: of few rows by many keys, one that splits the keys."""
+        element, spec, softcap = name_of(self.q.dtype, "q"), self.kernel, self.softcap is not None
+        if further.keys() <= {"sinks"} and short_queries.serves(sizes, masked, spec):
+            sinks = further.get("sinks", "none")
+            few = short_queries.operation(element, sizes, masked, softcap=softcap, sinks=sinks)
+            return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
+        wanted = operation(element, sizes, masked, softcap=softcap, further=further)
+        return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
 
     def _problem(self, details: Details, wanted: Operation) -> AttentionProblem | DecodeProblem:
         sizes, copies, out = details.sizes, details.copies, self.out
@@ -118,7 +139,7 @@ class AttentionCall(Arguments):
         return copied(self, details.copies)
 
     def arguments(self, details: Details, results: Pair) -> calls.Arguments:
-        """The addresses of q, k, v, out, lse and offsets; the scale, and the softcap if any."""
+        """The addresses of q, k, v, out, lse, offsets and further; scale, and softcap if any."""
         out, lse = results
         addresses: tuple[int, ...] = (
             self.q.data_ptr(),
@@ -129,6 +150,7 @@ class AttentionCall(Arguments):
         )
         if details.sizes.packed:
             addresses += tuple(offsets.data_ptr() for offsets in self.offsets)
+        addresses += tuple(one.data_ptr() for one in self.further.values())
         scale = details.scale if self.scale is None else self.scale
         return addresses, (scale,) if self.softcap is None else (scale, self.softcap)
 
@@ -146,6 +168,8 @@ class AttentionCall(Arguments):
         if details.sizes.empty:
             out.zero_()
             lse.fill_(-torch.inf)
+            if self.sinks is not None:  # lse [.., heads, rows]
+                lse.copy_(self.sinks[:, None].expand(lse.shape))
             return
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             computed = reference.of_call(self, details.band, reference.attention)
@@ -155,23 +179,6 @@ class AttentionCall(Arguments):
             computed = computed[0][:last], computed[1][:, :last]
         for result, tensor in zip((out, lse), computed, strict=True):
             result.copy_(tensor)
-
-
-def _choose(
-    element: str,
-    sizes: Extents,
-    masked: Band,
-    target: DeviceLimits,
-    *,
-    softcap: bool,
-    spec: KernelSpec | None,
-) -> Choice:
-    """The kernel of a call: of few rows by many keys, one that splits the keys."""
-    if short_queries.serves(sizes, masked, spec):
-        few = short_queries.operation(element, sizes, masked, softcap=softcap)
-        return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
-    wanted = operation(element, sizes, masked, softcap=softcap)
-    return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
 
 
 def gradients_choice(
@@ -189,6 +196,7 @@ def gradients_choice(
         details.band,
         softcap=wanted.softcap,
         deterministic=deterministic,
+        further=details.gradient_fields,
         spec=spec,
         target=target,
     )

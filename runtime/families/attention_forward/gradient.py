@@ -1,6 +1,7 @@
 """Attention as autograd sees it: what is saved for the backward pass, and what that computes.
 
-Saved are q, k, v, out and lse (and the offsets of packed sequences), never the probabilities. A
+Saved are q, k, v, out and lse (with the offsets of packed sequences and what else scores depend
+on), never the probabilities. A
 second derivative is refused when it is asked for, not before.
 """
 
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from warploom.errors import ProblemError
-from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.gradient_plans import (
     Asked,
@@ -36,14 +36,16 @@ def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
     if not torch.is_grad_enabled():
         return plan.run(call)
     q, k, v, out = call.q, call.k, call.v, call.out
+    further = call.further
     wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    wanted = wanted or any(one.requires_grad for one in further.values())
     if out is not None and (wanted or out.requires_grad):
         refuse_out()
     if not wanted:
         return plan.run(call)
     if call.backward_spec is not None:
         plan.backward_choice(call.deterministic, call.backward_spec)
-    given = (q, k, v, *call.offsets)
+    given = (q, k, v, *call.offsets, *further.values())
     return apply(lambda *_: plan.run(call), Asked.of(call), (call.scale, call.softcap), *given)
 
 
@@ -66,7 +68,7 @@ def refuse_second_derivative(*_: object) -> NoReturn:
 
 
 class _Attention(torch.autograd.Function):
-    """out and lse of a call, differentiable in q, k and v."""
+    """out and lse of a call, differentiable in q, k, v and sinks."""
 
     @staticmethod
     def forward(
@@ -88,12 +90,18 @@ class _Attention(torch.autograd.Function):
         dout: torch.Tensor | None,
         dlse: torch.Tensor | None,
     ) -> Wanted:
-        """Return dq, dk and dv, each where it is wanted: they are computed together."""
+        """Return the gradients, each where it is wanted: dq, dk and dv are computed together."""
         run = _gradients if torch.is_grad_enabled() else differentiate  # create_graph=True
-        found = run(ctx.asked, ctx.numbers, dout, dlse, *ctx.saved_tensors)
+        asked: Asked = ctx.asked
         _, _, _, *needed = ctx.needs_input_grad
-        wanted = [one if need else None for one, need in zip(found, needed, strict=False)]
-        return None, None, None, *wanted, *[None] * (len(needed) - 3)
+        if asked.further:
+            names = zip(asked.further, needed[-len(asked.further) :], strict=True)
+            asked = asked._replace(wanted=tuple(name for name, need in names if need))
+        found = run(asked, ctx.numbers, dout, dlse, *ctx.saved_tensors)
+        first = [one if need else None for one, need in zip(found[:3], needed, strict=False)]
+        last = dict(zip(asked.wanted, found[3:], strict=True))
+        offsets = len(needed) - 3 - len(asked.further)
+        return None, None, None, *first, *[None] * offsets, *map(last.get, asked.further)
 
 
 # Function.apply itself only adds what torch.func asks for, whose tensors no plan takes.
@@ -105,7 +113,7 @@ class _Gradients(torch.autograd.Function):
     """The backward pass where it might be differentiated: which it cannot be."""
 
     @staticmethod
-    def forward(ctx: object, *given: Any) -> Gradients:
+    def forward(ctx: object, *given: Any) -> tuple[torch.Tensor, ...]:
         return differentiate(*given)
 
     @staticmethod
@@ -114,4 +122,4 @@ class _Gradients(torch.autograd.Function):
         refuse_second_derivative()
 
 
-_gradients: Callable[..., Gradients] = _Gradients.apply
+_gradients: Callable[..., tuple[torch.Tensor, ...]] = _Gradients.apply

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -28,6 +28,8 @@ class Asked(NamedTuple):
 
     capped    whether there is a softcap
     offsets   how many tensors have the offsets of packed sequences: 0, 1 for both, or 2
+    further   the names of the tensors that scores or their sums depend on beside q and k
+    wanted    those of them whose gradients are
     """
 
     causal: bool | Alignment
@@ -38,6 +40,8 @@ class Asked(NamedTuple):
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     offsets: int
+    further: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, call: Arguments) -> Asked:
@@ -51,6 +55,7 @@ class Asked(NamedTuple):
             call.max_seqlen_q,
             call.max_seqlen_k,
             0 if call.cu_seqlens_q is None else 1 + (call.cu_seqlens_q is not call.cu_seqlens_k),
+            tuple(call.further),
         )
 
 
@@ -67,13 +72,17 @@ def differentiate(
     dlse: torch.Tensor | None,
     *saved: torch.Tensor,
     into: Gradients | None = None,
-) -> Gradients:
-    """dq, dk and dv of a call, `into` what is given; None stands for a gradient of zeros.
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk and dv of a call, `into` what is given; then what else is wanted.
 
-    saved   q, k, v, out and lse of the forward pass, and its offsets, if any
+    dout    None stands for a gradient of zeros
+    saved   q, k, v, out and lse of the forward pass, its offsets, if any, and further tensors
     """
     if dout is None:
         dout = torch.zeros_like(saved[3])
+    if asked.further:
+        call = _call(asked, numbers, into, dout, dlse, *saved)
+        return (*planned(call, AttentionBackwardPlan).run(call), *call.further_gradients.values())
     shared = len(saved) > 5 and saved[5] is saved[6]
     read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
     if dlse is not None:
@@ -153,12 +162,13 @@ def _call(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    *offsets: torch.Tensor,
+    *rest: torch.Tensor,
 ) -> BackwardCall:
     # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
     causal = "bottom_right" if asked.causal is True else asked.causal
     scale, softcap = numbers
-    queries, keys = offsets or (None, None)
+    queries, keys = rest[:2] if asked.offsets else (None, None)
+    further: dict[str, Any] = dict(zip(asked.further, rest[-len(asked.further) :], strict=False))
     forward = Arguments(
         q,
         k,
@@ -173,5 +183,7 @@ def _call(
         asked.max_seqlen_k,
         deterministic=asked.deterministic,
         backward_spec=asked.backward_spec,
+        **further,
     )
-    return BackwardCall(forward, out, lse, dout, dlse, into)
+    made = {f"d{name}": torch.empty_like(further[name]) for name in asked.wanted}
+    return BackwardCall(forward, out, lse, dout, dlse, into, **made)

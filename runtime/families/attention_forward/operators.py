@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 
+from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.operands import ordered_strides
 from warploom.runtime.families.attention_backward.call import BackwardCall
@@ -58,6 +59,18 @@ class _Options(NamedTuple):
     backward_spec: Annotated[str | None, "str?"]
 
 
+class _Further(NamedTuple):
+    """The tensors that scores or their sums depend on beside q and k, of those that have any."""
+
+    sinks: Annotated[torch.Tensor | None, "Tensor?"] = None
+
+
+class _Wanted(NamedTuple):
+    """Which of their gradients are wanted."""
+
+    dsinks: Annotated[bool, "bool"]
+
+
 class _Arriving(NamedTuple):
     dout: Annotated[torch.Tensor, "Tensor"]
     dlse: Annotated[torch.Tensor | None, "Tensor?"]
@@ -71,26 +84,33 @@ class _Results(NamedTuple):
 _ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
 
 
-def _call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> AttentionCall:
-    """The call that the arguments of _Operands and _Function stand for."""
-    function = _Function(*given)
+_GIVEN = len(_Operands._fields) + len(_Function._fields)
+
+
+def _call(inputs: tuple[Any, ...], further: tuple[torch.Tensor | None, ...]) -> AttentionCall:
+    """The call that the arguments of _Operands, _Function and _Further stand for."""
+    function = _Function(*inputs[3:])
     causal, left, right = function[:3]
     aligned: Any = causal == "equal" if causal in (None, "equal") else causal
     window = None if left is None and right is None else (left, right)
-    return AttentionCall(q, k, v, aligned, window, *function[3:])
+    q, k, v = inputs[:3]
+    call = AttentionCall(q, k, v, aligned, window, *function[3:])
+    for name, tensor in zip(_Further._fields, further, strict=False):
+        setattr(call, name, tensor)
+    return call
 
 
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    *given, spec, _, _ = inputs  # how gradients are computed is no matter here
-    call = _call(*given)
+    spec, _, _, *further = inputs[_GIVEN:]  # how gradients are computed is no matter here
+    call = _call(inputs[:_GIVEN], tuple(further))
     call.spec = spec
     with torch.no_grad():
         return attentions.attention(call)
 
 
 def _attention_into(*inputs: Any) -> torch.Tensor:
-    *given, spec, result = inputs
-    call = _call(*given)
+    spec, result, *further = inputs[_GIVEN:]
+    call = _call(inputs[:_GIVEN], tuple(further))
     call.spec, call.out = spec, result
     with torch.no_grad():
         return attentions.attention(call)[1]
@@ -106,10 +126,42 @@ def _attention_backward(
     lse: torch.Tensor,
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    *function, deterministic, spec = rest
-    call = _call(q, k, v, *function)
+    return attention_backward(_pass(dout, dlse, q, k, v, out, lse, rest))
+
+
+def _attention_backward_further(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+) -> list[torch.Tensor]:
+    wanted = _Wanted(*rest[-len(_Wanted._fields) :])
+    made = _pass(dout, dlse, q, k, v, out, lse, rest[: -len(wanted)])
+    if wanted.dsinks and made.forward.sinks is not None:
+        made.dsinks = torch.empty_like(made.forward.sinks)
+    return [*attention_backward(made), *made.further_gradients.values()]
+
+
+def _pass(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    rest: tuple[Any, ...],
+) -> BackwardCall:
+    """The pass that the operators' arguments stand for; `rest` follows _Results."""
+    count = len(_Function._fields)
+    deterministic, spec, *further = rest[count:]
+    call = _call((q, k, v, *rest[:count]), tuple(further))
     call.deterministic, call.backward_spec = deterministic, spec
-    return attention_backward(BackwardCall(call, out, lse, dout, dlse))
+    return BackwardCall(call, out, lse, dout, dlse)
 
 
 # ---- Without data --------------------------------------------------------------------------------
@@ -139,6 +191,17 @@ def _fake_attention_backward(
     return _like(q), _like(k), _like(v)
 
 
+def _fake_attention_backward_further(*given: Any) -> list[torch.Tensor]:
+    wanted = _Wanted(*given[-len(_Wanted._fields) :])
+    further = _Further(*given[-len(wanted) - len(_Further._fields) : -len(wanted)])
+    made = [
+        torch.empty_like(one)
+        for one, need in zip(further, wanted, strict=True)
+        if need and one is not None
+    ]
+    return [*_fake_attention_backward(*given), *made]
+
+
 # ---- Autograd ------------------------------------------------------------------------------------
 
 
@@ -147,9 +210,11 @@ def _save(
     inputs: tuple[Any, ...],
     output: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    q, k, v, *given, _, deterministic, backward_spec = inputs
-    function = _Function(*given)
-    ctx.save_for_backward(q, k, v, *output, function.cu_seqlens_q, function.cu_seqlens_k)
+    q, k, v, *given = inputs
+    count = len(_Function._fields)
+    function, (_, deterministic, backward_spec, *further) = _Function(*given[:count]), given[count:]
+    offsets = function.cu_seqlens_q, function.cu_seqlens_k
+    ctx.save_for_backward(q, k, v, *output, *offsets, *further)
     ctx.set_materialize_grads(False)
     # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
     causal = "bottom_right" if function.causal == "equal" else function.causal
@@ -162,18 +227,23 @@ def _differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+    q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *further = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    found = torch.ops.warploom.attention_backward(
-        dout, dlse, q, k, v, out, lse, *function, *ctx.options
-    )
     needed = ctx.needs_input_grad
-    return tuple(
-        one if need else None
-        for one, need in zip((*found, *[None] * (len(needed) - 3)), needed, strict=True)
-    )
+    given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further)
+    wanted = needed[len(needed) - len(further) :]  # of those that were given: None is left out
+    if any(wanted):
+        every = (*given, *[None] * (len(_Further._fields) - len(further)))
+        asked = _Wanted(*wanted, *[False] * (len(_Wanted._fields) - len(wanted)))
+        found = torch.ops.warploom.attention_backward_further(*every, *asked)
+    else:
+        found = torch.ops.warploom.attention_backward(*given)
+    first = (one if need else None for one, need in zip(found[:3], needed, strict=False))
+    rest = iter(found[3:])
+    last = (next(rest) if need else None for need in wanted)
+    return (*first, *[None] * (len(needed) - 3 - len(further)), *last)
 
 
 register(
@@ -182,6 +252,7 @@ register(
     _Function,
     _Spec,
     _Options,
+    _Further,
     returns="(Tensor, Tensor)",
     run=_attention,
     fake=_fake_attention,
@@ -194,6 +265,7 @@ register(
     _Function,
     _Spec,
     _Into,
+    _Further,
     returns="Tensor",
     run=_attention_into,
     fake=_fake_attention_into,
@@ -205,6 +277,7 @@ register(
     _Results,
     _Function,
     _Options,
+    _Further,
     returns="(Tensor, Tensor, Tensor)",
     run=_attention_backward,
     fake=_fake_attention_backward,
@@ -212,9 +285,37 @@ register(
 )
 
 
+class _FurtherAsGiven(NamedTuple):
+    """Those of _Further, where others follow."""
+
+    sinks: Annotated[torch.Tensor | None, "Tensor?"]
+
+
+register(
+    "attention_backward_further",
+    _Arriving,
+    _Operands,
+    _Results,
+    _Function,
+    _Options,
+    _FurtherAsGiven,
+    _Wanted,
+    returns="Tensor[]",
+    run=_attention_backward_further,
+    fake=_fake_attention_backward_further,
+    backward=attention_gradient.refuse_second_derivative,
+)
+
+
 def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a call as an operator, for a compiler to trace; return out and lse."""
     if is_distributed(call.q):
+        if call.further:
+            raise ProblemError(
+                f"{' and '.join(call.further)} with distributed tensors",
+                rule="must be left out: no rule says how they are split",
+                fix="call it on the local shards, of heads or of the batch",
+            )
         from warploom.runtime.families.attention_forward import sharding  # noqa: F401 (registers)
     left, right = call.window or (None, None)
     operands = (call.q, call.k, call.v)
@@ -230,16 +331,18 @@ def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.max_seqlen_q,
         call.max_seqlen_k,
     )
-    spec = _name(call.spec)
+    spec, further = _name(call.spec), call.further
+    values = tuple(further.get(name) for name in _Further._fields) if further else ()
     out = call.out
     if out is None:
         result: tuple[torch.Tensor, torch.Tensor] = torch.ops.warploom.attention(
-            *operands, *function, spec, call.deterministic, _name(call.backward_spec)
+            *operands, *function, spec, call.deterministic, _name(call.backward_spec), *values
         )
         return result
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (*operands, out)):
+    given = (*operands, out, *further.values())
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         attention_gradient.refuse_out()
-    return out, torch.ops.warploom.attention_into(*operands, *function, spec, out)
+    return out, torch.ops.warploom.attention_into(*operands, *function, spec, out, *values)
 
 
 def _name(spec: KernelSpec | str | None) -> str | None:

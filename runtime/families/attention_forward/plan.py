@@ -52,7 +52,7 @@ class AttentionPlan(Plan[Details, Pair]):
                 fix="call warploom.plan_attention again, or warploom.attention",
             )
         if forward_ad._current_level >= 0:
-            refuse_dual("warploom.attention", (q, k, v, call.out))
+            refuse_dual("warploom.attention", (q, k, v, call.out, *call.further.values()))
         return gradient.run(self, call)
 
     def __repr__(self) -> str:

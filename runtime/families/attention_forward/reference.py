@@ -28,11 +28,12 @@ EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of thei
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What is computed between the products: the factor, the cap, and the mask."""
+    """What is computed between the products: the factor, the cap, the mask, and sinks [heads]."""
 
     scale: float
     softcap: float | None = None
     band: Band = _WHOLE
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,21 @@ def plain_rows(
 ) -> Pair:
     """Return `plain` of one chunk; autograd can differentiate it."""
     s = scores(q, k, function, chunk, q.dtype)
+    if function.sinks is not None:
+        s = torch.cat([s, of_sinks(function.sinks, s, 1)], -1)
     hidden = s.detach().amax(-1, keepdim=True) == -torch.inf
-    p = torch.softmax(s, -1).masked_fill(hidden, 0)
+    p = torch.softmax(s, -1).masked_fill(hidden, 0)[..., : k.shape[2]]
     return times_values(p, v[chunk.batch]), s.float().logsumexp(-1).flatten(1, 2)
+
+
+def function_of(call: Arguments, band: Band) -> Function:
+    """Return what a call computes between the products."""
+    return Function(call.scaling, call.softcap, band, call.sinks)
 
 
 def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
     """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU."""
-    function = Function(call.scaling, call.softcap, band)
+    function = function_of(call, band)
     if not call.offsets:
         return compute(call.q, call.k, call.v, function)
     starts_q, starts_k = (offsets.tolist() for offsets in call.offsets)
@@ -92,8 +100,10 @@ def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
     for index in range(len(starts_q) - 1):
         queries = slice(starts_q[index], starts_q[index + 1])
         keys = slice(starts_k[index], starts_k[index + 1])
-        if queries.start == queries.stop or keys.start == keys.stop:
-            continue  # nothing to attend from, or to
+        if queries.start == queries.stop:
+            continue  # nothing to attend from
+        if keys.start == keys.stop and function.sinks is None:
+            continue  # or to
         one = compute(
             call.q[queries].transpose(0, 1)[None],
             call.k[keys].transpose(0, 1)[None],
@@ -128,11 +138,15 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
     sums = accumulated(q.dtype, length) + 2 * FLOAT_ROUNDOFF * length
     for chunk in chunks(q, k):
         s = scores(q, k, function, chunk, torch.float64)
-        top = s.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-        total = s.logsumexp(-1, keepdim=True)
+        top = largest(s)
+        total = total_of(s, function)
         p = (s - total).exp().nan_to_num(0.0)
         error = torch.expm1(score_error(q, k, function, chunk, s, top)) * p
         relative = error.sum(-1, keepdim=True)
+        if function.sinks is not None:
+            sink = of_sinks(function.sinks, s, 1)
+            off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (sink.abs() + top.abs())
+            relative += torch.expm1(off) * (sink - total).exp().nan_to_num(0.0)
         rounded = error + unit * p + denormal * p.amax(-1, keepdim=True) * (p > 0)
         exact_out = times_values(p, v[chunk.batch].double())
         mass = times_values(p, v[chunk.batch].double().abs())
@@ -172,7 +186,7 @@ def _attention(
     out, lse = _empty(q, wide if wide == torch.float64 else q.dtype)
     for chunk in chunks(q, k):
         s = scores(q, k, function, chunk, wide)
-        total = s.logsumexp(-1, keepdim=True)
+        total = total_of(s, function)
         lse[chunk.batch, :, chunk.rows] = total.squeeze(-1).flatten(1, 2)
         p = (s - total.masked_fill(total == -torch.inf, 0)).exp()
         out[chunk.batch, :, chunk.rows] = times_values(p, v[chunk.batch].to(wide)).to(out.dtype)
@@ -216,6 +230,27 @@ def scores(
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
     return s.masked_fill(~visible(q, k, function.band, chunk), -torch.inf)
+
+
+def largest(s: torch.Tensor) -> torch.Tensor:
+    """Return the largest score of each row; 0 where it attends to nothing."""
+    if s.shape[-1] == 0:
+        return s.new_zeros((*s.shape[:-1], 1))
+    return s.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+
+
+def of_sinks(sinks: torch.Tensor, s: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return sinks [heads] as so many scores of each row of s, [.., kv_heads, group, rows, ..]."""
+    one = sinks.to(s.dtype).reshape(*s.shape[1:3], 1, 1)
+    return one.expand(*s.shape[:-1], columns)
+
+
+def total_of(s: torch.Tensor, function: Function) -> torch.Tensor:
+    """Return the log-sum-exp of each row of scores, [.., rows, 1]: with its head's sink, if any."""
+    total = s.logsumexp(-1, keepdim=True)
+    if function.sinks is None:
+        return total
+    return torch.logaddexp(total, of_sinks(function.sinks, s, 1))
 
 
 def visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch.Tensor:

@@ -38,6 +38,7 @@ class Pass:
     dout: Guarded
     gradients: tuple[Guarded, Guarded, Guarded]
     dlse: torch.Tensor | None = None
+    dsinks: torch.Tensor | None = None
 
     @property
     def call(self) -> BackwardCall:
@@ -45,9 +46,8 @@ class Pass:
         forward = self.forward
         arguments = Arguments(*forward.given, **forward.keywords, backward_spec=forward.spec)
         dq, dk, dv = (one.view for one in self.gradients)
-        return BackwardCall(
-            arguments, forward.out.view, self.lse, self.dout.view, self.dlse, (dq, dk, dv)
-        )
+        results = (forward.out.view, self.lse, self.dout.view, self.dlse)
+        return BackwardCall(arguments, *results, (dq, dk, dv), self.dsinks)
 
     @property
     def read(self) -> tuple[torch.Tensor, ...]:
@@ -78,6 +78,7 @@ def _pass(forward: arena.Call, seed: int, *, turned: bool, dlse: bool) -> Pass:
         dout,
         (gradients[0], gradients[1], gradients[2]),
         torch.empty_like(lse) if dlse else None,
+        torch.empty_like(forward.keywords["sinks"]) if "sinks" in forward.keywords else None,
     )
     fill(made, seed)
     return made
@@ -162,6 +163,17 @@ def assert_right(
             assert ours <= 2 * peer + ulp, f"{name} is off by {ours}, the plain one by {peer}"
 
 
+def assert_sinks_right(made: Pass) -> None:
+    """Assert that the gradient of sinks, if there are any, is within its bound."""
+    if made.dsinks is None:
+        return
+    exact, allowed = (
+        reference.dsinks_of_call(made.call, made.forward.keywords["sinks"], compute)
+        for compute in (reference.dsinks_following, reference.dsinks_bound)
+    )
+    arena.assert_within("dsinks", made.dsinks, exact, allowed)
+
+
 def verify(
     made: Pass,
     *,
@@ -173,6 +185,8 @@ def verify(
     Where they lie, every gradient was NaN before. Only the pass is made within `clock`.
     """
     computed = expectations(made)
+    if made.dsinks is not None:
+        made.dsinks.fill_(torch.nan)
     before = [tensor.clone() for tensor in made.read]
     copies = warploom.counters.copies
     for one in made.gradients:
@@ -182,6 +196,7 @@ def verify(
     assert all(one is guarded.view for one, guarded in zip(found, made.gradients, strict=True))
     assert warploom.counters.copies == copies
     assert_right(made, found, beside_plain=beside_plain, computed=computed)
+    assert_sinks_right(made)
     for name, guarded in zip(NAMES, made.gradients, strict=True):
         assert guarded.untouched_outside(), name
     assert all(torch.equal(now, then) for now, then in zip(made.read, before, strict=True))

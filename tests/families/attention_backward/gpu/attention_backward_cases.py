@@ -26,10 +26,11 @@ def wanted(
     softcap: bool = False,
     lengths: str = "fixed",
     deterministic: bool = False,
+    further: dict[str, Any] | None = None,
 ) -> AttentionBackwardOperation:
     """Return an operation by what is not as usual."""
     fields: Any = (element, dim, mask, softcap, lengths, deterministic)
-    return AttentionBackwardOperation(*fields)
+    return AttentionBackwardOperation(*fields, **(further or {}))
 
 
 def chosen(dim: int, *, seq: int = 4096, sharing: int = 1, **others: Any) -> KernelSpec:
@@ -88,6 +89,19 @@ PACKED = [
     ),
     chosen(96, mask="causal", softcap=True, lengths="packed"),
     *(chosen(dim, mask="causal", lengths="packed", deterministic=True) for dim in (64, 128, 256)),
+]
+_sinks = cycle(("same", "fp32"))
+SINKS = [
+    chosen(
+        dim,
+        element=next(_element),
+        mask=next(_mask),
+        softcap=dim == 96,
+        lengths=lengths,
+        deterministic=dim == 64,
+        further={"sinks": next(_sinks)},
+    )
+    for dim, lengths in product(DIMS, ("fixed", "packed"))
 ]
 _cluster = cycle((2, 4, 8))
 CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the other
@@ -241,7 +255,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS),
             *(*CLUSTERS, *DETERMINISTIC_CLUSTERS, *HELD),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )

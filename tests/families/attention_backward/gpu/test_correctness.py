@@ -237,6 +237,35 @@ def test_packed_sequences_are_as_if_each_were_alone(kernel: KernelSpec, name: st
         arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **keywords))
 
 
+# ---- Sinks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dlse", [False, True])
+@pytest.mark.parametrize("kernel", cases.SINKS, ids=short)
+def test_a_sink_has_the_gradient_of_its_heads_rows(kernel: KernelSpec, dlse: bool) -> None:
+    for keywords in MASKS[operation(kernel).mask]:
+        if operation(kernel).lengths == "packed":
+            for name in LENGTHS:
+                arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, dlse=dlse, **keywords))
+        else:
+            for shape in FEW:
+                arena.verify(arena.make(kernel, shape, dlse=dlse, **keywords))
+
+
+def test_the_gradient_of_sinks_is_bit_equal_from_run_to_run() -> None:
+    for kernel in cases.SINKS[2:6]:
+        if operation(kernel).lengths == "packed":
+            made = arena.packed(kernel, [131, 1, 700], [1030, 5, 700], causal="bottom_right")
+        else:
+            made = arena.make(kernel, MANY_TILES, causal="bottom_right")
+        arena.verify(made)
+        assert made.dsinks is not None
+        first = made.dsinks.clone()
+        for _ in range(20):
+            made.run()
+            assert torch.equal(made.dsinks, first)
+
+
 # ---- From the front door -------------------------------------------------------------------------
 
 

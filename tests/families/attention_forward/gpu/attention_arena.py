@@ -22,6 +22,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.problem import Arguments, extents
+from warploom.runtime.families._attention.samples import further
 from warploom.runtime.families.attention_forward import reference
 
 _ROOM = 8  # elements on each side of a row: 16 bytes
@@ -104,8 +105,7 @@ def call(
     if kernel is not None:
         dtype = TORCH[cases.operation(kernel).element]
         dim = dim or cases.operation(kernel).dim
-        if cases.operation(kernel).softcap:
-            keywords = {"softcap": 3.0, **keywords}
+        keywords = {**told(kernel, shape.heads, seed), **keywords}
     rows = (shape.batch, shape.heads, shape.seq_q, dim)
     columns = (shape.batch, shape.kv_heads, shape.seq_k, dim)
     made = Call(
@@ -133,8 +133,7 @@ def packed(
     dtype = torch.bfloat16
     if kernel is not None:
         dtype, dim = TORCH[cases.operation(kernel).element], cases.operation(kernel).dim
-        if cases.operation(kernel).softcap:
-            keywords = {"softcap": 3.0, **keywords}
+        keywords = {**told(kernel, heads, seed), **keywords}
     offsets_q, offsets_k = (
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
         for lengths in (lengths_q, lengths_k)
@@ -157,6 +156,14 @@ def packed(
         for operand in made.given:
             operand[-past:] = torch.nan
     return made
+
+
+def told(kernel: KernelSpec, heads: int, seed: int) -> dict[str, Any]:
+    """What a kernel's calls are given beside q, k, v, lengths and the mask."""
+    operation = cases.operation(kernel)
+    random = torch.Generator("cuda").manual_seed(seed + 2)
+    found: dict[str, Any] = dict(further(operation, heads, "cuda", random))
+    return {"softcap": 3.0, **found} if operation.softcap else found
 
 
 def fill(made: Call, seed: int, size: float = 1.0) -> None:

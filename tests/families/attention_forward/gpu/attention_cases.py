@@ -75,10 +75,12 @@ def spec(
     mask: str = "none",
     softcap: bool = False,
     lengths: str = "fixed",
+    further: dict[str, Any] | None = None,
     **schedule: Any,
 ) -> KernelSpec:
     """Return a kernel by its tile; ping-pong where there are warpgroups to take turns."""
-    wanted = AttentionOperation(element, dim, mask, softcap, lengths)  # type: ignore[arg-type]
+    told = (element, dim, mask, softcap, lengths)
+    wanted = AttentionOperation(*told, **(further or {}))  # type: ignore[arg-type]
     fields = {"q_tile": q_tile, "kv_tile": kv_tile, "pingpong": q_tile > 64, **schedule}
     return KernelSpec(ARCH, wanted, family(wanted.family).complete(ARCH, wanted, fields))
 
@@ -91,10 +93,12 @@ def chosen(
     softcap: bool = False,
     lengths: str = "fixed",
     seq: int = 4096,
+    further: dict[str, Any] | None = None,
 ) -> KernelSpec:
     """Return the kernel that the table has for sequences of one length."""
     sizes = Extents(1, 1, 1, seq, seq, dim, seq, seq, packed=lengths == "packed")
-    wanted = AttentionOperation(element, sizes.kernel_dim, mask, softcap, lengths)  # type: ignore[arg-type]
+    told = (element, sizes.kernel_dim, mask, softcap, lengths)
+    wanted = AttentionOperation(*told, **(further or {}))  # type: ignore[arg-type]
     return choose(wanted, shape(sizes, Band())).spec
 
 
@@ -132,6 +136,20 @@ PACKED = [
     ),
     chosen(96, mask="causal", softcap=True, lengths="packed"),
 ]
+_sinks = cycle(("same", "fp32"))
+SINKS = [
+    chosen(
+        dim,
+        element=next(_element),
+        mask=mask,
+        softcap=dim == 96,
+        lengths=lengths,
+        further={"sinks": next(_sinks)},
+    )
+    for (dim, mask), lengths in product(
+        zip(DIMS, cycle(("none", "causal", "window")), strict=False), ("fixed", "packed")
+    )
+]
 SCHEDULES = [
     spec(q_tile, kv_tile, dim=dim, mask="causal", **others)
     for q_tile, kv_tile, dim, others in (
@@ -167,7 +185,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 
 ALL = list(
     dict.fromkeys(
-        (*OPERATIONS, *SOFTCAPS, *PACKED, *SCHEDULES, *RESCALES, *SIMPLE.values(), *SHORT),
+        (*OPERATIONS, *SOFTCAPS, *PACKED, *SINKS, *SCHEDULES, *RESCALES, *SIMPLE.values(), *SHORT),
     )
 )
 # Of the rows and of the columns of packed sequences.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from itertools import product
 from pathlib import Path
 
 import attention_arena as arena
@@ -20,6 +21,7 @@ from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
+from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_forward import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
@@ -184,6 +186,36 @@ def test_packed_lengths_and_fixed_ones_agree(kernel: KernelSpec) -> None:
     q, k, v = (tensor.unflatten(0, (3, 193)).transpose(1, 2) for tensor in made.given)
     fixed = warploom.attention(q, k, v, **keywords).transpose(1, 2).flatten(0, 1)
     assert torch.allclose(out.float(), fixed.float(), atol=2e-2, rtol=2e-2)
+
+
+# ---- Sinks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", cases.SINKS, ids=short)
+def test_a_sink_counts_in_the_sum_of_its_head(kernel: KernelSpec) -> None:
+    if operation(kernel).lengths == "packed":
+        for name, keywords in product(LENGTHS, MASKS[operation(kernel).mask]):
+            arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **keywords))
+    else:
+        for shape in MOST.values():
+            verify_masks(kernel, shape)
+
+
+@pytest.mark.parametrize("sink", [-torch.inf, -1e4, 1e4])
+@pytest.mark.parametrize("kernel", cases.SINKS[2:4], ids=short)
+def test_a_sink_of_any_size_is_right(kernel: KernelSpec, sink: float) -> None:
+    sinks = torch.full((4,), sink, device="cuda")
+    keywords = {"causal": "bottom_right", "sinks": sinks.to(TORCH[operation(kernel).element])}
+    if operation(kernel).sinks == "fp32":
+        keywords["sinks"] = sinks
+    made = (
+        arena.packed(kernel, [65, 300], [200, 5], **keywords)
+        if operation(kernel).lengths == "packed"
+        else arena.call(kernel, Shape(2, 4, 2, 300, 200), **keywords)
+    )
+    out, lse = arena.verify(made, beside_plain=False)
+    assert out.isfinite().all()
+    assert not lse.isnan().any()
 
 
 # ---- The bound, repeats --------------------------------------------------------------------------
