@@ -66,7 +66,7 @@ def write(
     memory.copy_(ordered)
     if arranged.moved:
         words = part.view(torch.int32)
-        words.copy_(_moved(words, arranged.moved))
+        _moved(words, arranged.moved, out=words)
     if layout.group is not None:
         begin, end = layout.codes_bytes, layout.codes_bytes + layout.scales_bytes
         # torch fills few types of 8 bits, so e8m0's one is given by its bits.
@@ -208,7 +208,7 @@ _ARRANGED = {
 }
 
 
-def _moved(words: Tensor, added: tuple[int, ...]) -> Tensor:
+def _moved(words: Tensor, added: tuple[int, ...], out: Tensor | None = None) -> Tensor:
     """Return int32 `words` with their bits moved: what each half adds is looked up (see _added)."""
     table = torch.tensor(added, dtype=torch.int32).to(words.device, non_blocking=True).view(4, 256)
     # A half counts from -32768 on, so that its upper byte does from 128 on.
@@ -217,7 +217,7 @@ def _moved(words: Tensor, added: tuple[int, ...]) -> Tensor:
     first = torch.tensor((1 << 15, 3 << 15), dtype=torch.int32)
     index = halves + first.to(words.device, non_blocking=True)
     found = torch.index_select((above + below).view(-1), 0, index.view(-1)).view(*words.shape, 2)
-    return found[..., 0] + found[..., 1]
+    return torch.add(found[..., 0], found[..., 1], out=out)
 
 
 # ---- Scales and zero points ----------------------------------------------------------------------
