@@ -10,7 +10,8 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.linear import Linear
-from warploom.integrations.quantized_linear import INPUTS, QuantizedLinear
+from warploom.integrations.quantized_linear import QuantizedLinear
+from warploom.integrations.quantized_rules import INPUTS
 from warploom.quantization import Metadata
 from warploom.quantization.quantize import described
 from warploom.runtime.tensors import shown

@@ -9,22 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from warploom.errors import ProblemError
-from warploom.generator.formats import Activations
 from warploom.generator.targets import target
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check
 from warploom.integrations.linear_rules import check_residual, product_type, sum_type
-from warploom.integrations.linear_sharing import check_module
-from warploom.integrations.quantized_rules import refusal
+from warploom.integrations.quantized_rules import INPUTS, check_linear, check_parts, refusal
 from warploom.integrations.quantized_state import KEY, check_state, encoded
 from warploom.quantization import PackedWeight, quantize
 from warploom.quantization.packed_weight import NAMES
 from warploom.quantization.quantize import described
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm
-from warploom.runtime.tensors import shown
-
-INPUTS: Activations = "16-bit"  # what weights are packed for
+from warploom.runtime.families.mixed_gemm.layer import Call, Layer, Read
 
 
 class QuantizedLinear(torch.nn.Module):
@@ -74,6 +70,7 @@ class QuantizedLinear(torch.nn.Module):
         super().__init__()
         self.activation = activation
         self.metadata = weight.metadata
+        self._calls = Layer()
         for name, tensor in weight.tensors().items():
             self.register_buffer(name, tensor)
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
@@ -93,7 +90,7 @@ class QuantizedLinear(torch.nn.Module):
         Raises ProblemError for a weight that is packed for activations of 8 bits, and for a bias
         of another shape, of a type without gradients, or elsewhere.
         """
-        _check_parts(weight, bias)
+        check_parts(weight, bias)
         made = cls.__new__(cls)
         made._set_up(weight, bias, activation)
         return made
@@ -114,7 +111,7 @@ class QuantizedLinear(torch.nn.Module):
         activation too. Raises ProblemError for layers that are refused there, for those whose
         weight is trained in fp8 or computed, and for weights that cannot be quantised so.
         """
-        _check_linear(linear)
+        check_linear(linear)
         packed = quantize(linear.weight.detach(), format, group, symmetric, scale_dtype, INPUTS)
         activation = linear.activation if isinstance(linear, Linear) else None
         made = cls.from_packed(packed, linear.bias, activation=activation)
@@ -155,6 +152,11 @@ class QuantizedLinear(torch.nn.Module):
         `input` is [.., in_features]. `residual` has the shape of the result, whose type is that of
         the sum in torch. Raises ProblemError for a residual of another shape.
         """
+        plain = residual is None
+        if plain and not torch.compiler.is_dynamo_compiling():
+            found = self._calls.again(*self._asked(input))
+            if found is not None:
+                return found
         weight = self.weight
         if residual is not None:
             check_residual(input, residual, self.out_features)
@@ -163,6 +165,8 @@ class QuantizedLinear(torch.nn.Module):
         if input.dim() == 1:
             row = None if residual is None else residual.unsqueeze(0)
             return self.forward(input.unsqueeze(0), row).squeeze(0)
+        if plain and not torch.compiler.is_dynamo_compiling():
+            return self._calls.call(*self._asked(input))
         return mixed_gemm(
             input,
             weight,
@@ -193,6 +197,18 @@ class QuantizedLinear(torch.nn.Module):
             keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}
         kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
         return explain(mixed_gemm, input.to(kind), weight, **keywords)
+
+    def _asked(self, input: torch.Tensor) -> tuple[Call, Read]:
+        """What a call asks for; a module's attributes take ten times as long to find."""
+        buffers: dict[str, Any] = self._buffers
+        packed = [buffers[name] for name in NAMES if name in buffers]
+        try:
+            bias = self._parameters["bias"]
+        except KeyError:  # what is parametrized has another
+            bias = self.bias
+        if bias is None:
+            return Call(self.metadata, self.activation, False), (input, *packed)
+        return Call(self.metadata, self.activation, True), (input, *packed, bias)
 
     def _by_torch(
         self, input: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None
@@ -253,49 +269,6 @@ class QuantizedLinear(torch.nn.Module):
             missing_keys,
             unexpected_keys,
             error_msgs,
-        )
-
-
-def _check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:
-    """Raise ProblemError for a weight and a bias that no layer has."""
-    if not isinstance(weight, PackedWeight):
-        raise ProblemError(
-            f"weight {shown(weight)} of type {type(weight).__name__}",
-            rule="must be a PackedWeight",
-            fix="make one with warploom.quantize",
-        )
-    if weight.metadata.activations != INPUTS:
-        raise ProblemError(
-            f"a weight that is packed for {weight.metadata.activations} activations",
-            rule=f"must be packed for {INPUTS} ones",
-            fix="call warploom.mixed_gemm, or pack it anew",
-        )
-    n = weight.shape[0]
-    if bias is None or (
-        bias.shape == (n,) and bias.dtype.is_floating_point and bias.device == weight.device
-    ):
-        return
-    raise ProblemError(
-        f"bias {bias.dtype} {list(bias.shape)} on {bias.device}",
-        rule=f"must be floating-point [{n}], on {weight.device} as the weight",
-    )
-
-
-def _check_linear(linear: torch.nn.Linear) -> None:
-    """Raise ProblemError for a layer whose weight is not all that there is to its product."""
-    check_module(linear, Linear)
-    if isinstance(linear, Linear) and (linear.recipe or linear.accumulate_into_main_grad):
-        raise ProblemError(
-            f"a Linear with recipe={linear.recipe!r}, accumulate_into_main_grad="
-            f"{linear.accumulate_into_main_grad}",
-            rule="must have neither: they train a weight of 16 or 32 bits",
-            fix="set them to None and False first",
-        )
-    if "weight" not in linear._parameters:
-        raise ProblemError(
-            "a Linear whose weight is computed, as by pruning",
-            rule="must have the weight as its parameter",
-            fix="make it permanent, as by torch.nn.utils.prune.remove",
         )
 
 

@@ -1,13 +1,17 @@
-"""Which products of `warploom.nn.QuantizedLinear` Warploom computes; torch computes the others.
+"""What `warploom.nn.QuantizedLinear` is made of, and which of its products Warploom computes.
 
-As linear_rules.py: calls and `warploom.explain` ask the same predicate, which reads no contents.
+Torch computes the others. As in linear_rules.py, calls and `warploom.explain` ask the same
+predicate, which reads no contents.
 """
 
 from __future__ import annotations
 
 import torch
 
+from warploom.errors import ProblemError
+from warploom.generator.formats import Activations
 from warploom.integrations.devices import unserved
+from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import (
     EXTENT,
     PRODUCTS,
@@ -15,7 +19,11 @@ from warploom.integrations.linear_rules import (
     product_type,
     transformed,
 )
+from warploom.integrations.linear_sharing import check_module
 from warploom.quantization import PackedWeight
+from warploom.runtime.tensors import shown
+
+INPUTS: Activations = "16-bit"  # what weights are packed for
 
 
 def refusal(
@@ -45,3 +53,46 @@ def refusal(
     if residual is not None and residual.dtype not in (*PRODUCTS, torch.float32):
         return f"the residual is {residual.dtype}; kernels add bfloat16, float16 and float32"
     return transformed(x, weight.data, sharded=False)
+
+
+def check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:
+    """Raise ProblemError for a weight and a bias that no layer has."""
+    if not isinstance(weight, PackedWeight):
+        raise ProblemError(
+            f"weight {shown(weight)} of type {type(weight).__name__}",
+            rule="must be a PackedWeight",
+            fix="make one with warploom.quantize",
+        )
+    if weight.metadata.activations != INPUTS:
+        raise ProblemError(
+            f"a weight that is packed for {weight.metadata.activations} activations",
+            rule=f"must be packed for {INPUTS} ones",
+            fix="call warploom.mixed_gemm, or pack it anew",
+        )
+    n = weight.shape[0]
+    if bias is None or (
+        bias.shape == (n,) and bias.dtype.is_floating_point and bias.device == weight.device
+    ):
+        return
+    raise ProblemError(
+        f"bias {bias.dtype} {list(bias.shape)} on {bias.device}",
+        rule=f"must be floating-point [{n}], on {weight.device} as the weight",
+    )
+
+
+def check_linear(linear: torch.nn.Linear) -> None:
+    """Raise ProblemError for a layer whose weight is not all that there is to its product."""
+    check_module(linear, Linear)
+    if isinstance(linear, Linear) and (linear.recipe or linear.accumulate_into_main_grad):
+        raise ProblemError(
+            f"a Linear with recipe={linear.recipe!r}, accumulate_into_main_grad="
+            f"{linear.accumulate_into_main_grad}",
+            rule="must have neither: they train a weight of 16 or 32 bits",
+            fix="set them to None and False first",
+        )
+    if "weight" not in linear._parameters:
+        raise ProblemError(
+            "a Linear whose weight is computed, as by pruning",
+            rule="must have the weight as its parameter",
+            fix="make it permanent, as by torch.nn.utils.prune.remove",
+        )

@@ -13,6 +13,7 @@ from sdpa_torchs import torchs
 import warploom
 from warploom.integrations import devices, linear, quantized_linear, sdpa_activation, sdpa_rules
 from warploom.runtime.families.gemm.layer import Layer
+from warploom.runtime.families.mixed_gemm import layer as mixed_gemm_layer
 
 
 @pytest.fixture
@@ -66,6 +67,21 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     monkeypatch.setitem(devices.reasons, -1, None)
     monkeypatch.setattr(quantized_linear, "mixed_gemm", mixed_gemm)
+    for name in ("again", "call"):
+        computes: Any = getattr(mixed_gemm_layer.Layer, name)
+
+        def counting(
+            self: mixed_gemm_layer.Layer,
+            call: Any,  # noqa: ANN401
+            read: tuple[torch.Tensor, ...],
+            _computes: Any = computes,  # noqa: ANN401
+        ) -> Any:  # noqa: ANN401
+            found = _computes(self, call, read)
+            if found is not None:
+                calls.append(read[0])
+            return found
+
+        monkeypatch.setattr(mixed_gemm_layer.Layer, name, counting)
     return calls
 
 

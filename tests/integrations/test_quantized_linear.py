@@ -126,6 +126,33 @@ def test_a_residual_of_another_shape_is_refused(products: list[torch.Tensor]) ->
     assert products == []
 
 
+@pytest.mark.parametrize(("format", "group"), [("int4", 128), ("int4", None), ("uint4", None)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_calls_that_are_recognised_compute_what_they_are_asked_for_now(
+    products: list[torch.Tensor], bias: bool, format: str, group: int | None
+) -> None:
+    """Not what the tensors, the function or the weight were when such a call came first."""
+    module = layer(sample(format, group), bias=bias).requires_grad_(False)
+    for seed in range(3):
+        x = random(5, K, seed=seed)
+        assert near(module(x), expected(module, x, weight=sample(format, group).exact), 2**-8)
+    module.activation = "relu"
+    assert (module(x) >= 0).all()
+    module.activation = None
+    module.data.zero_()
+    given = module.weight.dequantize(torch.float64)
+    assert near(module(x), expected(module, x, weight=given), 2**-8)
+    if module.bias is not None:
+        module.bias = torch.nn.Parameter(random(N, seed=7), requires_grad=False)
+        assert near(module(x), expected(module, x, weight=given), 2**-8)
+        module.bias.requires_grad_()
+        assert module(x).requires_grad
+    assert module(x.requires_grad_()).requires_grad
+    assert module(x.detach().half()).dtype == FP16
+    with torch.autocast("cpu", dtype=BF16):
+        assert module(random(5, K, dtype=FP32)).dtype == BF16
+
+
 # ---- Which kernel --------------------------------------------------------------------------------
 
 
