@@ -85,6 +85,7 @@ _ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
 
 
 _GIVEN = len(_Operands._fields) + len(_Function._fields)
+_BEFORE_FURTHER = _GIVEN + len(_Spec._fields) + len(_Options._fields)
 
 
 def _call(inputs: tuple[Any, ...], further: tuple[torch.Tensor | None, ...]) -> AttentionCall:
@@ -233,7 +234,7 @@ def _differentiate(
     function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     needed = ctx.needs_input_grad
     given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further)
-    wanted = needed[len(needed) - len(further) :]  # of those that were given: None is left out
+    wanted = needed[_BEFORE_FURTHER:]  # torch leaves out the last ones that are None
     if any(wanted):
         every = (*given, *[None] * (len(_Further._fields) - len(further)))
         asked = _Wanted(*wanted, *[False] * (len(_Wanted._fields) - len(wanted)))
@@ -243,7 +244,7 @@ def _differentiate(
     first = (one if need else None for one, need in zip(found[:3], needed, strict=False))
     rest = iter(found[3:])
     last = (next(rest) if need else None for need in wanted)
-    return (*first, *[None] * (len(needed) - 3 - len(further)), *last)
+    return (*first, *[None] * (len(needed) - 3 - len(wanted)), *last)
 
 
 register(
