@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
+    from warploom.runtime.families._attention.block_mask import BlockMask, block_mask
     from warploom.runtime.families.attention_append.api import attention_append
     from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockMask",
     "CompilationError",
     "ConfigurationError",
     "DeviceError",
@@ -70,6 +72,7 @@ __all__ = [
     "attention_decode",
     "attention_merge",
     "autotune",
+    "block_mask",
     "counters",
     "explain",
     "gemm",
@@ -89,6 +92,7 @@ __all__ = [
 # Where names come from that are imported when they are first used: all but those above. A name that
 # is its module's stands for the module.
 _LAZY = {
+    "BlockMask": "warploom.runtime.families._attention.block_mask",
     "Explanation": "warploom.runtime.api",
     "KernelSpec": "warploom.generator.specification",
     "PackedWeight": "warploom.quantization.packed_weight",
@@ -98,6 +102,7 @@ _LAZY = {
     "attention_decode": "warploom.runtime.families.attention_decode.api",
     "attention_merge": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
+    "block_mask": "warploom.runtime.families._attention.block_mask",
     "counters": "warploom.runtime.api",
     "explain": "warploom.runtime.api",
     "gemm": "warploom.runtime.families.gemm.api",

@@ -37,12 +37,21 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
   uint32_t parity = 0, phase = 0;
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
+{% if operation.blocks %}
+    const List list(p, work, i);
+    CUTE_NO_UNROLL
+    for (int n = 0; n < list.count; ++n, parity ^= 1) {
+      if (parity != writer) continue;
+      const int4 listed = list.entries[n];
+      const int m = listed.x, place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+{% else %}
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n, parity ^= 1) {
       if (parity != writer) continue;
       const int m = walk(p, work, n), place = (work.first_tile + i * p.q_tiles + m) * kParts + work.part;
+{% endif %}
 {% if operation.deterministic %}
-      await_turn(p.turns + place, turn(p, work, m * kQTile));
+      await_turn(p.turns + place, {{ "listed.z" if operation.blocks else "turn(p, work, m * kQTile)" }});
 {% endif %}
       shared.sums_full[writer].wait(phase);
       phase ^= 1;

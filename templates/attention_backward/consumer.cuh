@@ -19,6 +19,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+{% if not operation.blocks %}
 // Whether rows [row, row + kQRows) and columns [column, column + 64) hold pairs that do not attend.
 __device__ __forceinline__ bool partial(const Parameters& p, const Sequence& sequence, int row, int column) {
   row += sequence.diagonal(p);
@@ -44,6 +45,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   }
 }
 
+{% endif %}
 // The statistics of the two rows of q that a thread has of the 8 of fragment i.
 __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
@@ -80,12 +82,21 @@ struct Consumer {
   }
 };
 
+{% if operation.blocks %}
+{% include "attention_backward/shown.cuh" %}
+
+{% endif %}
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
+{% if operation.blocks %}
+  const int mask = c.shared.mask[at.stage];
+  if (mask >= 0) hide(c, scores, mask);
+{% else %}
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
+{% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
@@ -164,9 +175,26 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (work.begin < work.end) {
     Steps steps;
     Position position{0, 0};
+{% if operation.blocks %}
+    const int count = work.end;
+{% else %}
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+{% endif %}
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
+{% if operation.blocks %}
+    CUTE_NO_UNROLL
+    for (int i = 0; i < count; ++i) {
+{% if schedule.accumulate == "direct" %}
+      shared.q_full[position.stage].wait(position.phase);
+      const int tile = shared.tile[position.stage];
+{% else %}
+      const int tile = 0;  // the writers know it
+{% endif %}
+      steps.next(c, dk, dv, {0, tile, i % 2u}, position, i + 1 < count);
+      position.advance();
+    }
+{% else %}
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
@@ -178,6 +206,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         tile += kCluster * p.q_tiles;
       }
     }
+{% endif %}
     steps.end(c, count);
   }
   store_gradients(c, dk, dv);

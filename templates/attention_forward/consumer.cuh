@@ -42,7 +42,12 @@ struct Consumer {
   Position position;
   int begin;         // the last kv tile: they are walked from the right to the left
   int columns;       // of the sequence
+{% if operation.blocks %}
+  int row, column;   // the thread's first, in a tile
+  int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
+{% else %}
   int row, column;   // the thread's first; the row counts from where bounds are relative to
+{% endif %}
 
   // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
@@ -77,6 +82,10 @@ struct Consumer {
   }
 };
 
+{% if operation.blocks %}
+{% include "attention_forward/shown.cuh" %}
+
+{% endif %}
 {% include "attention_forward/steps_" ~ steps_part ~ ".cuh" %}
 
 // Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
@@ -165,7 +174,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   while (work.more) {
     c.begin = work.begin;
     c.columns = work.sequence.columns(p);
+{% if operation.blocks %}
+    c.row = consumer * kWgmmaM + thread_row();
+    c.masks = work.masks - work.full_end;
+{% else %}
     c.row = work.row + work.sequence.diagonal(p) + thread_row();
+{% endif %}
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;

@@ -10,6 +10,18 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
   const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
+{% if operation.blocks %}
+  const int list = sequence.batch * p.list_batch + head * p.list_head + row / kQTile;
+  const int4 found = p.lists[list];
+  return {1, row, head, sequence, 0, found.x, 0, found.y, 0, list, found.z};
+}
+
+// The share of one warpgroup, whose rows begin at `row`: it works on all that is listed.
+__device__ __forceinline__ Work share(const Parameters&, Work work, int row) {
+  work.row = row;
+  return work;
+}
+{% else %}
   const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
   const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
   const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
@@ -31,6 +43,7 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   }
   return work;
 }
+{% endif %}
 
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
@@ -47,10 +60,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
+{% if operation.blocks %}
+    const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;
+    int of_v = work.end > work.begin ? listed[work.end - 1] : 0;  // the tile whose v is loaded next
+{% endif %}
     // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
-           shared.k[position.stage], work.sequence, work.end - 1, head);
+           shared.k[position.stage], work.sequence, {{ "of_v" if operation.blocks else "work.end - 1" }}, head);
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const int row = work.row + consumer * kWgmmaM;
@@ -65,11 +82,17 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.end - 1; n >= work.begin; --n) {
       const Position before = position;
       position.advance();
+{% if operation.blocks %}
+      const int of_k = n > work.begin ? listed[n - 1] : 0;
+{% endif %}
       if (n > work.begin)
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
-             shared.k[position.stage], work.sequence, n - 1, head);
+             shared.k[position.stage], work.sequence, {{ "of_k" if operation.blocks else "n - 1" }}, head);
       load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
-           shared.v[before.stage], work.sequence, n, head);
+           shared.v[before.stage], work.sequence, {{ "of_v" if operation.blocks else "n" }}, head);
+{% if operation.blocks %}
+      of_v = of_k;
+{% endif %}
     }
     q.advance();
   }

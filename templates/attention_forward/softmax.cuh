@@ -28,6 +28,7 @@ struct Rows {
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
+{% if not operation.blocks %}
 // Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
 // bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
 // 2 (l % 4) and the next of every 8.
@@ -44,6 +45,7 @@ __device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters&
   }
 }
 
+{% endif %}
 // Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
 // have met nothing but -inf so far, and its maximum must not become a NaN.
 template <bool kFirst, bool kMasked>

@@ -3,11 +3,14 @@
 struct Steps {
   static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
+{% if operation.blocks %}
+    const Shown shown(c, n, masked);
+{% endif %}
     cute::warpgroup_wait<0>();
     fence(scores);
     c.release_operands(n);
     c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    if (masked) {{ hide }};
     softmax<true, true>(scores, rows, c.scaling.exponent);
     c.position.advance();
     pack(weights, scores);
@@ -24,11 +27,14 @@ struct Steps {
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
     c.turns.pass();
+{% if operation.blocks %}
+    const Shown shown(c, n, kMasked);
+{% endif %}
     cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
     fence(scores);
     c.release_operands(n);
     c.scaling.cap(scores);
-    if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    if (kMasked) {{ hide }};
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     c.position.advance();
     // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the

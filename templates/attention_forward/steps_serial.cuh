@@ -6,9 +6,12 @@ struct Steps {
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     const Position at = c.position;
+{% if operation.blocks %}
+    const Shown shown(c, n, masked);
+{% endif %}
     c.release_operands(n);
     c.scaling.cap(scores);
-    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    if (masked) {{ hide }};
     softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
     if (!kFirst) rescale(output, rows);
     pack(weights, scores);

@@ -6,6 +6,7 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
+from warploom.generator import rules
 from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families._attention.shape import (
@@ -31,3 +32,21 @@ class AttentionFamily(
     parse_shape = staticmethod(parse_shape)
     cells = staticmethod(cells)
     extents_of_cell = staticmethod(extents_of_cell)
+
+    def operation_reasons(self, operation: OperationT) -> list[str]:
+        """Lists of blocks say all of what attends to what."""
+        return rules.broken(
+            [
+                None
+                if operation.mask == "none" or not operation.blocks
+                else f"mask {operation.mask} with blocks: lists and their masks say which scores "
+                "count; take none, and hide the rest in mask_mod",
+                None
+                if operation.lengths == "fixed" or not operation.blocks
+                else "lengths packed with blocks: lists are of one length; take fixed, and a "
+                "mask_mod that tells sequences apart",
+                None
+                if operation.sinks == "none" or not operation.blocks
+                else f"sinks {operation.sinks} with blocks: no kernel has both; take none",
+            ]
+        )

@@ -31,6 +31,11 @@ class Operation:
         later=True,
         doc="a score of each query head that counts in the sum, with no value; same: of q's type",
     )
+    blocks: bool = knob(
+        default=False,
+        later=True,
+        doc="only tiles that lists name are worked on, of which some have a mask of bits",
+    )
 
     @property
     def family(self) -> str:

@@ -37,6 +37,9 @@ class AttentionProblem:
     left: int = UNBOUNDED
     right: int = UNBOUNDED
     bottom_right: bool = False  # packed: bounds move by seq_k - seq_q of each sequence
+    # Of lists of tiles: whether each batch, and each query head, has its own.
+    lists_of_batches: bool = False
+    lists_of_heads: bool = False
 
 
 def lengths_counted(

@@ -23,13 +23,14 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
             "dim": operation.dim,
             "mask": operation.mask,
             "lengths": operation.lengths,
+            "blocks": operation.blocks,
             "seq": max(shape.seq_q, shape.seq_k),
             "sharing": shape.sharing,
         }
 
     def modelled(self, operation: OperationT) -> bool:
-        """No sweep had caps of scores."""
-        return not operation.softcap
+        """No sweep had caps of scores, or lists of blocks."""
+        return not (operation.softcap or operation.blocks)
 
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""

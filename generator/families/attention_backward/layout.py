@@ -44,6 +44,7 @@ OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 HELD_REGISTERS = 12  # beside those that hold v
+LISTED_REGISTERS = 12  # what masks of blocks take where nothing else leaves room for them
 MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
@@ -139,13 +140,20 @@ def attention_backward_layout(
         splits=splits,
         query_n=query_n,
         registers=_registers(operation, schedule, q_rows, part, query_n)
-        + (4 * held_steps + HELD_REGISTERS if held_steps else 0),
+        + (4 * held_steps + HELD_REGISTERS if held_steps else 0)
+        + (LISTED_REGISTERS if operation.blocks and _crowded(schedule) else 0),
         producer_registers=producer_registers,
         register_budget=register_budget,
     )
     twice = replace(layout, ds_stages=2)
     once = schedule.overlap or shares_rows or twice.shared_bytes > arch.shared_bytes
     return layout if once else twice
+
+
+def _crowded(schedule: AttentionBackwardSchedule) -> bool:
+    """Whether masks of blocks are one thing too much, beside what else is kept over a step."""
+    direct = schedule.accumulate == "direct"
+    return direct if schedule.overlap else schedule.held != "none" and not direct
 
 
 def _registers(

@@ -14,6 +14,7 @@ from warploom.generator.families._attention.parameters import (
     bounds,
     further,
     lengths,
+    lists,
 )
 from warploom.generator.families.attention_backward.layout import (
     MINIMUM_SPAN,
@@ -64,6 +65,17 @@ class AtLaunch(
         """In which order kv tiles are worked off."""
         return order_of(self.spec, self.problem, self.device, self.tiles)
 
+    @property
+    def lists_of_head(self) -> int:
+        """How many lists lie between those of two query heads."""
+        return self.tiles.kv_tiles if self.problem.lists_of_heads else 0
+
+    @property
+    def lists_of_batch(self) -> int:
+        """How many lists lie between those of two batches."""
+        heads = self.problem.heads if self.problem.lists_of_heads else 1
+        return heads * self.tiles.kv_tiles if self.problem.lists_of_batches else 0
+
     def statistics_map(self) -> TensorMap:
         """The map of lse and delta.
 
@@ -100,6 +112,12 @@ _ORDERED: tuple[Field[AtLaunch], ...] = (
     int32(
         "leftward", "whether kv tiles add to dq from right to left", lambda at: at.order.leftward
     ),
+)
+_LISTS: tuple[Field[AtLaunch], ...] = (
+    *lists("int32_t", "int4", "column, 32 rows"),
+    int32("list_tiles", "that a list has room for", lambda at: at.tiles.q_tiles),
+    int32("list_batch", "lists of a batch; 0: all have the same", lambda at: at.lists_of_batch),
+    int32("list_head", "lists of a head; 0: all have the same", lambda at: at.lists_of_head),
 )
 
 
@@ -163,4 +181,6 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         ]
     if operation.softcap:
         fields.append(SOFTCAP)
+    if operation.blocks:
+        fields += _LISTS
     return block([*fields, *bounds(operation.mask, packed=packed)])

@@ -15,6 +15,8 @@ from warploom.generator.families.attention_backward.schedule import (
 )
 from warploom.generator.wgmma import WGMMA_M
 
+MASK_BITS = 32  # rows of q in a word of a mask
+
 
 def schedule_reasons(
     arch: Architecture, operation: AttentionBackwardOperation, schedule: AttentionBackwardSchedule
@@ -40,6 +42,7 @@ def schedule_reasons(
             None
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
+            *(_listed(schedule, layout.q_rows) if operation.blocks else ()),
             *(_shared_rows(operation, schedule) if schedule.share == "rows" else ()),
             None
             if schedule.held == "none"
@@ -68,6 +71,17 @@ def schedule_reasons(
             rules.fits_shared(layout.shared_bytes, arch),
         ]
     )
+
+
+def _listed(schedule: AttentionBackwardSchedule, q_rows: int) -> list[str | None]:
+    """What lists of tiles ask for."""
+    return [
+        rules.multiple_of("q_tile with blocks", q_rows, MASK_BITS),
+        None
+        if schedule.cluster == 1
+        else f"cluster {schedule.cluster} with blocks: lists of heads are walked one after the "
+        "other; take 1",
+    ]
 
 
 def _shared_rows(

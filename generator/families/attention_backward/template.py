@@ -52,9 +52,16 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         ),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
-        "shares_work": operation.deterministic or operation.lengths == "packed" or crowded,
+        "shares_work": operation.deterministic
+        or operation.lengths == "packed"
+        or operation.blocks
+        or crowded,
         "scaling_part": "softcap" if operation.softcap else "plain",
-        "order_part": "fixed" if operation.deterministic else "any",
+        "order_part": "listed"
+        if operation.blocks
+        else "fixed"
+        if operation.deterministic
+        else "any",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "number_part": ordered if operation.deterministic else "grid",
         "steps_part": ("pair_" if shares_rows else "")

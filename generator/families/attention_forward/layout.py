@@ -64,6 +64,7 @@ def attention_layout(
     wide = (
         operation.lengths == "packed"
         or operation.mask == "window"
+        or operation.blocks
         or schedule.scheduler == "dynamic"
     )
     producer_registers, register_budget = (REGISTERS_WIDE if wide else REGISTERS)[
@@ -96,4 +97,5 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
         + (PACKED_REGISTERS if operation.lengths == "packed" else 0)
         + (WINDOW_REGISTERS if operation.mask == "window" else 0)
         + (SOFTCAP_REGISTERS if operation.softcap else 0)
+        + (schedule.kv_tile // 16 if operation.blocks else 0)  # bits of two rows
     )

@@ -13,6 +13,7 @@ from warploom.generator.families._attention.parameters import (
     bounds,
     further,
     lengths,
+    lists,
 )
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
@@ -59,6 +60,22 @@ class AtLaunch(launch.AtLaunch[AttentionOperation, AttentionSchedule, AttentionP
         return self.q_tiles * self.all_heads
 
     @property
+    def kv_tiles(self) -> int:
+        """Tiles of keys of one head."""
+        return -(-self.problem.seq_k // self.schedule.kv_tile)
+
+    @property
+    def lists_of_head(self) -> int:
+        """How many lists lie between those of two heads."""
+        return self.q_tiles if self.problem.lists_of_heads else 0
+
+    @property
+    def lists_of_batch(self) -> int:
+        """How many lists lie between those of two batches."""
+        heads = self.problem.heads if self.problem.lists_of_heads else 1
+        return heads * self.q_tiles if self.problem.lists_of_batches else 0
+
+    @property
     def section(self) -> int:
         """Query heads whose k and v stay in L2 together."""
         problem, blocks = self.problem, min(self.tiles, self.device.multiprocessors)
@@ -78,6 +95,12 @@ _EVERY: tuple[Field[AtLaunch], ...] = (
     int32("all_heads", "of all batches", lambda at: at.all_heads),
     SHARING,
     SCALE,
+)
+_LISTS: tuple[Field[AtLaunch], ...] = (
+    *lists("int4", "int32_t", "row, 32 columns"),
+    int32("list_tiles", "that a list has room for", lambda at: at.kv_tiles),
+    int32("list_batch", "lists of a batch; 0: all have the same", lambda at: at.lists_of_batch),
+    int32("list_head", "lists of a head; 0: all have the same", lambda at: at.lists_of_head),
 )
 _COUNTER = pointer("counter", "uint32_t", "tiles taken so far; 0 between launches")
 
@@ -106,4 +129,6 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
         fields.append(SOFTCAP)
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
+    if operation.blocks:
+        fields += _LISTS
     return block([*fields, *bounds(operation.mask, packed=packed)])

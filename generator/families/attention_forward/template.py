@@ -29,6 +29,9 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "bounds_right": operation.mask != "none",
         # The output of a wide head takes long to rescale: it is done under the product of scores.
         "rescales_between": schedule.overlap and operation.dim > 128,
+        "hide": "shown.hide(scores)"
+        if operation.blocks
+        else "mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column)",
         "scaling_part": "softcap" if operation.softcap else "plain",
         "turns_part": "pingpong" if schedule.pingpong else "free",
         "steps_part": "overlapped" if schedule.overlap else "serial",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import UNBOUNDED
+from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.problem import Arguments, Extents, Window
 from warploom.runtime.tensors import shown
 
@@ -48,11 +49,19 @@ class Band:
         }
 
 
+_WHOLE = Band()
+
+
 def band(call: Arguments, sizes: Extents) -> Band:
     """Return the mask of a call, without bounds that leave out nothing at these lengths.
 
+    A mask of blocks is checked here: with it there are no bounds.
+
     A window is relative to the diagonal that `causal` aligns, at the bottom right by default.
     """
+    if call.block_mask is not None:
+        _check_blocks(call, sizes)
+        return _WHOLE
     if call.causal not in (False, True, "top_left", "bottom_right"):
         raise ProblemError(
             f"causal {call.causal!r}",
@@ -73,6 +82,44 @@ def band(call: Arguments, sizes: Extents) -> Band:
     right = UNBOUNDED if right >= beside - 1 else right
     left = UNBOUNDED if left >= above - 1 else left
     return Band(left, right, bottom_right and min(left, right) < UNBOUNDED)
+
+
+def _check_blocks(call: Arguments, sizes: Extents) -> None:
+    """Raise ProblemError for a mask of blocks beside bounds, or of another size."""
+    mask: BlockMask = call.block_mask
+    beside = {
+        "causal": call.causal,
+        "window": call.window,
+        "cu_seqlens_q": call.cu_seqlens_q,
+    }
+    for name, value in beside.items():
+        if value is not None and value is not False:
+            raise ProblemError(
+                f"{name} with block_mask",
+                rule="a block_mask says all of what attends to what",
+                fix="hide the rest in its mask_mod",
+            )
+    for name in call.further:
+        raise ProblemError(
+            f"{name} with block_mask", rule="no kernel has both", fix="leave out one of them"
+        )
+    batch, heads = mask.places.shape[:2]
+    wanted = (sizes.seq_q, sizes.seq_k)
+    if (mask.seq_q, mask.seq_k) != wanted or not (
+        batch in (1, sizes.batch) and heads in (1, sizes.heads)
+    ):
+        raise ProblemError(
+            f"block_mask {[batch, heads, mask.seq_q, mask.seq_k]}",
+            rule=f"must be of {sizes.seq_q} rows and {sizes.seq_k} columns, of {sizes.batch} "
+            f"batches or 1, and of {sizes.heads} heads or 1",
+            fix="make it for these lengths: seq_q and seq_k of warploom.block_mask",
+        )
+    if mask.places.device != call.q.device:
+        raise ProblemError(
+            f"block_mask on {mask.places.device}",
+            rule=f"must be on the device of q, {call.q.device}",
+            fix="make its lists there, or use block_mask.to(device)",
+        )
 
 
 def _equal_lengths(call: Arguments, sizes: Extents) -> bool:

@@ -22,6 +22,8 @@ def of_further(call: Arguments) -> Fields:
     found: dict[str, Any] = {}
     if call.sinks is not None:
         found["sinks"] = "same" if call.sinks.dtype == call.q.dtype else "fp32"
+    if call.block_mask is not None:
+        found["blocks"] = True
     return found
 
 

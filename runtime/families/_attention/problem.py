@@ -10,7 +10,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -19,6 +19,7 @@ from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention.block_mask import converted
 from warploom.runtime.tensors import require_one_device, require_tensors, shown
 
 Alignment = Literal["top_left", "bottom_right"]
@@ -41,6 +42,7 @@ class Keywords(TypedDict, total=False):
     deterministic: bool | None
     backward_spec: KernelSpec | str | None
     sinks: torch.Tensor | None
+    block_mask: object
 
 
 @dataclass(slots=True)
@@ -63,9 +65,12 @@ class Arguments:
     deterministic: bool | None = None
     backward_spec: KernelSpec | str | None = None
     sinks: torch.Tensor | None = None
+    block_mask: Any = None  # a BlockMask, or torch's, which becomes one
 
     def __post_init__(self) -> None:
         """A softcap of 0 is none, as FlashAttention has it."""
+        if self.block_mask is not None:
+            self.block_mask = converted(self.block_mask)
         softcap = self.softcap  # None in most calls, which ask no more
         if softcap is not None and isinstance(softcap, Real) and softcap == 0:
             self.softcap = None
@@ -86,6 +91,7 @@ class Arguments:
             ("cu_seqlens_q", self.cu_seqlens_q),
             ("cu_seqlens_k", self.cu_seqlens_k),
             *self.further.items(),
+            ("block_mask", None if self.block_mask is None else self.block_mask.places),
         ]
 
     @property
@@ -159,6 +165,7 @@ class Arguments:
             else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
             self.spec,
             None if self.sinks is None else self._further,
+            None if self.block_mask is None else self.block_mask.kind,
         )
 
     @property

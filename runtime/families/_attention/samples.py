@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._attention.block_mask import (
+    FIRST,
+    NOTHING,
+    WHOLE,
+    BlockMask,
+    packed,
+)
 from warploom.runtime.families._attention.operation import Operation
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
 
 SOFTCAP = 30.0
+BLOCK, DENSITY = 128, 0.25  # rows and columns of a block; the share of blocks that count
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
@@ -34,8 +43,9 @@ class AttentionData:
     """What trials of both passes have in common: normal random data, and what calls are told."""
 
     def __init__(self, operation: Operation, shape: AttentionShape, device: str, seed: int) -> None:
-        self.shape, self.device = shape, device
+        self.shape, self.device, self._seed = shape, device, seed
         self._element, self._mask = operation.element, operation.mask
+        self._blocks = operation.blocks
         self._softcap, self._packed = operation.softcap, operation.lengths == "packed"
         self._random = generator(device, seed)
         self._further = further(operation, shape.heads, device, self._random)
@@ -51,7 +61,22 @@ class AttentionData:
             found["window"] = (max(0, self.shape.window - 1), 0)
         if self._softcap:
             found["softcap"] = SOFTCAP
+        if self._blocks:
+            found["block_mask"] = self._block_mask
         return found
+
+    @cached_property
+    def _block_mask(self) -> BlockMask:
+        """A quarter of the blocks of each head's rows, and its diagonal, of which half counts."""
+        shape, block = self.shape, BLOCK
+        rows, columns = -(-shape.seq_q // block), -(-shape.seq_k // block)
+        random = generator("cpu", self._seed)
+        drawn = torch.rand(1, shape.heads, rows, columns, generator=random) < DENSITY
+        diagonal = torch.arange(rows)[:, None] == torch.arange(columns)
+        places = torch.where(diagonal, FIRST, torch.where(drawn, WHOLE, NOTHING)).int()
+        bits = packed(torch.ones(1, block, block, dtype=torch.bool).tril(), 8)
+        found = BlockMask(places, bits, (block, block), shape.seq_q, shape.seq_k)
+        return found.to(self.device)
 
     def call(self, kind: type[ArgumentsT]) -> ArgumentsT:
         """A call on q, k and v of their own."""

@@ -6,11 +6,13 @@ Nothing here reads a tensor's contents.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_backward import AttentionBackwardProblem
+from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import call as calls
@@ -18,6 +20,8 @@ from warploom.runtime import dispatch
 from warploom.runtime.call import Draft, Key
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention import block_lists
+from warploom.runtime.families._attention.block_lists import Lists, lists_of
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -57,6 +61,7 @@ class Details:
     strides: tuple[tuple[int, ...], ...]  # of dq, dk and dv
     scale: float  # where a call gives none
     copies: tuple[str, ...]
+    tile: tuple[int, int] | None  # of the kernel, where it walks lists of tiles
 
 
 @dataclass(slots=True)
@@ -140,7 +145,7 @@ class BackwardCall:
         check_results(self, sizes)
         check_numbers(forward)
         copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
-        capped = forward.softcap is not None
+        capped, blocks = forward.softcap is not None, forward.block_mask is not None
         further = of_gradients(of_further(forward), tuple(self.further_gradients))
         choice = choose(
             name_of(forward.q.dtype, "q"),
@@ -158,11 +163,13 @@ class BackwardCall:
             else tuple(tensor.stride() for tensor in self.into)
         )
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
-        details = Details(sizes, masked, gradients, sizes.dim**-0.5, copies)
+        lists = Lists._fields if blocks else ()
+        tile = cast("AttentionBackwardSpec", choice.spec).schedule.tile if blocks else None
+        details = Details(sizes, masked, gradients, sizes.dim**-0.5, copies, tile)
         return Draft(
             choice,
             None if sizes.empty else self._problem(details),
-            (*_TENSORS, *offsets, *self._further),
+            (*_TENSORS, *offsets, *lists, *self._further),
             ("scale", "softcap") if capped else ("scale",),
             copies,
             details,
@@ -183,7 +190,7 @@ class BackwardCall:
 
     def _problem(self, details: Details) -> AttentionBackwardProblem:
         forward, packed = self.forward, details.sizes.packed
-        fields = details.band.fields(details.sizes)
+        fields = {**details.band.fields(details.sizes), **lists_of(forward.block_mask)}
         for name, tensor in self.operands.items():
             fields[f"strides_{name}"] = placed(name, tensor, details.copies, packed=packed)
         for name, tensor, steps in zip(
@@ -236,6 +243,8 @@ class BackwardCall:
         )
         if details.sizes.packed:
             addresses += tuple(offsets.data_ptr() for offsets in forward.offsets)
+        if details.tile is not None:
+            addresses += block_lists.of_columns(forward.block_mask, details.tile).addresses
         addresses += tuple(one.data_ptr() for one in self._further.values())
         scale = details.scale if forward.scale is None else forward.scale
         return addresses, (scale,) if forward.softcap is None else (scale, forward.softcap)

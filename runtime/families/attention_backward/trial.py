@@ -17,6 +17,7 @@ from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
@@ -118,11 +119,17 @@ class AttentionBackwardTrial(AttentionData):
         for at in _ends(seq_q):
             q, out, lse, dout = (t[:, :, at] for t in (whole.q, whole.out, whole.lse, whole.dout))
             rows = replace(whole, q=q, out=out, lse=lse, dout=dout)
-            found += self._following(rows, _shifted(bounds, at.start), at, ("dq",))
+            shown = self._part(slice(-1, None), at, slice(None))
+            found += self._following(rows, _shifted(bounds, at.start), shown, at, ("dq",))
         for at in _ends(seq_k):
             columns = replace(whole, k=whole.k[:, :, at], v=whole.v[:, :, at])
-            found += self._following(columns, _shifted(bounds, -at.start), at, ("dk", "dv"))
+            shown = self._part(slice(-1, None), slice(None), at)
+            found += self._following(columns, _shifted(bounds, -at.start), shown, at, ("dk", "dv"))
         return found
+
+    def _part(self, batch: slice, rows: slice, columns: slice) -> BlockMask | None:
+        mask: BlockMask | None = self.sets[0].forward.block_mask
+        return None if mask is None else mask.part(batch, rows, columns)
 
     def _whole(self, call: BackwardCall) -> Tensors:
         def sequence(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,10 +140,15 @@ class AttentionBackwardTrial(AttentionData):
         return Tensors(sequence(call.forward.q), k, v, out, lse, dout)
 
     def _following(
-        self, given: Tensors, bounds: Band, at: slice, names: tuple[str, ...]
+        self,
+        given: Tensors,
+        bounds: Band,
+        shown: BlockMask | None,
+        at: slice,
+        names: tuple[str, ...],
     ) -> list[Expected]:
         forward = self.sets[0].forward
-        function = Function(forward.scaling, forward.softcap, bounds)
+        function = Function(forward.scaling, forward.softcap, bounds, blocks=shown)
         gradients, off = reference.following(given, function)
         return [
             Expected(name, at, exact, bound)

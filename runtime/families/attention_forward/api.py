@@ -70,6 +70,7 @@ def attention(
     deterministic: bool | None = None,
     backward_spec: KernelSpec | str | None = None,
     sinks: torch.Tensor | None = None,
+    block_mask: object = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v, exactly, without the scores in memory.
 
@@ -95,6 +96,9 @@ def attention(
               Results are bit-equal in any case
     backward_spec  the kernel that computes the gradients
     sinks     [heads], fp32 or of the type of q: a score more in the sum of each row, of no value
+    block_mask  which blocks of scores count, and which scores of some: what `warploom.block_mask`
+              returns, or a BlockMask of torch's flex_attention. Blocks that do not count cost
+              nothing. It goes with neither causal, window nor packed sequences
 
     A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its head's sink. Both
     results are differentiable, once, in q, k, v and sinks; these, the result and its log-sum-exp
@@ -111,7 +115,8 @@ def attention(
         q, k, v = (lowered(tensor) for tensor in (q, k, v))
     asked = None
     offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    usual = out is None and spec is None and backward_spec is None and sinks is None
+    usual = out is None and spec is None and backward_spec is None
+    usual = usual and sinks is None and block_mask is None
     if usual and not torch.compiler.is_dynamo_compiling():
         asked = repeated.asked(causal, window, softcap, deterministic, offsets, longest)
     if asked is not None:
@@ -135,6 +140,7 @@ def attention(
         deterministic,
         backward_spec,
         sinks,
+        block_mask,
     )
     if forward_ad._current_level >= 0:
         refuse_dual("warploom.attention", (q, k, v, out, *call.further.values()))

@@ -9,6 +9,7 @@ import torch
 
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionProblem
+from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import call as calls
@@ -16,6 +17,8 @@ from warploom.runtime import dispatch
 from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention import block_lists
+from warploom.runtime.families._attention.block_lists import Lists, lists_of
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     check_apart,
@@ -62,6 +65,7 @@ class Details:
     copies: tuple[str, ...]
     gradient_options: GradientOptions
     gradient_fields: Fields  # what gradients depend on, and what else wants one
+    tile: tuple[int, int] | None  # of the kernel, where it walks lists of tiles
 
 
 @dataclass(slots=True)
@@ -77,9 +81,11 @@ class AttentionCall(Arguments):
         operands = {"q": self.q, "k": self.k, "v": self.v}
         copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
         softcap, further = self.softcap is not None, of_further(self)
+        blocks = self.block_mask is not None
         choice = self._choice(sizes, masked, target, further)
         wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
+        lists = Lists._fields if blocks else ()
         details = Details(
             sizes,
             masked,
@@ -89,11 +95,12 @@ class AttentionCall(Arguments):
             copies,
             (self.deterministic, self.backward_spec),
             of_gradients(further, wanted),
+            cast("AttentionSpec", choice.spec).schedule.tile if blocks else None,
         )
         return Draft(
             choice,
             None if sizes.empty else self._problem(details, choice.spec.operation),
-            ("q", "k", "v", "o", "lse", *offsets, *self.further),
+            ("q", "k", "v", "o", "lse", *offsets, *lists, *self.further),
             ("scale", "softcap") if softcap else ("scale",),
             copies,
             details,
@@ -121,7 +128,12 @@ class AttentionCall(Arguments):
         if isinstance(wanted, DecodeOperation):
             return short_queries.problem(sizes, details.band, q, k, v, o)
         return AttentionProblem(
-            **details.band.fields(sizes), strides_q=q, strides_k=k, strides_v=v, strides_o=o
+            **details.band.fields(sizes),
+            **lists_of(self.block_mask),
+            strides_q=q,
+            strides_k=k,
+            strides_v=v,
+            strides_o=o,
         )
 
     def refuse(self) -> None:
@@ -150,6 +162,8 @@ class AttentionCall(Arguments):
         )
         if details.sizes.packed:
             addresses += tuple(offsets.data_ptr() for offsets in self.offsets)
+        if details.tile is not None:
+            addresses += block_lists.of_rows(self.block_mask, details.tile).addresses
         addresses += tuple(one.data_ptr() for one in self.further.values())
         scale = details.scale if self.scale is None else self.scale
         return addresses, (scale,) if self.softcap is None else (scale, self.softcap)

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan
@@ -42,6 +43,7 @@ class Asked(NamedTuple):
     offsets: int
     further: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
+    block_mask: BlockMask | None = None
 
     @classmethod
     def of(cls, call: Arguments) -> Asked:
@@ -56,6 +58,7 @@ class Asked(NamedTuple):
             call.max_seqlen_k,
             0 if call.cu_seqlens_q is None else 1 + (call.cu_seqlens_q is not call.cu_seqlens_k),
             tuple(call.further),
+            block_mask=call.block_mask,
         )
 
 
@@ -89,7 +92,8 @@ def differentiate(
         read = (*read, dlse)
     at = None if into is None else (into[0].stride(), into[1].stride(), into[2].stride())
     options = (asked, shared, at, dlse is None, torch.are_deterministic_algorithms_enabled())
-    kind = _kinds.find(options, *read)
+    listed = asked.block_mask is not None  # whose lists no address of `saved` tells
+    kind = None if listed else _kinds.find(options, *read)
     if kind is not None:
         with contextlib.suppress(UnlikeError):  # their addresses, which are new
             return kind.run(asked, numbers, into, dout, dlse, *saved)
@@ -101,7 +105,7 @@ def differentiate(
     in_place = (
         not plan.copies and saved[4].is_contiguous() and (dlse is None or dlse.is_contiguous())
     )
-    if kind is None and in_place and launchable(*read):
+    if kind is None and in_place and not listed and launchable(*read):
         _kinds.keep(_Pass(plan, _like(found)), options, *read)
     return found
 
@@ -183,6 +187,7 @@ def _call(
         asked.max_seqlen_k,
         deterministic=asked.deterministic,
         backward_spec=asked.backward_spec,
+        block_mask=asked.block_mask,
         **further,
     )
     made = {f"d{name}": torch.empty_like(further[name]) for name in asked.wanted}

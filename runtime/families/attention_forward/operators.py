@@ -318,6 +318,11 @@ def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
                 fix="call it on the local shards, of heads or of the batch",
             )
         from warploom.runtime.families.attention_forward import sharding  # noqa: F401 (registers)
+    if call.block_mask is not None:
+        # It registers operators of its own, which few programs need.
+        from warploom.runtime.families.attention_forward import block_operators
+
+        return block_operators.attention(call)
     left, right = call.window or (None, None)
     operands = (call.q, call.k, call.v)
     causal: Any = _ALIGNMENTS.get(call.causal, call.causal)

@@ -16,6 +16,7 @@ import torch
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments
 
@@ -34,6 +35,7 @@ class Function:
     softcap: float | None = None
     band: Band = _WHOLE
     sinks: torch.Tensor | None = None
+    blocks: BlockMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def plain_rows(
 
 def function_of(call: Arguments, band: Band) -> Function:
     """Return what a call computes between the products."""
-    return Function(call.scaling, call.softcap, band, call.sinks)
+    return Function(call.scaling, call.softcap, band, call.sinks, call.block_mask)
 
 
 def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
@@ -229,6 +231,11 @@ def scores(
     s = products(q, k, chunk, dtype) * function.scale
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
+    if function.blocks is not None:
+        shown = function.blocks.dense(chunk.batch, chunk.rows)
+        together = s.shape[1:3] if shown.shape[1] > 1 else (1, 1)
+        shown = shown.reshape(shown.shape[0], *together, *shown.shape[2:])
+        return s.masked_fill(~shown, -torch.inf)
     return s.masked_fill(~visible(q, k, function.band, chunk), -torch.inf)
 
 

@@ -96,6 +96,9 @@ class AttentionTrial(AttentionData):
             keywords = dict(self.keywords)
             if "causal" in keywords:
                 keywords["causal"] = "bottom_right"
+            if "block_mask" in keywords:
+                every = slice(None)
+                keywords["block_mask"] = keywords["block_mask"].part(slice(-1, None), rows, every)
             call = Arguments(q[:, :, rows], keys, values, **keywords)
             masked = band(call, extents(call))
             exact, _ = reference.of_call(call, masked, reference.exact)

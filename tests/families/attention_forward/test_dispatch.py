@@ -48,6 +48,10 @@ def operations(dim: int, packed: bool) -> Iterator[Operation]:
         yield AttentionOperation(*shared)
         for deterministic in (False, True):
             yield AttentionBackwardOperation(*shared, deterministic)
+        if mask == "none" and not packed:
+            yield AttentionOperation(*shared, blocks=True)
+            for deterministic in (False, True):
+                yield AttentionBackwardOperation(*shared, deterministic, blocks=True)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["fixed", "packed"])
@@ -73,9 +77,10 @@ def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
 def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> None:
     described = family(name)
     for row in family(name).table.classes:
-        keys = {"dim", "mask", "lengths", "deterministic", "sharing", "seq", "schedules"}
+        keys = {"dim", "mask", "lengths", "deterministic", "sharing", "seq", "schedules", "blocks"}
         assert set(row) <= keys
-        wanted = described.operation("bf16", row["dim"], row.get("mask", ["none"])[0])
+        mask, blocks = row.get("mask", ["none"])[0], row.get("blocks", False)
+        wanted = described.operation("bf16", row["dim"], mask, blocks=blocks)
         legal = [
             described.reasons(
                 architecture("sm_90a"), wanted, described.complete("sm_90a", wanted, fields)

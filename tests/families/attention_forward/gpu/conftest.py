@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import attention_block_cases
 import attention_cases
 import pytest
 
@@ -14,4 +15,4 @@ from warploom.generator.specification import KernelSpec
 @pytest.fixture(scope="session")
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
     """Every attention kernel of the tables, by name."""
-    return build(attention_cases.ALL)
+    return build([*attention_cases.ALL, *attention_block_cases.FORWARD])
