@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from warploom.quantization.packed_weight import PackedWeight
     from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
-    from warploom.runtime.families._attention.block_mask import BlockMask, block_mask
+    from warploom.runtime.families._attention.block_mask import BlockMask
+    from warploom.runtime.families._attention.given_blocks import block_mask
     from warploom.runtime.families.attention_append.api import attention_append
     from warploom.runtime.families.attention_decode.api import attention_decode
     from warploom.runtime.families.attention_forward.api import attention, plan_attention
@@ -102,7 +103,7 @@ _LAZY = {
     "attention_decode": "warploom.runtime.families.attention_decode.api",
     "attention_merge": "warploom.runtime.families.attention_merge.api",
     "autotune": "warploom.tuning.autotune.api",
-    "block_mask": "warploom.runtime.families._attention.block_mask",
+    "block_mask": "warploom.runtime.families._attention.given_blocks",
     "counters": "warploom.runtime.api",
     "explain": "warploom.runtime.api",
     "gemm": "warploom.runtime.families.gemm.api",

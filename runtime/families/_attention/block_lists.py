@@ -47,7 +47,7 @@ def lists_of(mask: BlockMask | None) -> dict[str, bool]:
 
 
 Key = tuple[bool, int, int]  # whether columns are walked for, and the tile
-_known: Any = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]  # by `places`
+_known: Any = WeakTensorKeyDictionary()  # by `places`
 
 
 def of_rows(mask: BlockMask, tile: tuple[int, int]) -> Lists:

@@ -19,7 +19,7 @@ from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.elements import name_of
-from warploom.runtime.families._attention.block_mask import converted
+from warploom.runtime.families._attention.given_blocks import converted
 from warploom.runtime.tensors import require_one_device, require_tensors, shown
 
 Alignment = Literal["top_left", "bottom_right"]
@@ -238,9 +238,6 @@ def check_offsets(call: Arguments) -> None:
                 rule=f"must be at least the longest sequence, {max(lengths)}",
                 fix="pass the largest length of a sequence, or any larger number",
             )
-
-
-# ---- Extents -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
