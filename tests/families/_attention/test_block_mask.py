@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_block_cases import EXTENTS, MASKS
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 import warploom
@@ -90,6 +91,23 @@ def test_a_backward_pass_walks_the_same_scores_by_columns_in_the_order_of_turns(
             shown[head, row * q_tile : (row + 1) * q_tile, at] = part
     assert torch.equal(shown[:, :300, :421], mask.dense()[0])
     assert not shown[:, :300, 421:].any()
+
+
+@pytest.mark.parametrize("extents", [name for name in EXTENTS if not name.startswith("more")])
+def test_masks_that_kernels_are_tried_with_are_made_and_listed_at_every_length(
+    extents: str,
+) -> None:
+    """Else kernels are not tried with them where there is one block of rows."""
+    tile = (128, 64)
+    for make in MASKS.values():
+        mask = make(EXTENTS[extents])
+        rows, columns = torch.arange(mask.seq_q)[:, None], torch.arange(mask.seq_k)
+        counts = mask.places[..., rows // mask.block[0], columns // mask.block[1]].ne(0)
+        tiles = torch.nn.functional.max_pool2d(counts.float(), tile, ceil_mode=True)
+        walked = block_lists.of_rows(mask, tile).lists[..., 0]
+        assert torch.equal(walked, tiles.sum(-1).int())
+        walked = block_lists.of_columns(mask, tile).lists
+        assert torch.equal(walked, tiles.sum(-2).int())
 
 
 @pytest.mark.parametrize("tile", [(128, 128), (64, 64)], ids=str)

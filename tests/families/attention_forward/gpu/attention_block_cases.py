@@ -17,15 +17,16 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.block_mask import of_dense
 
 Mask = Callable[[Shape], BlockMask]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where a test makes them without kernels
 
 
 def lists(shape: Shape, share: float, *, block: int = 128, own: bool = True) -> BlockMask:
     """Blocks drawn for each head, all of which count; the second block of rows has none of them."""
-    random = torch.Generator("cuda").manual_seed(shape.seq_q)
+    random = torch.Generator(DEVICE).manual_seed(shape.seq_q)
     rows, columns = -(-shape.seq_q // block), -(-shape.seq_k // block)
     lead = (shape.batch, shape.heads) if own else (1, 1)
-    drawn = torch.rand(*lead, rows, columns, generator=random, device="cuda") < share
-    drawn[:, :, 1] = False
+    drawn = torch.rand(*lead, rows, columns, generator=random, device=DEVICE) < share
+    drawn[:, :, 1:2] = False
     order = drawn.int().argsort(-1, descending=True).int()
     return warploom.block_mask(
         kv_num_blocks=drawn.sum(-1).int(),
@@ -38,7 +39,7 @@ def lists(shape: Shape, share: float, *, block: int = 128, own: bool = True) -> 
 
 def documents(shape: Shape) -> BlockMask:
     """torch's own mask of documents of 90 tokens, each row seeing what came before it."""
-    number = torch.arange(max(shape.seq_q, shape.seq_k), device="cuda") // 90
+    number = torch.arange(max(shape.seq_q, shape.seq_k), device=DEVICE) // 90
 
     def mask_mod(
         b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
@@ -46,14 +47,14 @@ def documents(shape: Shape) -> BlockMask:
         return (q >= k) & (number[q] == number[k])
 
     lengths = shape.seq_q, shape.seq_k
-    return warploom.block_mask(create_block_mask(mask_mod, None, None, *lengths, device="cuda"))
+    return warploom.block_mask(create_block_mask(mask_mod, None, None, *lengths, device=DEVICE))
 
 
 def dense(shape: Shape, block: tuple[int, int], share: float = 0.5) -> BlockMask:
     """Scores drawn one by one, of each head."""
-    random = torch.Generator("cuda").manual_seed(shape.seq_k)
+    random = torch.Generator(DEVICE).manual_seed(shape.seq_k)
     extents = (1, shape.heads, shape.seq_q, shape.seq_k)
-    drawn = torch.rand(extents, generator=random, device="cuda") < share
+    drawn = torch.rand(extents, generator=random, device=DEVICE) < share
     drawn[:, :, : block[0], : block[1]] = True
     return of_dense(drawn, block)
 
