@@ -70,7 +70,7 @@ def refusal(call: Arguments) -> str | None:
         return f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: not fp16 or bf16"
     _, heads, rows, dim = query.shape
     if key.shape != value.shape:
-        return f"key is {list(key.shape)}, value {list(value.shape)}"
+        return f"heads have {dim} and {value.shape[3]} elements, or other rows"
     if not fits(heads, key.shape[1], rows, dim):
         return f"heads have {dim} elements, not one of {DIMS}, or more than {ROWS} rows share keys"
     if torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)):
