@@ -111,12 +111,15 @@ _TABLE = (
                          "int8":   _whole(4, (0, 1, 8, 9), apart=2)}),
     # Zero points of GPTQ checkpoints reach 16: they store one less.
     WeightFormat("uint4", 4, lowest=0,    highest=15,  codes="uint8",         highest_zero=16,
-                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4, largest_scale=1024)}),
+                 orders={"16-bit": _whole(4, (0, 1, 2, 3), apart=4, largest_scale=1024),
+                         "e4m3":   _whole(4, (0, 1, 8, 9), apart=2),
+                         "int8":   _whole(4, (0, 1, 8, 9), apart=2)}),
     WeightFormat("int8",  8, lowest=-128, highest=127, codes="int8",
                  orders={"16-bit": _whole(8, (0, 1, 4, 5), apart=2, offset=128, largest_scale=127),
                          "int8":   _whole(8, (0, 4, 8, 12), apart=1)}),
     WeightFormat("e4m3",  8, lowest=0,    highest=255, codes="float8_e4m3fn", nans=(0x7F, 0xFF),
-                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=128)}),
+                 orders={"16-bit": _whole(8, (0, 2, 4, 6), apart=1, largest_scale=128),
+                         "e4m3":   _whole(8, (0, 4, 8, 12), apart=1)}),
     # Bits of e2m1: one of mantissa, two of exponent, a sign.
     WeightFormat("mxfp4", 4, lowest=0,    highest=15,  codes="uint8",
                  scales=("e8m0",), groups=(32,),

@@ -18,10 +18,13 @@ KINDS: list[Kind] = [
     ("uint4", 64, "bf16", "16-bit"),
     ("uint4", 32, "fp32", "16-bit"),
     ("uint4", None, "fp16", "16-bit"),
+    ("uint4", 128, "bf16", "e4m3"),
+    ("uint4", 32, "fp16", "int8"),
     ("int8", 128, "fp16", "16-bit"),
     ("int8", None, "bf16", "int8"),
     ("e4m3", 64, "bf16", "16-bit"),
     ("e4m3", None, "fp32", "16-bit"),
+    ("e4m3", 128, "bf16", "e4m3"),
     ("mxfp4", 32, "e8m0", "16-bit"),
     ("mxfp4", 32, "e8m0", "e4m3"),
 ]

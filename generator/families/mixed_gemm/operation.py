@@ -38,7 +38,9 @@ class MixedGemmOperation(ProductOperation):
 
     a: Input = knob(name="{}_{}_{}", doc="element type of A [M, K]")
     b: Format = knob(
-        name="", doc="format of W [N, K]; e4m3 takes int4 and mxfp4, int8 takes int4 and int8"
+        name="",
+        doc="format of W [N, K]; e4m3 takes all but int8, int8 takes int4, uint4 and int8, whose "
+        "codes it has exactly",
     )
     d: Output = knob(name="", doc="element type of D [M, N]")
     group: Literal[0, 32, 64, 128] = knob(

@@ -16,7 +16,6 @@ CASES = [
     (dtype, format, group)
     for dtype in (BF16, FP16, E4M3)
     for format, group in (("int4", 128), ("uint4", 64), ("int4", None))
-    if dtype != E4M3 or format == "int4"
 ]
 
 

@@ -41,8 +41,8 @@ def test_fields_have_what_the_tables_have() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"a": "e4m3", "b": "int8"}, "must be one of int4, mxfp4"),
-        ({"a": "int8", "b": "mxfp4", "scale": "e8m0", "group": 32}, "one of int4, int8"),
+        ({"a": "e4m3", "b": "int8"}, "must be one of int4, uint4, e4m3, mxfp4"),
+        ({"a": "int8", "b": "mxfp4", "scale": "e8m0", "group": 32}, "one of int4, uint4, int8"),
         ({"b": "mxfp4", "scale": "e8m0"}, "group of mxfp4 128: must be 32"),
         ({"b": "mxfp4", "group": 32}, "scale of mxfp4 'bf16': must be e8m0"),
         ({"scale": "e8m0"}, "scale of int4 'e8m0'"),
