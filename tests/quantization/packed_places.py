@@ -74,7 +74,7 @@ class Places:
                 return 32 * (i // 2) + 8 * (i % 2 + 2 * e) + bit
             case "e4m3", "16-bit":
                 return 32 * (i // 2) + 8 * (2 * (i % 2) + e) + bit
-            case ("int4" | "uint4"), _:
+            case (("int4" | "uint4"), _):
                 return 32 * (i // 2) + 4 * (2 * e + i % 2) + bit
             case "mxfp4", "e4m3":
                 sign = 8 * e + (3 if i % 2 else 7)

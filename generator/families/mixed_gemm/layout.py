@@ -25,6 +25,7 @@ GROUP_STEPS = 4  # wgmma that are issued together, of one block of 64 rows
 LOADING_REGISTERS = 40  # of the warpgroup that loads, where it leaves the rest to consumers
 BASE_REGISTERS = 40  # for addresses, beside sums and what is decoded
 PARTS_REGISTERS = 32  # of what adding parts takes beside an epilogue, as kernels compiled
+RANGE_REGISTERS = 16  # of where parts of k are, beside what is decoded ahead, as kernels compiled
 BARRIER_BYTES = 16
 
 
@@ -58,7 +59,7 @@ def mixed_gemm_layout(
     m, n, k = schedule.tile
     a = element(operation.a)
     blocks = max(1, schedule.row_blocks // max(1, schedule.sharing))
-    fragments, steps = blocks * m // 8, _group_steps(operation, blocks)
+    fragments, steps = blocks * m // 8, _group_steps(operation, schedule, blocks)
     most = register_budget(schedule)
     sums = fragments * 4
     columns, finishing = chunk(operation, schedule, sums, most)
@@ -104,10 +105,10 @@ def room(schedule: MixedGemmSchedule) -> int:
     return MULTIPROCESSOR_BYTES // schedule.blocks - BLOCK_BYTES
 
 
-def _group_steps(operation: MixedGemmOperation, blocks: int) -> int:
+def _group_steps(operation: MixedGemmOperation, schedule: MixedGemmSchedule, blocks: int) -> int:
     """Steps of k that are multiplied together: within a group, and with few registers in work."""
     of_group = (operation.promoted or DEPTH) // operation.step
-    return max(1, min(of_group, GROUP_STEPS // blocks))
+    return of_group if schedule.ahead else max(1, min(of_group, GROUP_STEPS // blocks))
 
 
 def _exchanged(schedule: MixedGemmSchedule, sums: int) -> int:
@@ -126,6 +127,11 @@ def _decoding(
     words = (operation.weight.bits // 4 - 1) * 8  # of a slab's codes, beyond those of 4 bits
     if schedule.multiply == "mma":
         return (sums if promoted else 0) + schedule.tile[0] // 2
-    steps = blocks * _group_steps(operation, blocks)
+    steps = blocks * _group_steps(operation, schedule, blocks)
+    if schedule.ahead:  # one bank, and the weights of two groups, or of more that are smaller
+        ahead = 2 * max(steps, GROUP_STEPS) * 4 + blocks * words
+        if operation.group and operation.scale == "fp32":  # of two groups, twice as wide
+            ahead += 4 * blocks
+        return sums + ahead + (RANGE_REGISTERS if schedule.stream_k else 0)
     groups = schedule.slabs // schedule.shares * (DEPTH // (operation.promoted or DEPTH))
     return (min(2, groups) * sums if promoted else 0) + 2 * steps * 4 + blocks * words

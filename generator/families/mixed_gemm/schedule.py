@@ -79,6 +79,14 @@ class MixedGemmSchedule(ProductSchedule):
         doc="blocks share the k of tiles that do not fill a wave, so that all end together: sums "
         "go through memory, and are added in one order",
     )
+    ahead: Literal[0, 1, 2] = knob(
+        default=0,
+        name="ahead{}",
+        later=True,
+        doc="where a is e4m3, by wgmma: in how many parts of m a group's products are issued, so "
+        "that the next group is decoded, and sums of one part are added up, while others are "
+        "multiplied; 0: groups come one after the other",
+    )
 
     @property
     def swap(self) -> bool:

@@ -46,6 +46,7 @@ def schedule_reasons(
             None
             if schedule.split == 1 or not schedule.stream_k
             else f"split {schedule.split} with stream_k: must be 1; ranges share k by themselves",
+            _ahead(operation, schedule) if schedule.ahead else None,
         ]
     )
     if first:  # what follows would divide by them
@@ -74,6 +75,23 @@ def schedule_reasons(
             f"most {room(schedule)}; use fewer stages or a smaller tile",
         ]
     )
+
+
+def _ahead(operation: MixedGemmOperation, schedule: MixedGemmSchedule) -> rules.Reason:
+    """Groups are decoded ahead where sums of each are added up, and two take turns in registers."""
+    m, parts = schedule.tile[0], schedule.ahead
+    if operation.a != "e4m3" or schedule.multiply != "wgmma":
+        return (
+            f"ahead {parts} of a {operation.a}, multiply {schedule.multiply}: must be 0; "
+            "others are for e4m3 by wgmma"
+        )
+    group = operation.promoted * schedule.shares
+    if schedule.tile[2] not in (2 * group, 4 * group):  # of eight the compiler loses track
+        return (
+            f"ahead {parts}, tile k {schedule.tile[2]}: must be {2 * group} or {4 * group}, two "
+            "groups of each consumer, or four"
+        )
+    return rules.wgmma_n(f"a part of tile m {m}, ahead {parts}", m // parts, integer=False)
 
 
 def _shared(schedule: MixedGemmSchedule, layout: MixedGemmLayout) -> rules.Reason:

@@ -39,6 +39,8 @@ SOME = MixedGemmSchedule((64, 128, 256), "wgmma", "sums", 4, stream_k=True)
 MANY = MixedGemmSchedule((256, 128, 128), "wgmma", "weights", 3, store="tma")
 SPLIT = MixedGemmSchedule((16, 64, 128), "mma", "sums", 8, consumers=1, split=8)
 PAIRED = replace(FEW, tile=(8, 128, 256), shares=2, blocks=2)
+AHEAD = MixedGemmSchedule((128, 128, 256), "wgmma", "sums", 4, ahead=2)
+E4M3 = MixedGemmOperation("e4m3", "int4", "bf16", 128, "bf16")
 SCHEDULES = (FEW, SHARED, SOME, MANY, SPLIT, PAIRED, replace(MANY, stream_k=True))
 
 
@@ -68,6 +70,30 @@ def test_what_does_not_fit_is_told(
     schedule: MixedGemmSchedule, change: dict[str, Any], said: str
 ) -> None:
     assert said in "; ".join(FAMILY.reasons(ARCH, BF16, replace(schedule, **change)))
+
+
+@pytest.mark.parametrize(
+    ("operation", "change", "said"),
+    [
+        (E4M3, {}, ""),
+        (E4M3, {"tile": (160, 128, 256), "stages": 3, "ahead": 1}, ""),
+        (replace(E4M3, group=32), {"tile": (128, 128, 128)}, ""),
+        (BF16, {}, "ahead 2 of a bf16, multiply wgmma: must be 0"),
+        (E4M3, {"tile": (128, 128, 128)}, "must be 256 or 512, two groups"),
+        (E4M3, {"shares": 2}, "must be 512 or 1024"),
+        (replace(E4M3, group=32), {}, "tile k 256: must be 64 or 128"),
+        (replace(E4M3, scale="fp32"), {"tile": (160, 128, 256), "stages": 3}, "registers expected"),
+        (E4M3, {"tile": (72, 128, 256)}, "a part of tile m 72, ahead 2 36"),
+        (E4M3, {"tile": (192, 128, 256), "stages": 2}, "registers expected"),
+        (E4M3, {"tile": (160, 128, 256), "stages": 3, "stream_k": True}, "registers expected"),
+    ],
+)
+def test_what_is_decoded_ahead_has_two_groups_a_stage_and_registers_for_both(
+    operation: MixedGemmOperation, change: dict[str, Any], said: str
+) -> None:
+    """One group would change its registers from stage to stage, which the compiler cannot name."""
+    found = FAMILY.reasons(ARCH, operation, replace(AHEAD, **change))
+    assert (said in "; ".join(found)) if said else found == []
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

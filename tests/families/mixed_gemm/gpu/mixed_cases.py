@@ -118,6 +118,13 @@ EIGHT: list[Choice] = [  # of 8 bits: every way to share k, and to store
     ((16, 64, 256), "wgmma", "sums", {"shares": 2, "blocks": 2, "split": 2}),
     ((128, 128, 128), "wgmma", "sums", {"store": "tma"}),
 ]
+EIGHT += [  # of those, what e4m3 multiplies while weights are decoded
+    ((128, 128, 256), "wgmma", "sums", {"ahead": 2, "store": "tma"}),
+    ((160, 128, 256), "wgmma", "sums", {"ahead": 1}),
+    ((128, 128, 128), "wgmma", "sums", {"ahead": 1, "store": "tma"}),
+    ((64, 128, 256), "wgmma", "sums", {"ahead": 1, "stream_k": True}),
+    ((64, 64, 512), "wgmma", "sums", {"ahead": 2, "shares": 2, "split": 2}),
+]
 
 
 def legal(of: MixedGemmOperation, tile: Tile, multiply: str, scaled: str, **others: Any) -> bool:
@@ -160,9 +167,10 @@ FORMATS = list(_formats())
 
 def _schedules() -> Iterator[KernelSpec]:
     """The kernels of pairwise.yaml, of the next operation that has them."""
-    pairs = itertools.cycle(one for one in PAIRS if element(one[0]).bits == 16)
+    wide = itertools.cycle(one for one in PAIRS if element(one[0]).bits == 16)
+    eight = itertools.cycle(one for one in PAIRS if one[0] == "e4m3")
     for i, fields in enumerate(yaml.safe_load(PAIRWISE.read_text())):
-        group = fields.pop("of_k")
+        group, pairs = fields.pop("of_k"), eight if "ahead" in fields else wide
         turns = (operation(a=a, b=b, group=group, scale=_scale(b, i)) for a, b in pairs)
         of = next(of for of in itertools.islice(turns, len(PAIRS)) if legal(of, **fields))
         yield spec(of=of, **fields)
@@ -210,6 +218,7 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "many": spec((256, 128, 128), "wgmma", "weights", store="tma"),
     "split": spec((16, 64, 128), "mma", "sums", consumers=1, split=8),
     "shared": spec((16, 64, 256), "mma", "sums", shares=2, blocks=2),
+    "ahead": spec((64, 128, 256), "wgmma", "sums", of=operation(a="e4m3"), ahead=2),
     "layer": spec(
         (16, 128, 128), "mma", "sums", of=operation(epilogue=ORDERS["layer"]), stream_k=True
     ),

@@ -60,6 +60,7 @@ def _kernel(random: Random) -> KernelSpec | None:
         "tile": (random.choice(rows), 64 * random.choice((1, 2, 4)), random.choice((128, 256))),
         "group": random.choice((1, 3, 8, 64)),
         "stream_k": random.random() < 0.4,
+        "ahead": random.choice((0, 1, 2)) if a == "e4m3" else 0,
         **{field: random.choice(values) for field, values in SOURCES.items()},
     }
     try:

@@ -15,6 +15,9 @@ from warploom.generator.specification import KernelSpec
 MMA = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(group=32), stages=2)
 WGMMA = cases.spec((32, 128, 128), "wgmma", "sums", of=cases.operation(group=32), stages=2)
 ZEROS = cases.spec((16, 128, 128), "mma", "sums", of=cases.operation(b="uint4", group=32), stages=2)
+AHEAD = cases.spec(
+    (32, 128, 128), "wgmma", "sums", of=cases.operation(a="e4m3", group=32), stages=2, ahead=2
+)
 SHARED = cases.spec((16, 64, 256), "mma", "sums", shares=2)
 SPLIT = cases.spec((16, 64, 128), "mma", "sums", consumers=1, split=4)
 STREAMED = cases.spec((16, 128, 128), "mma", "sums", stream_k=True)
@@ -126,6 +129,14 @@ MUTANTS = {
         ),
         shape=LONG,
         kernel=WGMMA,
+    ),
+    "scales are those of the next group, decoded ahead": Mutant(
+        wrong=(("read(slab, i % kOfSlab);", "read(slab, (i + 1) % kOfSlab);"),),
+        shape=LONG,
+        kernel=AHEAD,
+    ),
+    "what is decoded ahead is never multiplied": Mutant(
+        wrong=(("weights[i % 2][block][j]", "weights[0][block][j]"),), shape=LONG, kernel=AHEAD
     ),
     "zero points are those of other rows": Mutant(
         wrong=(

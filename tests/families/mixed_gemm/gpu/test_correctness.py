@@ -64,7 +64,7 @@ def test_no_output_type_is_rounded_or_saturated_wrongly(
     verify(kernel, shape)
 
 
-@pytest.mark.parametrize("name", ["few", "some", "many", "split", "shared"])
+@pytest.mark.parametrize("name", ["few", "some", "many", "split", "shared", "ahead"])
 def test_every_number_of_rows_to_300_is_right_and_no_other_row_is_written(name: str) -> None:
     kernel = SIMPLE[name]
     made = arena.call(kernel, *cases.fitting((300, 136, 640), kernel))
@@ -105,7 +105,7 @@ def test_a_weight_that_was_quantised_is_the_one_that_is_multiplied() -> None:
     assert ((d.double() - wanted).abs() <= 2.0**-6 * wanted.abs().max()).all()
 
 
-@pytest.mark.parametrize("name", ["few", "some", "split", "shared"])
+@pytest.mark.parametrize("name", ["few", "some", "split", "shared", "ahead"])
 def test_a_kernel_is_bit_equal_over_300_runs_beside_another_kernel(name: str) -> None:
     made = arena.call(SIMPLE[name], 61, 1032, 2048)
     first = arena.verify(made).clone()
