@@ -324,7 +324,7 @@ def _probability_error(
 
     lse = column(given.lse[rows.batch, :, rows.rows])
     exponent = score_error(given.q, given.k, function, rows, one.s, lse)
-    return torch.expm1(exponent + column(lse_error)) * one.p
+    return torch.expm1(exponent + column(lse_error)) * one.p + forward.SMALLEST * (one.p > 0)
 
 
 def _score_gradient_error(

@@ -24,6 +24,7 @@ _CHUNK = 1 << 25  # scores held at a time
 FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
 TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
 _WHOLE = Band()
+SMALLEST = 2.0**-126  # of fp32's normal numbers: exp2 has 0 for less
 EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
 
 
@@ -149,7 +150,9 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
             sink = of_sinks(function.sinks, s, 1)
             off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (sink.abs() + top.abs())
             relative += torch.expm1(off) * (sink - total).exp().nan_to_num(0.0)
-        rounded = error + unit * p + denormal * p.amax(-1, keepdim=True) * (p > 0)
+            # Far below its sink, what a row has becomes 0 where its factor is no normal number.
+            error = error + SMALLEST * (s - top).exp()
+        rounded = error + unit * p + denormal * largest(p) * (p > 0)
         exact_out = times_values(p, v[chunk.batch].double())
         mass = times_values(p, v[chunk.batch].double().abs())
         off = times_values(rounded, v[chunk.batch].double().abs())

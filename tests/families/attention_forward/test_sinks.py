@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
+from warploom.runtime.families.attention_forward import reference
+from warploom.runtime.families.attention_forward.reference import Function
 
 BF16 = torch.bfloat16
 CALLS: dict[str, dict[str, Any]] = {
@@ -155,6 +157,24 @@ def test_rows_without_keys_have_their_sink_alone() -> None:
     )
     assert (out == 0).all()
     assert torch.equal(lse, sinks[None, :, None].expand(1, 4, 8))
+
+
+@pytest.mark.parametrize(("sink", "vanishes"), [(70.0, False), (92.0, True), (1e4, True)])
+def test_a_kernel_may_lose_only_what_is_no_normal_number_beside_its_sink(
+    sink: float, vanishes: bool
+) -> None:
+    q, k, v, _ = (one.detach() for one in leaves())
+    function = Function(40**-0.5, sinks=torch.full((4,), sink))
+    out = reference.exact(q, k, v, function)[0]
+    bound = reference.bound(q, k, v, function)[0]
+    assert bool((out.abs() <= bound).all()) == vanishes
+
+
+def test_the_bound_of_rows_without_keys_is_of_their_sink_alone() -> None:
+    q, k, v, sinks = (one.detach() for one in leaves())
+    out, lse = reference.bound(q, k[:, :, :0], v[:, :, :0], Function(1.0, sinks=sinks))
+    assert out.max() < 1e-30
+    assert lse.max() < 1e-4
 
 
 @pytest.mark.parametrize(
