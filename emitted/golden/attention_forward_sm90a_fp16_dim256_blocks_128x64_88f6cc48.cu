@@ -329,16 +329,16 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 197632);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
-// The tile called `index`, in the order in which tiles are worked off: head by head.
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
+// together; within one the longest lists of all its heads, then the next: lists lie in this order.
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
-  const auto [sequence, head, row] = place(p, tile, all_head);
-  const int list = sequence.batch * p.list_batch + head * p.list_head + row / kQTile;
+  const int all_head = section * p.section + offset % heads;
+  const int batch = all_head / p.heads, head = all_head - batch * p.heads;
+  const int list = batch * p.list_batch + head * p.list_head + offset / heads;
   const int4 found = p.lists[list];
-  return {1, row, head, sequence, 0, found.x, 0, found.y, 0, list, found.z};
+  return {1, found.w * kQTile, head, {batch}, 0, found.x, 0, found.y, 0, list, found.z};
 }
 
 // The share of one warpgroup, whose rows begin at `row`: it works on all that is listed.

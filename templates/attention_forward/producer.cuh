@@ -1,19 +1,20 @@
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
 // The tile called `index`, in the order in which tiles are worked off:
-{{- " by sections of heads whose k and v fit L2" if bounds_right else " head by head." }}
-{% if bounds_right %}
+{{- " by sections of heads whose k and v fit L2" if bounds_right or operation.blocks else " head by head." }}
+{% if operation.blocks %}
+// together; within one the longest lists of all its heads, then the next: lists lie in this order.
+{% elif bounds_right %}
 // together; within one the longest tiles of all its heads, then the next.
 {% endif %}
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
-  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
-  const auto [sequence, head, row] = place(p, tile, all_head);
 {% if operation.blocks %}
-  const int list = sequence.batch * p.list_batch + head * p.list_head + row / kQTile;
+  const int all_head = section * p.section + offset % heads;
+  const int batch = all_head / p.heads, head = all_head - batch * p.heads;
+  const int list = batch * p.list_batch + head * p.list_head + offset / heads;
   const int4 found = p.lists[list];
-  return {1, row, head, sequence, 0, found.x, 0, found.y, 0, list, found.z};
+  return {1, found.w * kQTile, head, {batch}, 0, found.x, 0, found.y, 0, list, found.z};
 }
 
 // The share of one warpgroup, whose rows begin at `row`: it works on all that is listed.
@@ -22,6 +23,9 @@ __device__ __forceinline__ Work share(const Parameters&, Work work, int row) {
   return work;
 }
 {% else %}
+  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
+  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const auto [sequence, head, row] = place(p, tile, all_head);
   const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
   const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
   const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;

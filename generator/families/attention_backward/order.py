@@ -9,9 +9,9 @@ from warploom.generator.families.attention_backward.problem import AttentionBack
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.launches import DeviceLimits
 
-# Of q, do and the sums of dq that blocks in flight work on where rows are bounded: with k and v
-# they stay in 50 MB of L2. Else all tiles take as long, and one head after the other is 1.5 to 2 %
-# faster.
+# Of q, do and the sums of dq that blocks in flight work on where rows are bounded, or tiles listed:
+# with k and v they stay in 50 MB of L2. Else all tiles take as long, and one head after the other
+# is 1.5 to 2 % faster.
 SECTION_BYTES = 32 << 20
 # Kv tiles of a head that run at a time where they wait for each other's turns: each begins a step
 # after the one before. With fewer less of q, do and the sums is found in L2.
@@ -53,6 +53,6 @@ def order_of(
         leftward = bounded and section > 1 and rounds >= LEFTWARD_ROUNDS
         if not leftward:
             section = max(section, -(-at_a_time // TILES_IN_TURN))
-    elif operation.mask == "none":
+    elif operation.mask == "none" and not operation.blocks:
         section = 1
     return Order(min(section, tiles.all_kv_heads), leftward)

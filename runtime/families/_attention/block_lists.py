@@ -53,7 +53,9 @@ _known: Any = WeakTensorKeyDictionary()  # by `places`
 def of_rows(mask: BlockMask, tile: tuple[int, int]) -> Lists:
     """For each tile of rows, the tiles of columns: whole ones first, then those with masks.
 
-    lists   int32 [batch, heads, q tiles, 4]: how many, how many whole, the first mask, 0
+    The tiles of rows that most is listed for come first, so that no long list begins last.
+
+    lists   int32 [batch, heads, q tiles, 4]: how many, how many whole, first mask, which tile
     listed  int32 [batch, heads, q tiles, kv tiles]
     masks   int32 [masks, q tile, kv tile / 32]
     """
@@ -99,11 +101,16 @@ def _of_rows(mask: BlockMask, q_tile: int, kv_tile: int) -> Lists:
     masked = some & ~whole
     of_list = masked.sum(-1)
     first = of_list.flatten().cumsum(0).reshape(of_list.shape) - of_list
-    header = (some.sum(-1), whole.sum(-1), first, torch.zeros_like(first))
+    counts = some.sum(-1)
+    tiles = counts.argsort(dim=-1, descending=True, stable=True)
+    header = [one.gather(-1, tiles) for one in (counts, whole.sum(-1), first)]
+    listed = order.argsort(-1).gather(-2, tiles[..., None].expand(order.shape))
     at = masked.nonzero(as_tuple=True)
     masks = [_shown(mask, part, q_tile, kv_tile) for part in _parts(at, q_tile * kv_tile)]
     return Lists(
-        torch.stack(header, -1).int(), order.argsort(-1).int(), _words(masks, q_tile, kv_tile, some)
+        torch.stack([*header, tiles], -1).int(),
+        listed.int(),
+        _words(masks, q_tile, kv_tile, some),
     )
 
 

@@ -54,9 +54,9 @@ def test_a_forward_pass_walks_just_the_scores_that_count(
     mask = drawn(block)
     found, (q_tile, kv_tile) = block_lists.of_rows(mask, tile), tile
     shown = torch.zeros(2, 1024, 1024, dtype=torch.bool)
-    for head, row in torch.cartesian_prod(torch.arange(2), torch.arange(-(-300 // q_tile))):
-        steps, whole, first, _ = found.lists[0, head, row].tolist()
-        walked = found.listed[0, head, row, :steps].tolist()
+    for head, turn in torch.cartesian_prod(torch.arange(2), torch.arange(-(-300 // q_tile))):
+        steps, whole, first, row = found.lists[0, head, turn].tolist()
+        walked = found.listed[0, head, turn, :steps].tolist()
         assert sorted(set(walked)) == sorted(walked)
         for place, column in enumerate(walked):
             part = torch.ones(q_tile, kv_tile, dtype=torch.bool)
@@ -66,6 +66,7 @@ def test_a_forward_pass_walks_just_the_scores_that_count(
             shown[head, row * q_tile : (row + 1) * q_tile, at] = part
     assert torch.equal(shown[:, :300, :421], mask.dense()[0])
     assert not shown[:, :300, 421:].any()  # no column past the end
+    assert (found.lists[..., 0].diff() <= 0).all()  # or a long list begins when all others end
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -104,8 +105,8 @@ def test_masks_that_kernels_are_tried_with_are_made_and_listed_at_every_length(
         rows, columns = torch.arange(mask.seq_q)[:, None], torch.arange(mask.seq_k)
         counts = mask.places[..., rows // mask.block[0], columns // mask.block[1]].ne(0)
         tiles = torch.nn.functional.max_pool2d(counts.float(), tile, ceil_mode=True)
-        walked = block_lists.of_rows(mask, tile).lists[..., 0]
-        assert torch.equal(walked, tiles.sum(-1).int())
+        walked, *_, of_tile = block_lists.of_rows(mask, tile).lists.unbind(-1)
+        assert torch.equal(walked, tiles.sum(-1).int().gather(-1, of_tile.long()))
         walked = block_lists.of_columns(mask, tile).lists
         assert torch.equal(walked, tiles.sum(-2).int())
 
@@ -117,8 +118,8 @@ def test_tiles_within_whole_blocks_have_no_mask_and_absent_ones_are_not_listed(
     mask = warploom.block_mask(**lists([[1, 0]], [[[1, 0], [0, 0]]]))
     found = block_lists.of_rows(mask, tile)
     across, down = 128 // tile[1], 128 // tile[0]
-    steps = [[across, across, 0, 0]] * down + [[0] * 4] * down
-    assert found.lists[0, 0].tolist() == [[row[0], row[1], 0, 0] for row in steps]
+    steps = [across] * down + [0] * down
+    assert found.lists[0, 0].tolist() == [[count, count, 0, row] for row, count in enumerate(steps)]
     of_columns = block_lists.of_columns(mask, tile).lists[0, 0].tolist()
     assert of_columns == [0] * across + [down] * across
 
@@ -129,7 +130,7 @@ def test_lists_are_made_once_for_a_mask_and_anew_when_it_was_written_to() -> Non
     again = BlockMask(mask.places, mask.bits, mask.block, mask.seq_q, mask.seq_k)
     assert block_lists.of_rows(again, (128, 128)) is first
     mask.places.zero_()
-    assert not block_lists.of_rows(mask, (128, 128)).lists.any()
+    assert not block_lists.of_rows(mask, (128, 128)).lists[..., 0].any()
 
 
 def test_torch_s_mask_keeps_its_mask_mod_in_partial_blocks_and_is_taken_once() -> None:

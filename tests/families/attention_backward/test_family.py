@@ -283,6 +283,19 @@ def test_deterministic_kv_tiles_take_their_turns_in_the_order_that_keeps_fewest_
     assert order(spec(changed(mask="causal")), 16, 16_384) == (1, None)
 
 
+def test_lists_of_several_heads_are_begun_together_so_that_no_long_one_is_alone_at_the_end() -> (
+    None
+):
+    extents = (16, 8, 2, 2048, 2048, 128, 2048, 2048)
+
+    def section(**fields: object) -> object:
+        kernel = spec(changed(**fields))
+        return launches(kernel, _problem(*extents, batches=True))[1].parameters["section"]
+
+    assert section(blocks=True) == 4  # what fits L2
+    assert section() == 1
+
+
 def test_workspaces_are_of_whole_tiles_and_nothing_is_kept_in_them() -> None:
     tiles = 5 * 8 * 3
     plain = FAMILY.workspaces(spec(), problem())

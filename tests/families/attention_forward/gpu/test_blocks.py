@@ -82,7 +82,8 @@ def verify_counted(kernel: KernelSpec) -> None:
         if counted is not None:
             kernels._kernels[kernel] = counted
     q_tile = kernel.schedule.tile[0]
-    found = block_lists.of_rows(mask, kernel.schedule.tile).lists[..., 0]
+    counts, *_, of_tile = block_lists.of_rows(mask, kernel.schedule.tile).lists.unbind(-1)
+    found = counts.gather(-1, of_tile.argsort(-1))
     wanted = found.repeat_interleave(q_tile, -1)[:, :, : shape.seq_q].float()
     assert torch.equal(steps, wanted)
 
