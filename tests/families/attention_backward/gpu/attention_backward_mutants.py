@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import attention_backward_arena as arena
+import attention_block_cases as blocks
 import attention_mutants
 import torch
 from attention_backward_cases import SIMPLE
@@ -28,10 +30,11 @@ class Mutant(attention_mutants.Mutant):
 
     kernel: KernelSpec = SIMPLE["long"]
     repeats: bool = False
+    keywords: dict[str, Any] = field(default_factory=lambda: {"causal": "top_left"})
 
     def verify(self, seed: int, clock: Clock) -> None:
         """Assert that a pass is right, and all that repeat it bit-equal, with a clock on each."""
-        made = arena.make(self.kernel, self.shape, seed=seed, causal="top_left")
+        made = arena.make(self.kernel, self.shape, seed=seed, **self.given)
         first = arena.clones(arena.verify(made, clock=clock()))
         for _ in range(RUNS * self.repeats):
             with clock():
@@ -60,6 +63,9 @@ RELEASE_PEER = "    release_ds(c);\n"
 # Only one of the two lets go early. If both did, one would be two steps ahead (see ONE_STEP).
 RELEASE_FIRST = "    if (c.part == 0) release_ds(c);\n"
 RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
+AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
+WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
+READ_MASK = "  const int mask = c.shared.mask[at.stage];\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -111,6 +117,21 @@ MUTANTS = {
         pauses=((AWAIT_SUMS, AWAIT_SUMS + "      if (clock64() >> 6 & 1)\n" + PAUSE),),
         kernel=SIMPLE["deterministic"],
         repeats=True,
+    ),
+    "scores count that the forward pass's mask hides": Mutant(
+        wrong=(("  if (mask >= 0) hide(c, scores, mask);\n", ""),),
+        shape=LONG,
+        kernel=blocks.BACKWARD[0],
+        keywords={},
+        mask="scores",
+    ),
+    "a tile's mask is written over before it was read": Mutant(
+        wrong=((AWAIT_STAGE + WRITE_MASK, WRITE_MASK + AWAIT_STAGE),),
+        shape=LONG,
+        pauses=((READ_MASK, PAUSE + READ_MASK),),
+        kernel=blocks.BACKWARD[0],
+        keywords={},
+        mask="scores",
     ),
 }
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import attention_arena as arena
+import attention_block_cases as blocks
 import attention_cases as cases
 import torch
 from attention_cases import Shape
@@ -68,15 +69,22 @@ class Mutant:
     pauses: tuple[Edit, ...] = ()
     kernel: KernelSpec = PLAIN
     keywords: dict[str, Any] = field(default_factory=dict)
+    mask: str | None = None  # of blocks
 
     def sources(self) -> tuple[str, str]:
         """The text of the kernel that pauses, and of the one that is wrong too."""
         whole = edited(render(self.kernel), self.pauses)
         return whole, edited(whole, self.wrong)
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keywords of its call."""
+        listed = {} if self.mask is None else {"block_mask": blocks.MASKS[self.mask](self.shape)}
+        return self.keywords | listed
+
     def verify(self, seed: int, clock: Clock) -> None:
         """Assert that a call of its kernel, with a clock on it, is right."""
-        made = arena.call(self.kernel, self.shape, seed=seed, **self.keywords)
+        made = arena.call(self.kernel, self.shape, seed=seed, **self.given)
         arena.verify(made, clock=clock())
 
 
@@ -144,6 +152,18 @@ MUTANTS = {
         shape=Shape(2, 3, 3, 257, 257),
         kernel=CAUSAL,
         keywords={"causal": "top_left"},
+    ),
+    "a tile's mask is read a column too far": Mutant(
+        wrong=(("two.x >> c.column;", "two.x >> (c.column + 1);"),),
+        shape=SEVERAL_TILES,
+        kernel=blocks.FORWARD[0],
+        mask="scores",
+    ),
+    "v is of another tile of the list than k": Mutant(
+        wrong=(("      of_v = of_k;\n", ""),),
+        shape=SEVERAL_TILES,
+        kernel=blocks.FORWARD[0],
+        mask="shared lists of 64",
     ),
 }
 
