@@ -491,6 +491,7 @@ __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
 struct Step {
   int row, tile;
   uint32_t parity;
+  int mask;  // of a listed tile, -1: all of it counts
 };
 
 // What a consumer's steps work with, beside registers.
@@ -510,6 +511,10 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+  // What the producer says of a q tile that has arrived: under products, since shared memory takes its time.
+  __device__ __forceinline__ void read(Step& step, Position at) const {
+    step.mask = shared.mask[at.stage];
+  }
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
     return shared.ds[step.parity % kDsStages][box];
   }
@@ -543,8 +548,7 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
-  const int mask = c.shared.mask[at.stage];
-  if (mask >= 0) hide(c, scores, mask);
+  if (step.mask >= 0) hide(c, scores, step.mask);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
@@ -721,6 +725,7 @@ struct Steps {
     Weights weights;  // p^T, then ds^T
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k, c.staged_q(at) + half);
+    c.read(step, at);
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
@@ -824,8 +829,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     steps.begin(c, position);  // waits for v, too
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      const int tile = 0;  // the writers know it
-      steps.next(c, dk, dv, {0, tile, i % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {0, 0, i % 2u}, position, i + 1 < count);
       position.advance();
     }
     steps.end(c, count);

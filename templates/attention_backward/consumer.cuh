@@ -55,6 +55,9 @@ __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
 struct Step {
   int row, tile;
   uint32_t parity;
+{% if operation.blocks %}
+  int mask;  // of a listed tile, -1: all of it counts
+{% endif %}
 };
 
 // What a consumer's steps work with, beside registers.
@@ -74,6 +77,15 @@ struct Consumer {
   }
   __device__ __forceinline__ uint64_t staged_q(Position at) const { return q + at.stage * kQBytes / 16; }
   __device__ __forceinline__ uint64_t staged_do(Position at) const { return d_o + at.stage * kQBytes / 16; }
+{% if operation.blocks %}
+  // What the producer says of a q tile that has arrived: under products, since shared memory takes its time.
+  __device__ __forceinline__ void read(Step& step, Position at) const {
+    step.mask = shared.mask[at.stage];
+{% if schedule.accumulate == "direct" %}
+    step.tile = shared.tile[at.stage];
+{% endif %}
+  }
+{% endif %}
   __device__ __forceinline__ const uint8_t* own_ds(Step step) const {
     return shared.ds[step.parity % kDsStages][box];
   }
@@ -91,8 +103,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
                                       Position at) {
   c.scaling.cap(scores);
 {% if operation.blocks %}
-  const int mask = c.shared.mask[at.stage];
-  if (mask >= 0) hide(c, scores, mask);
+  if (step.mask >= 0) hide(c, scores, step.mask);
 {% else %}
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
@@ -185,13 +196,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% if operation.blocks %}
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-{% if schedule.accumulate == "direct" %}
-      shared.q_full[position.stage].wait(position.phase);
-      const int tile = shared.tile[position.stage];
-{% else %}
-      const int tile = 0;  // the writers know it
-{% endif %}
-      steps.next(c, dk, dv, {0, tile, i % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {0, 0, i % 2u}, position, i + 1 < count);
       position.advance();
     }
 {% else %}

@@ -16,6 +16,9 @@ struct Steps {
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
+{% if operation.blocks %}
+    c.read(step, at);
+{% endif %}
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);

@@ -65,7 +65,7 @@ RELEASE_FIRST = "    if (c.part == 0) release_ds(c);\n"
 RELEASE_SECOND = "    if (c.part == 1) release_ds(c);\n"
 AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
-READ_MASK = "  const int mask = c.shared.mask[at.stage];\n"
+READ_MASK = "    step.mask = shared.mask[at.stage];\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 
 MUTANTS = {
@@ -119,7 +119,7 @@ MUTANTS = {
         repeats=True,
     ),
     "scores count that the forward pass's mask hides": Mutant(
-        wrong=(("  if (mask >= 0) hide(c, scores, mask);\n", ""),),
+        wrong=(("  if (step.mask >= 0) hide(c, scores, step.mask);\n", ""),),
         shape=LONG,
         kernel=blocks.BACKWARD[0],
         keywords={},
