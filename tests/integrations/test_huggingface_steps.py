@@ -177,7 +177,7 @@ def test_what_lengths_do_not_say_is_a_tensor(keywords: dict[str, Any], paths: Co
     ("change", "told"),
     [
         ({"query": torch.zeros(2, 8, 1, 64)}, "query is torch.float32"),
-        ({"value": torch.zeros(2, 2, 9, 32).bfloat16()}, "9, 64], value [2, 2, 9, 32]"),
+        ({"value": torch.zeros(2, 2, 9, 32).bfloat16()}, "heads have 64 and 32 elements"),
         ({"query": torch.zeros(2, 8, 80, 64).bfloat16()}, "more than 256 rows"),
         ({"query": torch.zeros(2, 8, 1, 64).bfloat16().requires_grad_()}, "no gradient"),
         ({"bias": torch.zeros(1, 8, 1, 9)}, "no bias"),
