@@ -14,7 +14,7 @@ MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized wh
 # and 7.0 by 128 (H200).
 FEW_BLOCKS, KEYS_OF_BLOCK = 64, 256
 
-# One sequence of 32768 keys of 8 heads takes 34.5 us by 128 blocks, and 36.0 by 132 (H200).
+# One sequence of 32768 keys of 8 heads takes 34.5 us by 128 blocks, and 36.0 by four more (H200).
 SHARING, NEARLY_ALL = 8, 16  # blocks of an item at least; of so many one may be left out
 
 Extents = DecodeProblem | DecodeShape  # of which the work of a call is a function
