@@ -25,7 +25,7 @@ def register(
 ) -> None:
     """Register `warploom::name`, whose arguments are the fields of named tuples, one after another.
 
-    Each field is Annotated with its type in the schema; it may have None as its default.
+    Each field is Annotated with its type in the schema, and what follows its name there: "=None".
 
     returns   the schema's types of results
     run       what it does, on a GPU and on the CPU
@@ -56,7 +56,7 @@ def register(
 
 def _arguments(fields: tuple[type[Any], ...]) -> str:
     return ", ".join(
-        f"{annotation.__metadata__[0]} {name}" + "=None" * (name in part._field_defaults)
+        f"{annotation.__metadata__[0]} {name}" + "".join(annotation.__metadata__[1:])
         for part in fields
         for name, annotation in get_type_hints(part, include_extras=True).items()
     )

@@ -16,6 +16,9 @@ __device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBar
 
 struct Sequence {
   int first_row, row_count, first_column, column_count;
+{% if scored %}
+  int number;
+{% endif %}
 
   __device__ __forceinline__ int rows(const Parameters&) const { return row_count; }
   __device__ __forceinline__ int columns(const Parameters&) const { return column_count; }

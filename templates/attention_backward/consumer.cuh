@@ -58,6 +58,9 @@ struct Step {
 {% if operation.blocks %}
   int mask;  // of a listed tile, -1: all of it counts
 {% endif %}
+{% if scored %}
+  int head;  // of q
+{% endif %}
 };
 
 // What a consumer's steps work with, beside registers.
@@ -98,6 +101,14 @@ struct Consumer {
 {% include "attention_backward/shown.cuh" %}
 
 {% endif %}
+{% if scored %}
+// What changes the scores of a step, in base 2.
+__device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
+  const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  return Score::begin(c.p, c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2, column, kLog2E);
+}
+
+{% endif %}
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
@@ -108,13 +119,24 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
 {% endif %}
+{% if scored %}
+  const Score score = score_of(c, step);
+{% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
+{% if scored %}
+      const Score::Two two = score.read(4 * i + j);
+      if (score.hides(4 * i + j, two)) x = __uint_as_float(kHidden);
+      if (score.hides(4 * i + j + 1, two)) y = __uint_as_float(kHidden);
+      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, two, -lse.x)));
+      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, two, -lse.y)));
+{% else %}
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
+{% endif %}
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = steepen(low, x);
       y = steepen(high, y);
@@ -155,6 +177,10 @@ __device__ __forceinline__ void write(const Consumer& c, const uint8_t* box, con
 // Where the consumers meet: in a step, when all of ds is written; at the end, when all have multiplied.
 __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kConsumers * 128, 1); }
 
+{% if operation.bias_gradient %}
+{% include "attention_backward/scores.cuh" %}
+
+{% endif %}
 {% include "attention_backward/share_" ~ schedule.share ~ ".cuh" %}
 
 {% include "attention_backward/accumulate_" ~ schedule.accumulate ~ ".cuh" %}
@@ -201,14 +227,20 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     }
 {% else %}
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
+{% if scored %}
+    int head = work.head * p.sharing + rank();
+{% endif %}
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", head" if scored }}}, position, i + 1 < count);
       position.advance();
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
+{% if scored %}
+        head += kCluster;
+{% endif %}
       }
     }
 {% endif %}

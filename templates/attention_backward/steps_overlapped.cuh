@@ -35,6 +35,9 @@ struct Steps {
     write(c, c.own_ds(step), weights);
     multiply_gradient(dk, weights, c.staged_q(at) + c.columns<kQTile>(c.part));
     meet();
+{% if operation.bias_gradient %}
+    store_ds(c, step);
+{% endif %}
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
     // around products in flight makes the compiler wait for them.
@@ -46,6 +49,9 @@ struct Steps {
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
+{% if operation.bias_gradient %}
+    await_stored_ds(c);
+{% endif %}
     release_ds(c);
     accumulate(c, dq, step);
   }

@@ -34,6 +34,9 @@ struct Steps {
     await_ds(c, step);
     write(c, c.own_ds(step), weights);
     meet();
+{% if operation.bias_gradient %}
+    store_ds(c, step);
+{% endif %}
     exchange(c, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     multiply_own_query(c, dq, step);
@@ -50,6 +53,9 @@ struct Steps {
     fence(dk);
     fence(dq);
     release(c.shared.q_empty[at.stage]);
+{% if operation.bias_gradient %}
+    await_stored_ds(c);
+{% endif %}
     release_ds(c);
     accumulate(c, dq, step);
   }

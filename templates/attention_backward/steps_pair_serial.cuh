@@ -30,6 +30,9 @@ struct Steps {
     await_ds(c, step);
     write(c, c.own_ds(step), weights);
     meet();
+{% if operation.bias_gradient %}
+    store_ds(c, step);
+{% endif %}
     exchange(c, step);
     multiply_own_query(c, dq, step);
     multiply_peer_query(c, dq, step);
@@ -38,6 +41,9 @@ struct Steps {
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
+{% if operation.bias_gradient %}
+    await_stored_ds(c);
+{% endif %}
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();

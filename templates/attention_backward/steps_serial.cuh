@@ -29,12 +29,18 @@ struct Steps {
     await_ds(c, step);
     write(c, c.own_ds(step), ds);
     meet();
+{% if operation.bias_gradient %}
+    store_ds(c, step);
+{% endif %}
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
+{% if operation.bias_gradient %}
+    await_stored_ds(c);
+{% endif %}
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();

@@ -48,6 +48,10 @@ struct Consumer {
 {% else %}
   int row, column;   // the thread's first; the row counts from where bounds are relative to
 {% endif %}
+{% if scored %}
+  Sequence sequence;
+  int head, own_row;  // the thread's first row as it is
+{% endif %}
 
   // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
@@ -70,6 +74,21 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
 
+{% if scored %}
+  // Changes the scores of tile n.
+  __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
+    const Score score = Score::begin(p, sequence, head, own_row, n * kKvTile + column,
+                                     __fdividef(kLog2E, scaling.exponent));
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; i += 2) {
+      const Score::Two two = score.read(i);
+      CUTE_UNROLL
+      for (int j = i; j < i + 2; ++j)
+        scores[j] = score.hides(j, two) ? minus_infinity() : score.add(j, two, scores[j]);
+    }
+  }
+
+{% endif %}
   // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
   __device__ __forceinline__ void skip() {
     turns.begin();
@@ -179,6 +198,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     c.masks = work.masks - work.full_end;
 {% else %}
     c.row = work.row + work.sequence.diagonal(p) + thread_row();
+{% endif %}
+{% if scored %}
+    c.sequence = work.sequence;
+    c.head = work.head;
+    c.own_row = work.row + thread_row();
 {% endif %}
     Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
     CUTE_UNROLL

@@ -60,7 +60,11 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 {% if schedule.rescale == "needed" %}
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
 {% endif %}
+{% if hides %}
+    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+{% else %}
     const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+{% endif %}
     rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;

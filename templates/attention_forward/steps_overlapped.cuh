@@ -10,6 +10,9 @@ struct Steps {
     fence(scores);
     c.release_operands(n);
     c.scaling.cap(scores);
+{% if scored %}
+    c.change(scores, n);
+{% endif %}
     if (masked) {{ hide }};
     softmax<true, true>(scores, rows, c.scaling.exponent);
     c.position.advance();
@@ -34,6 +37,9 @@ struct Steps {
     fence(scores);
     c.release_operands(n);
     c.scaling.cap(scores);
+{% if scored %}
+    c.change(scores, n);
+{% endif %}
     if (kMasked) {{ hide }};
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
     c.position.advance();

@@ -11,6 +11,9 @@ struct Steps {
 {% endif %}
     c.release_operands(n);
     c.scaling.cap(scores);
+{% if scored %}
+    c.change(scores, n);
+{% endif %}
     if (masked) {{ hide }};
     softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
     if (!kFirst) rescale(output, rows);

@@ -12,6 +12,8 @@ FUNCTION = (
     "Tensor? cu_seqlens_k, SymInt? max_seqlen_q, SymInt? max_seqlen_k"
 )
 OPTIONS = "bool? deterministic, str? backward_spec"
+# These joined later, with defaults: graphs that were exported before do without them.
+FURTHER = "Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None"
 PRODUCT = (
     "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
     "str accumulation, str? spec"
@@ -31,10 +33,10 @@ SCHEMAS = {
     "gemm_unseen": "(Tensor a, Tensor b, ScalarType out_dtype, str name) -> Tensor",
     "activation_backward": "(Tensor dy, Tensor? z, str? activation, bool sums, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
-    "attention": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, {OPTIONS})"
-    " -> (Tensor, Tensor)",
-    "attention_into": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, Tensor(a!) result)"
-    " -> Tensor",
+    "attention": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, {OPTIONS}, "
+    f"{FURTHER}) -> (Tensor, Tensor)",
+    "attention_into": f"(Tensor q, Tensor k, Tensor v, {FUNCTION}, str? spec, Tensor(a!) result, "
+    f"{FURTHER}) -> Tensor",
     "attention_append": "(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, "
     "Tensor lengths, Tensor? page_table, Tensor? cu_seqlens, Tensor? q, Tensor? cos, Tensor? sin, "
     "bool interleaved, Tensor? scale_k, Tensor? scale_v, str? spec, *, "
@@ -45,7 +47,7 @@ SCHEMAS = {
     "attention_merge": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
     "ScalarType? out_dtype, str? spec) -> (Tensor, Tensor)",
     "attention_backward": "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
-    f"Tensor lse, {FUNCTION}, {OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"Tensor lse, {FUNCTION}, {OPTIONS}, {FURTHER}) -> (Tensor, Tensor, Tensor)",
 }
 
 

@@ -48,5 +48,9 @@ class AttentionFamily(
                 None
                 if operation.sinks == "none" or not operation.blocks
                 else f"sinks {operation.sinks} with blocks: no kernel has both; take none",
+                None
+                if not (operation.scored and operation.blocks)
+                else "alibi, bias or masked with blocks: no kernel has both; hide scores in "
+                "mask_mod, or leave out blocks",
             ]
         )

@@ -36,6 +36,30 @@ class Operation:
         later=True,
         doc="only tiles that lists name are worked on, of which some have a mask of bits",
     )
+    alibi: bool = knob(
+        default=False,
+        later=True,
+        doc="-slope abs(row + seq_k - seq_q - column) is added to scores, by slopes of heads",
+    )
+    bias: Literal["none", "fp16", "bf16", "fp32"] = knob(
+        default="none",
+        name="bias_{}",
+        later=True,
+        doc="a number for each score that is added to it, by its element type",
+    )
+    masked: bool = knob(
+        default=False, later=True, doc="a truth value for each score: those of false do not count"
+    )
+
+    @property
+    def scored(self) -> bool:
+        """Whether scores are changed between the products and the mask."""
+        return self.alibi or self.bias != "none" or self.masked
+
+    @property
+    def hides(self) -> bool:
+        """Whether any score may be left out, wherever it is."""
+        return self.bias != "none" or self.masked
 
     @property
     def family(self) -> str:

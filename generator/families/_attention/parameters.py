@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from warploom.generator.elements import element
 from warploom.generator.families._attention.launch import AtLaunch
 from warploom.generator.families._attention.operation import Operation
-from warploom.generator.parameters import Field, int32, pointer, scalar
+from warploom.generator.families._attention.problem import Strides
+from warploom.generator.parameters import Field, int32, int64, pointer, scalar
 
 Attention = Field[AtLaunch]
 
@@ -30,12 +33,31 @@ SCALE = scalar("scale", "of the products")
 SOFTCAP = scalar("softcap", "that no score gets beyond")
 
 
+def _strides(name: str, strides: Callable[[AtLaunch], Strides]) -> list[Attention]:
+    def one(index: int, axis: str) -> Attention:
+        return int64(f"{name}_{axis}", "elements", lambda at: strides(at)[index])
+
+    return [one(index, axis) for index, axis in enumerate(("batch", "head", "row"))]
+
+
 def further(operation: Operation) -> list[Attention]:
     """The tensors beside q, k and v that scores or their sums depend on."""
     fields: list[Attention] = []
     if operation.sinks != "none":
         kind = element("fp32" if operation.sinks == "fp32" else operation.element).cpp
         fields.append(pointer("sinks", f"const {kind}", "[heads]"))
+    if operation.alibi:
+        fields += [
+            pointer("alibi_slopes", "const float", "[batch, heads], by the stride of batches"),
+            int64("alibi_batch", "elements", lambda at: at.problem.alibi_batch),
+        ]
+    if operation.bias != "none":
+        kind = element(operation.bias).cpp
+        fields.append(pointer("bias", f"const {kind}", "[batch, head, row, column], by strides"))
+        fields += _strides("bias", lambda at: at.problem.strides_bias)
+    if operation.masked:
+        fields.append(pointer("shown", "const uint8_t", "as bias, by strides", tensor="mask"))
+        fields += _strides("shown", lambda at: at.problem.strides_mask)
     return fields
 
 

@@ -40,6 +40,9 @@ class AttentionProblem:
     # Of lists of tiles: whether each batch, and each query head, has its own.
     lists_of_batches: bool = False
     lists_of_heads: bool = False
+    alibi_batch: int = 0  # of slopes: the stride of batches
+    strides_bias: Strides = (0, 0, 0)  # columns are contiguous
+    strides_mask: Strides = (0, 0, 0)
 
 
 def lengths_counted(

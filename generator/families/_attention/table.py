@@ -29,8 +29,8 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
         }
 
     def modelled(self, operation: OperationT) -> bool:
-        """No sweep had caps of scores, or lists of blocks."""
-        return not (operation.softcap or operation.blocks)
+        """No sweep had caps of scores, lists of blocks, or scores that are changed."""
+        return not (operation.softcap or operation.blocks or operation.scored)
 
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""

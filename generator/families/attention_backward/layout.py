@@ -41,6 +41,10 @@ HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
 SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_BULK_REGISTERS = -4, 8, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
 OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
+BIAS_REGISTERS, MASKED_REGISTERS, PACKED_HIDES_REGISTERS = 24, 16, 16
+ALIBI_SOFTCAP_REGISTERS = 16
+# Of all that changes scores, which is not live at once, nor with all that a softcap takes.
+MOST_SCORES_REGISTERS = 56
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 HELD_REGISTERS = 12  # beside those that hold v
@@ -179,4 +183,14 @@ def _registers(
         beside = SERIAL_REGISTERS + operation.softcap * (
             SOFTCAP_REGISTERS + (schedule.accumulate == "bulk") * SOFTCAP_BULK_REGISTERS
         )
-    return gradients + max(first, second) + beside
+    return gradients + max(first, second) + beside + _score_registers(operation)
+
+
+def _score_registers(operation: AttentionBackwardOperation) -> int:
+    registers = (
+        (operation.bias != "none") * BIAS_REGISTERS
+        + operation.masked * MASKED_REGISTERS
+        + (operation.hides and operation.lengths == "packed") * PACKED_HIDES_REGISTERS
+        + (operation.alibi and operation.softcap) * ALIBI_SOFTCAP_REGISTERS
+    )
+    return min(registers, MOST_SCORES_REGISTERS - operation.softcap * SOFTCAP_REGISTERS)

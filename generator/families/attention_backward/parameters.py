@@ -93,6 +93,20 @@ class AtLaunch(
             span=MINIMUM_SPAN,
         )
 
+    def ds_map(self) -> TensorMap:
+        """The map of the gradients of scores: the box of 64 columns that a warpgroup has."""
+        kind, problem = element(self.operation.element), self.problem
+        batch, heads, rows, columns = problem.scores
+        pitches = (step * kind.bytes for step in problem.strides_ds[::-1])
+        return TensorMap(
+            tensor="ds",
+            element=kind,
+            extents=(columns, rows, heads, batch),
+            pitches=tuple(pitches),
+            box=(WGMMA_M, self.schedule.q_tile, 1, 1),
+            span=128,
+        )
+
 
 _EVERY: tuple[Field[AtLaunch], ...] = (
     pointer("dlse", "float", "the gradient of lse, laid out as it is; may be null"),
@@ -168,13 +182,17 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         *lengths(packed=packed),
         *_EVERY,
     ]
+    if operation.bias_gradient:
+        meaning = "[column, row, head, batch], by a q tile"
+        fields.append(tensor_map("ds_map", meaning, AtLaunch.ds_map))
     for name in ("o", "do", "dq", *(() if alone else gradients)):
         fields += _rows(name)
     if operation.deterministic:
         fields += _ORDERED
     fields += further(operation)
     if operation.sinks != "none":
-        dsinks = fields[-1].cpp.removeprefix("const ")
+        (sinks,) = (field for field in fields if field.name == "sinks")
+        dsinks = sinks.cpp.removeprefix("const ")
         fields += [
             pointer("dsinks", dsinks, "the gradient of sinks"),
             pointer("sink_sums", "float", "[head, q tile]: what its rows add to dsinks"),

@@ -16,6 +16,8 @@ class AttentionBackwardProblem(AttentionProblem):
     strides_dq: Strides
     strides_dk: Strides
     strides_dv: Strides
+    strides_ds: Strides = (0, 0, 0)  # of a bias's gradient, by scores; columns are contiguous
+    scores: tuple[int, int, int, int] = (0, 0, 0, 0)  # its extents: batch, head, row, column
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,12 @@ def schedule_reasons(
             else f"q_tile {schedule.q_tile} with kv_tile {schedule.kv_tile}: a warpgroup's "
             f"{layout.query_n} columns of dq end within a box of {box}",
             None
+            if operation.bias != "none" or not operation.bias_gradient
+            else "bias_gradient without a bias: takes a bias",
+            None
+            if not (operation.softcap and operation.bias_gradient)
+            else "bias_gradient with softcap: ds has the slope of the cap by then; leave one out",
+            None
             if schedule.accumulate == "bulk" or not operation.deterministic
             else "accumulate direct: a deterministic kernel takes bulk",
             *(_listed(schedule, layout.q_rows) if operation.blocks else ()),
@@ -49,6 +55,9 @@ def schedule_reasons(
             or not (schedule.overlap or operation.softcap or operation.dim > WIDEST)
             else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
             f"{WIDEST}, do registers suffice for v; take none",
+            None
+            if schedule.held == "none" or not operation.hides
+            else f"held {schedule.held} with a bias or mask: they take the registers; take none",
             None
             if schedule.stages > 1 or not schedule.single_do
             else "stages 1 with single_do: q has one stage as well; take false, or 2 stages",

@@ -22,6 +22,9 @@ class AttentionBackwardOperation(Operation):
     deterministic: bool = knob(
         default=False, doc="dq is summed in an order that does not change from run to run"
     )
+    bias_gradient: bool = knob(
+        default=False, later=True, doc="the gradients of scores are written, which a bias's are of"
+    )
     family: Literal["attention_backward"] = knob(
         default="attention_backward", doc="which kernels these are"
     )

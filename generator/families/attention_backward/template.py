@@ -50,11 +50,15 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
             a_k_major=not layout.swap,
             b_k_major=layout.swap,
         ),
+        "scored": operation.scored,
+        "hides": operation.hides,
+        "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         "shares_work": operation.deterministic
         or operation.lengths == "packed"
         or operation.blocks
+        or operation.scored
         or crowded,
         "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "listed"

@@ -28,6 +28,9 @@ REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
 PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
+ALIBI_REGISTERS, BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 20, 24, 32, 24
+PACKED_SCORES_REGISTERS = 8  # beside those of packed lengths, where scores are changed
+MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at once
 
 BARRIERS_AND_WORK_BYTES = 1024
 
@@ -98,4 +101,15 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
         + (WINDOW_REGISTERS if operation.mask == "window" else 0)
         + (SOFTCAP_REGISTERS if operation.softcap else 0)
         + (schedule.kv_tile // 16 if operation.blocks else 0)  # bits of two rows
+        + _score_registers(operation)
     )
+
+
+def _score_registers(operation: AttentionOperation) -> int:
+    registers = (
+        (ALIBI_REGISTERS if operation.alibi else 0)
+        + {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
+        + (MASKED_REGISTERS if operation.masked else 0)
+        + (PACKED_SCORES_REGISTERS if operation.scored and operation.lengths == "packed" else 0)
+    )
+    return min(registers, MOST_SCORES_REGISTERS)

@@ -25,6 +25,9 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
             a_in_registers=True,
             b_k_major=False,
         ),
+        "scored": operation.scored,
+        "hides": operation.hides,
+        "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         # The output of a wide head takes long to rescale: it is done under the product of scores.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
 from warploom.runtime.counters import counters
+from warploom.runtime.families._attention import further
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.operands import refuse_overlap, refuse_repeated
 
@@ -79,12 +80,18 @@ def check_apart(call: Arguments, out: torch.Tensor) -> None:
 
 
 def copied(call: ArgumentsT, copies: tuple[str, ...]) -> ArgumentsT:
-    """The same call, of contiguous copies of those of q, k and v that are named."""
+    """The same call, of copies of those of q, k, v, bias and mask that are named."""
     q, k, v = (
         contiguous_copy(tensor) if name in copies else tensor
         for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v))
     )
-    return replace(call, q=q, k=k, v=v)
+    columns = further.columns_of(call)
+    others: dict[str, Any] = {
+        name: further.copy(tensor, columns)
+        for name, tensor in call.further.items()
+        if name in copies
+    }
+    return replace(call, q=q, k=k, v=v, **others)
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.runtime.families._attention.further import BIASES
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments, Extents
 
@@ -24,13 +25,20 @@ def of_further(call: Arguments) -> Fields:
         found["sinks"] = "same" if call.sinks.dtype == call.q.dtype else "fp32"
     if call.block_mask is not None:
         found["blocks"] = True
+    if call.alibi_slopes is not None:
+        found["alibi"] = True
+    if call.bias is not None:
+        found["bias"] = BIASES[call.bias.dtype]
+    if call.mask is not None:
+        found["masked"] = True
     return found
 
 
 def of_gradients(further: Fields, wanted: tuple[str, ...]) -> Fields:
     """The fields of the operation of gradients, of those of a call, `wanted` further ones too."""
     # Sinks have their share in the log-sum-exp, and are asked for their own gradient alone.
-    return {name: kind for name, kind in further.items() if name != "sinks" or name in wanted}
+    found = {name: kind for name, kind in further.items() if name != "sinks" or name in wanted}
+    return {**found, "bias_gradient": True} if "bias" in wanted else found
 
 
 def operation(

@@ -19,6 +19,7 @@ from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention.further import check_further
 from warploom.runtime.families._attention.given_blocks import converted
 from warploom.runtime.tensors import require_one_device, require_tensors, shown
 
@@ -43,6 +44,9 @@ class Keywords(TypedDict, total=False):
     backward_spec: KernelSpec | str | None
     sinks: torch.Tensor | None
     block_mask: object
+    alibi_slopes: torch.Tensor | None
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -66,6 +70,9 @@ class Arguments:
     backward_spec: KernelSpec | str | None = None
     sinks: torch.Tensor | None = None
     block_mask: Any = None  # a BlockMask, or torch's, which becomes one
+    alibi_slopes: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """A softcap of 0 is none, as FlashAttention has it."""
@@ -97,8 +104,10 @@ class Arguments:
     @property
     def further(self) -> dict[str, torch.Tensor]:
         """The tensors that scores or their sums depend on beside q and k, as launches take them."""
-        given = {"sinks": self.sinks}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
+        names = ("sinks", "alibi_slopes", "bias", "mask")
+        given = (self.sinks, self.alibi_slopes, self.bias, self.mask)
+        named = zip(names, given, strict=True)
+        return {name: tensor for name, tensor in named if tensor is not None}
 
     @property
     def device(self) -> int:
@@ -164,9 +173,14 @@ class Arguments:
             if out is None
             else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
             self.spec,
-            None if self.sinks is None else self._further,
+            self._further if self._changed else None,
             None if self.block_mask is None else self.block_mask.kind,
         )
+
+    @property
+    def _changed(self) -> bool:
+        given = self.sinks, self.alibi_slopes, self.bias, self.mask
+        return any(one is not None for one in given)
 
     @property
     def _lengths(self) -> object:
@@ -319,22 +333,9 @@ def extents(call: Arguments) -> Extents:
     found = Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed)
     if further := call.further:
         require_one_device((("q", q), *further.items()))
-        _check_sinks(call, found)
+        scores = (call.max_seqlen_q or 0, call.max_seqlen_k or 0) if packed else (seq_q, seq_k)
+        check_further(call, (batch, heads, *scores))
     return found
-
-
-def _check_sinks(call: Arguments, sizes: Extents) -> None:
-    sinks = call.sinks
-    if sinks is None:
-        return
-    fits = sinks.shape == (sizes.heads,) and sinks.is_contiguous()
-    if not fits or sinks.dtype not in (torch.float32, call.q.dtype):
-        raise ProblemError(
-            f"sinks {list(sinks.shape)} {sinks.dtype} with strides {list(sinks.stride())}",
-            rule=f"must be [{sizes.heads}], a score for each head of q, contiguous, of fp32 or "
-            "the type of q",
-            fix="convert with .float(), and .contiguous()",
-        )
 
 
 def _is_packed(call: Arguments) -> bool:

@@ -16,6 +16,7 @@ from warploom.runtime.families._attention.block_mask import (
     BlockMask,
     packed,
 )
+from warploom.runtime.families._attention.further import row_pitch
 from warploom.runtime.families._attention.operation import Operation
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
@@ -27,16 +28,37 @@ ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 def further(
     operation: Operation,
-    heads: int,
+    scores: tuple[int, int, int, int],
     device: str,
     random: torch.Generator | None,
 ) -> dict[str, torch.Tensor]:
-    """Normal tensors beside q, k and v that calls of an operation are given, by their keywords."""
+    """Tensors beside q, k and v that calls of an operation are given, by their keywords.
+
+    scores   their extents: batch, heads, rows, columns; a bias and a mask serve all batches
+    """
     found: dict[str, torch.Tensor] = {}
+    _, heads, rows, columns = scores
+
+    def drawn(*extents: int) -> torch.Tensor:
+        return torch.randn(extents, generator=random, device=device)
+
     if operation.sinks != "none":
         kind = TORCH[operation.element] if operation.sinks == "same" else torch.float32
-        found["sinks"] = torch.randn(heads, generator=random, device=device).to(kind)
+        found["sinks"] = drawn(heads).to(kind)
+    if operation.alibi:
+        steps = torch.arange(1, heads + 1, device=device)
+        found["alibi_slopes"] = torch.exp2(-8 * steps / max(1, heads))
+    if operation.bias != "none":
+        found["bias"] = room_for(columns, drawn(1, heads, rows, columns).to(TORCH[operation.bias]))
+    if operation.masked:
+        found["mask"] = room_for(columns, drawn(1, 1, rows, columns) > -1)
     return found
+
+
+def room_for(columns: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The same, in rows that begin at multiples of 16 bytes."""
+    room = tensor.new_empty((*tensor.shape[:3], row_pitch(tensor, columns)))[..., :columns]
+    return room.copy_(tensor)
 
 
 class AttentionData:
@@ -48,7 +70,8 @@ class AttentionData:
         self._blocks = operation.blocks
         self._softcap, self._packed = operation.softcap, operation.lengths == "packed"
         self._random = generator(device, seed)
-        self._further = further(operation, shape.heads, device, self._random)
+        scores = (shape.batch, shape.heads, shape.seq_q, shape.seq_k)
+        self._further = further(operation, scores, device, self._random)
 
     @property
     def keywords(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
+from warploom.runtime.families._attention.further import copies_of, four, problem_fields, row_pitch
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -44,7 +45,7 @@ from warploom.runtime.families._attention.problem import (
     check_numbers,
     extents,
 )
-from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward import reference, score_gradients
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import require_memory
@@ -73,6 +74,7 @@ class BackwardCall:
     dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
     into         dq, dk and dv, where they are to lie; None: they are made
     dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
+    ds           where that of scores is, as `room_of_ds` makes it, for a bias; None: not wanted
     """
 
     forward: Arguments
@@ -82,6 +84,7 @@ class BackwardCall:
     dlse: torch.Tensor | None = None
     into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     dsinks: torch.Tensor | None = None
+    ds: torch.Tensor | None = None
     _held: tuple[torch.Tensor | None, ...] = field(default=(), init=False, repr=False)
 
     @property
@@ -131,6 +134,7 @@ class BackwardCall:
             torch.are_deterministic_algorithms_enabled() if asked is None else asked,
             self.forward.backward_spec,
             None if self.dsinks is None else (self.dsinks.shape, self.dsinks.dtype),
+            None if self.ds is None else (self.ds.shape, self.ds.stride(), self.ds.dtype),
         )
 
     def require(self) -> None:
@@ -145,8 +149,9 @@ class BackwardCall:
         check_results(self, sizes)
         check_numbers(forward)
         copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
+        copies += copies_of(forward)
         capped, blocks = forward.softcap is not None, forward.block_mask is not None
-        further = of_gradients(of_further(forward), tuple(self.further_gradients))
+        further = of_gradients(of_further(forward), self._wanted)
         choice = choose(
             name_of(forward.q.dtype, "q"),
             sizes,
@@ -176,21 +181,48 @@ class BackwardCall:
         )
 
     @property
-    def further_gradients(self) -> dict[str, torch.Tensor]:
-        """Of further tensors, those whose gradients are wanted, and where these go."""
-        return {} if self.dsinks is None else {"sinks": self.dsinks}
+    def further_gradients(self) -> tuple[torch.Tensor, ...]:
+        """Those of sinks and bias that are wanted, once the pass has run.
+
+        That of a bias is the sum, in fp32 and in an order that does not change, over what is
+        broadcast.
+        """
+        found = () if self.dsinks is None else (self.dsinks,)
+        bias = self.forward.bias
+        if self.ds is None or bias is None:
+            return found
+        whole = four(bias)
+        broadcast = [i for i, extent in enumerate(whole.shape) if extent != self.ds.shape[i]]
+        total = self.ds
+        if broadcast:
+            total = self.ds.sum(broadcast, keepdim=True, dtype=torch.float32)
+        return (*found, total.to(bias.dtype).reshape(bias.shape))
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        """The further tensors whose gradients are wanted."""
+        places = (("sinks", self.dsinks), ("bias", self.ds))
+        return tuple(name for name, place in places if place is not None)
 
     @property
     def _further(self) -> dict[str, torch.Tensor]:
         """The tensors beside those that every pass has, in the order of launches."""
-        wanted = self.further_gradients
         given = self.forward.further.items()
-        found = {name: one for name, one in given if name != "sinks" or name in wanted}
-        return found | {f"d{name}": one for name, one in wanted.items()}
+        found = {name: one for name, one in given if name != "sinks" or self.dsinks is not None}
+        written = (("dsinks", self.dsinks), ("ds", self.ds))
+        return found | {name: one for name, one in written if one is not None}
 
     def _problem(self, details: Details) -> AttentionBackwardProblem:
         forward, packed = self.forward, details.sizes.packed
-        fields = {**details.band.fields(details.sizes), **lists_of(forward.block_mask)}
+        fields = {
+            **details.band.fields(details.sizes),
+            **lists_of(forward.block_mask),
+            **problem_fields(forward, details.copies),
+        }
+        if self.ds is not None:
+            batch, head, row, _ = self.ds.stride()
+            fields["strides_ds"] = (batch, head, row)
+            fields["scores"] = tuple(self.ds.shape)
         for name, tensor in self.operands.items():
             fields[f"strides_{name}"] = placed(name, tensor, details.copies, packed=packed)
         for name, tensor, steps in zip(
@@ -260,13 +292,38 @@ class BackwardCall:
             sinks = self.forward.sinks.detach()
             self.dsinks.copy_(reference.dsinks_of_call(self, sinks, reference.dsinks))
         if details.sizes.empty:
-            for result in results:
+            for result in (*results, *(() if self.ds is None else (self.ds,))):
                 result.zero_()
             return
+        if self.ds is not None:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                self.ds.copy_(score_gradients.ds_of_call(self, details.band))
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             computed = reference.of_call(self, details.band, reference.gradients)
         for result, tensor in zip(results, computed, strict=True):
             result.copy_(tensor)
+
+
+def prepare(call: BackwardCall, wanted: tuple[str, ...]) -> None:
+    """Make room for the gradients of the further tensors that are named."""
+    sinks = call.forward.sinks
+    if "sinks" in wanted and sinks is not None:
+        call.dsinks = torch.empty_like(sinks)
+    if "bias" in wanted:
+        call.ds = room_of_ds(call.forward)
+
+
+def room_of_ds(forward: Arguments) -> torch.Tensor:
+    """Where the gradients of scores go: [batch, heads, seq_q, seq_k] in the type of q.
+
+    Packed, [sequences, heads, max_seqlen_q, max_seqlen_k]. Zeros where no kernel may write.
+    """
+    q, sizes = forward.q, extents(forward)
+    rows, columns = sizes.seq_q, sizes.seq_k
+    if sizes.packed:
+        rows, columns = forward.max_seqlen_q or 0, forward.max_seqlen_k or 0
+    pitch = row_pitch(q, columns)
+    return q.new_zeros((sizes.batch, sizes.heads, rows, pitch))[..., :columns]
 
 
 def choose(

@@ -108,7 +108,9 @@ def of_call(call: BackwardCall, band: Band, compute: Backward) -> Gradients:
         keys = slice(starts_k[index], starts_k[index + 1])
         if queries.start == queries.stop or keys.start == keys.stop:
             continue
-        one = compute(_sequence(given, queries, keys), function)
+        rows, columns = queries.stop - queries.start, keys.stop - keys.start
+        own = forward.of_sequence(function, index, rows, columns)
+        one = compute(sequence_of(given, queries, keys), own)
         found = found or [part.new_zeros(t.shape) for part, t in zip(one, (q, k, v), strict=True)]
         for total, rows, part in zip(found, (queries, keys, keys), one, strict=True):
             total[rows] = part[0].transpose(0, 1)
@@ -116,7 +118,7 @@ def of_call(call: BackwardCall, band: Band, compute: Backward) -> Gradients:
     return dq, dk, dv
 
 
-def _sequence(given: Tensors, queries: slice, keys: slice) -> Tensors:
+def sequence_of(given: Tensors, queries: slice, keys: slice) -> Tensors:
     """One packed sequence as a batch of one."""
 
     def rows(tensor: torch.Tensor, at: slice) -> torch.Tensor:
@@ -150,9 +152,12 @@ class _Chunk:
     s: torch.Tensor  # the scores, masked ones being -inf
     p: torch.Tensor
     difference: torch.Tensor  # dout v^T - rowsum(dout out) + dlse
+    capped: torch.Tensor  # the scores before anything is added or masked
 
 
-def _chunk(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype) -> _Chunk:
+def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype) -> _Chunk:
+    """Return what gradients of a chunk have in common, in `wide`."""
+
     def rows(tensor: torch.Tensor) -> torch.Tensor:
         return _grouped(tensor[chunk.batch, :, chunk.rows].to(wide), given)
 
@@ -163,7 +168,9 @@ def _chunk(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype) -
     if given.dlse is not None:
         delta -= rows(given.dlse)[..., None]
     p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
-    return _Chunk(rows(given.q), keys, values, dout, s, p, dout @ values.mT - delta)
+    added = forward.terms(given.q, given.k, function, chunk, wide)
+    capped = torch.where(s == -torch.inf, 0, s - added)
+    return _Chunk(rows(given.q), keys, values, dout, s, p, dout @ values.mT - delta, capped)
 
 
 def _grouped(tensor: torch.Tensor, given: Tensors) -> torch.Tensor:
@@ -173,11 +180,11 @@ def _grouped(tensor: torch.Tensor, given: Tensors) -> torch.Tensor:
     return tensor.reshape(batch, kv_heads, heads // kv_heads, *rest)
 
 
-def _slope(s: torch.Tensor, function: Function) -> torch.Tensor:
+def _slope(one: _Chunk, function: Function) -> torch.Tensor:
     """The derivative of the cap: 1 - tanh^2 of the score before it."""
     if function.softcap is None:
-        return s.new_ones(())
-    return 1 - (s.masked_fill(s == -torch.inf, 0) / function.softcap) ** 2
+        return one.s.new_ones(())
+    return 1 - (one.capped / function.softcap) ** 2
 
 
 def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradients:
@@ -185,8 +192,8 @@ def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradien
         torch.zeros(t.shape, dtype=wide, device=t.device) for t in (given.q, given.k, given.v)
     )
     for rows in chunks(given.q, given.k):
-        one = _chunk(given, function, rows, wide)
-        ds = one.p * one.difference * _slope(one.s, function) * function.scale
+        one = chunk_of(given, function, rows, wide)
+        ds = one.p * one.difference * _slope(one, function) * function.scale
         dq[rows.batch, :, rows.rows] = (ds @ one.keys).flatten(1, 2)
         dk[rows.batch] += (ds.mT @ one.queries).sum(2)
         dv[rows.batch] += (one.p.mT @ one.dout).sum(2)
@@ -235,7 +242,7 @@ def dsinks_of_call(
     q, k, v = call.forward.q, call.forward.k, call.forward.v
     given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
     if offsets:  # every row of a sequence has its share, whichever it is of
-        given = _sequence(given, slice(0, int(offsets[0][-1])), slice(0, 0))
+        given = sequence_of(given, slice(0, int(offsets[0][-1])), slice(0, 0))
     return compute(given, sinks)
 
 
@@ -298,10 +305,10 @@ def _bound(
         torch.zeros(t.shape, dtype=torch.float64, device=t.device) for t in (q, k, given.v)
     )
     for rows in chunks(q, k):
-        one = _chunk(given, function, rows, torch.float64)
+        one = chunk_of(given, function, rows, torch.float64)
         at = (rows.batch, slice(None), rows.rows)
-        p_error = _probability_error(given, function, rows, one, lse_error[at])
-        ds, ds_error = _score_gradient_error(given, function, rows, one, p_error, out_error[at])
+        p_error = probability_error(given, function, rows, one, lse_error[at])
+        ds, ds_error = score_gradient_error(given, function, rows, one, p_error, out_error[at])
         p_error += unit * (one.p + p_error) + denormal * (one.p > 0)
         ds_error += unit * (ds.abs() + ds_error) + denormal * (one.p > 0)
         of_columns = (ds_error + over_columns * ds.abs()) * function.scale
@@ -314,7 +321,7 @@ def _bound(
     return dq, dk, dv
 
 
-def _probability_error(
+def probability_error(
     given: Tensors, function: Function, rows: Rows, one: _Chunk, lse_error: torch.Tensor
 ) -> torch.Tensor:
     """How far p may be off: by its score, by lse and by exp2."""
@@ -327,7 +334,7 @@ def _probability_error(
     return torch.expm1(exponent + column(lse_error)) * one.p + forward.SMALLEST * (one.p > 0)
 
 
-def _score_gradient_error(
+def score_gradient_error(
     given: Tensors,
     function: Function,
     rows: Rows,
@@ -350,7 +357,7 @@ def _score_gradient_error(
     ds = one.p * one.difference
     if function.softcap is None:
         return ds, error
-    slope = _slope(one.s, function)
+    slope = _slope(one, function)
     argument = products(given.q, given.k, rows, torch.float64, magnitude=True) * function.scale
     turned = (1 - slope).clamp(min=0) ** 0.5  # the tanh
     turned_error = TANH_ERROR * turned + accumulated(dtype, dim) * argument / function.softcap

@@ -22,7 +22,7 @@ from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward import reference
-from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.call import BackwardCall, prepare
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward import api
@@ -163,8 +163,10 @@ class AttentionBackwardTrial(AttentionData):
             out, lse = api.attention(q, k, v, return_lse=True, **told)
         forward = Arguments(q, k, v, **told, deterministic=self.operation.deterministic)
         into: Gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-        made = {f"d{name}": torch.empty_like(one) for name, one in self._further.items()}
-        return BackwardCall(forward, out, lse, dout, None, into, **made)
+        made = BackwardCall(forward, out, lse, dout, None, into)
+        sinks = ["sinks"] * (self.operation.sinks != "none")
+        prepare(made, (*sinks, *["bias"] * self.operation.bias_gradient))
+        return made
 
 
 def _ends(seq: int) -> list[slice]:

@@ -71,6 +71,9 @@ def attention(
     backward_spec: KernelSpec | str | None = None,
     sinks: torch.Tensor | None = None,
     block_mask: object = None,
+    alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v, exactly, without the scores in memory.
 
@@ -99,10 +102,15 @@ def attention(
     block_mask  which blocks of scores count, and which scores of some: what `warploom.block_mask`
               returns, or a BlockMask of torch's flex_attention. Blocks that do not count cost
               nothing. It goes with neither causal, window nor packed sequences
+    alibi_slopes  fp32 [heads] or [batch, heads]: -slope |row + seq_k - seq_q - column| is added to
+              scores, after a softcap
+    bias      fp16, bf16 or fp32, [batch, heads, seq_q, seq_k] (packed: [sequences, heads,
+              max_seqlen_q, max_seqlen_k]) or what broadcasts to it: is added to scores, likewise
+    mask      truth values of the shapes of a bias: scores of False do not count
 
     A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its head's sink. Both
-    results are differentiable, once, in q, k, v and sinks; these, the result and its log-sum-exp
-    are kept for that.
+    results are differentiable, once, in q, k, v, sinks and bias; these, the result and its
+    log-sum-exp are kept for that.
     `out` takes no part in gradients. Under autocast, q, k and v are converted as torch converts
     those of its own attention. Runs on the current stream without waiting. On CPU tensors the
     reference computes the same. Raises ProblemError before anything is launched.
@@ -115,8 +123,9 @@ def attention(
         q, k, v = (lowered(tensor) for tensor in (q, k, v))
     asked = None
     offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+    further = (sinks, block_mask, alibi_slopes, bias, mask)
     usual = out is None and spec is None and backward_spec is None
-    usual = usual and sinks is None and block_mask is None
+    usual = usual and all(one is None for one in further)
     if usual and not torch.compiler.is_dynamo_compiling():
         asked = repeated.asked(causal, window, softcap, deterministic, offsets, longest)
     if asked is not None:
@@ -139,8 +148,7 @@ def attention(
         spec,
         deterministic,
         backward_spec,
-        sinks,
-        block_mask,
+        *further,
     )
     if forward_ad._current_level >= 0:
         refuse_dual("warploom.attention", (q, k, v, out, *call.further.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
+from warploom.runtime.families._attention.further import copies_of, problem_fields
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     check_apart,
@@ -80,6 +81,7 @@ class AttentionCall(Arguments):
         check_numbers(self)
         operands = {"q": self.q, "k": self.k, "v": self.v}
         copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
+        copies += copies_of(self)
         softcap, further = self.softcap is not None, of_further(self)
         blocks = self.block_mask is not None
         choice = self._choice(sizes, masked, target, further)
@@ -127,14 +129,12 @@ class AttentionCall(Arguments):
         o = strides(out, packed=sizes.packed)
         if isinstance(wanted, DecodeOperation):
             return short_queries.problem(sizes, details.band, q, k, v, o)
-        return AttentionProblem(
+        fields: dict[str, Any] = {
             **details.band.fields(sizes),
             **lists_of(self.block_mask),
-            strides_q=q,
-            strides_k=k,
-            strides_v=v,
-            strides_o=o,
-        )
+            **problem_fields(self, copies),
+        }
+        return AttentionProblem(**fields, strides_q=q, strides_k=k, strides_v=v, strides_o=o)
 
     def refuse(self) -> None:
         """Nothing: results are differentiable."""

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
-from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.call import BackwardCall, prepare
 from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.kinds import Kinds
@@ -85,7 +85,7 @@ def differentiate(
         dout = torch.zeros_like(saved[3])
     if asked.further:
         call = _call(asked, numbers, into, dout, dlse, *saved)
-        return (*planned(call, AttentionBackwardPlan).run(call), *call.further_gradients.values())
+        return (*planned(call, AttentionBackwardPlan).run(call), *call.further_gradients)
     shared = len(saved) > 5 and saved[5] is saved[6]
     read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
     if dlse is not None:
@@ -190,5 +190,6 @@ def _call(
         block_mask=asked.block_mask,
         **further,
     )
-    made = {f"d{name}": torch.empty_like(further[name]) for name in asked.wanted}
-    return BackwardCall(forward, out, lse, dout, dlse, into, **made)
+    made = BackwardCall(forward, out, lse, dout, dlse, into)
+    prepare(made, asked.wanted)
+    return made

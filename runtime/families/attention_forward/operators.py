@@ -14,7 +14,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.operands import ordered_strides
-from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.call import BackwardCall, prepare
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_forward import gradient as attention_gradient
 from warploom.runtime.families.attention_forward import plan as attentions
@@ -62,13 +62,19 @@ class _Options(NamedTuple):
 class _Further(NamedTuple):
     """The tensors that scores or their sums depend on beside q and k, of those that have any."""
 
-    sinks: Annotated[torch.Tensor | None, "Tensor?"] = None
+    sinks: Annotated[torch.Tensor | None, "Tensor?", "=None"]
+    alibi_slopes: Annotated[torch.Tensor | None, "Tensor?", "=None"]
+    bias: Annotated[torch.Tensor | None, "Tensor?", "=None"]
+    mask: Annotated[torch.Tensor | None, "Tensor?", "=None"]
 
 
 class _Wanted(NamedTuple):
-    """Which of their gradients are wanted."""
+    """Which of their gradients are wanted: never those of slopes and masks."""
 
-    dsinks: Annotated[bool, "bool"]
+    of_sinks: Annotated[bool, "bool"]
+    of_alibi_slopes: Annotated[bool, "bool"]
+    of_bias: Annotated[bool, "bool"]
+    of_mask: Annotated[bool, "bool"]
 
 
 class _Arriving(NamedTuple):
@@ -142,9 +148,8 @@ def _attention_backward_further(
 ) -> list[torch.Tensor]:
     wanted = _Wanted(*rest[-len(_Wanted._fields) :])
     made = _pass(dout, dlse, q, k, v, out, lse, rest[: -len(wanted)])
-    if wanted.dsinks and made.forward.sinks is not None:
-        made.dsinks = torch.empty_like(made.forward.sinks)
-    return [*attention_backward(made), *made.further_gradients.values()]
+    prepare(made, tuple(n for n, one in zip(_Further._fields, wanted, strict=True) if one))
+    return [*attention_backward(made), *made.further_gradients]
 
 
 def _pass(
@@ -236,9 +241,8 @@ def _differentiate(
     given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further)
     wanted = needed[_BEFORE_FURTHER:]  # torch leaves out the last ones that are None
     if any(wanted):
-        every = (*given, *[None] * (len(_Further._fields) - len(further)))
         asked = _Wanted(*wanted, *[False] * (len(_Wanted._fields) - len(wanted)))
-        found = torch.ops.warploom.attention_backward_further(*every, *asked)
+        found = torch.ops.warploom.attention_backward_further(*given, *asked)
     else:
         found = torch.ops.warploom.attention_backward(*given)
     first = (one if need else None for one, need in zip(found[:3], needed, strict=False))
@@ -290,6 +294,9 @@ class _FurtherAsGiven(NamedTuple):
     """Those of _Further, where others follow."""
 
     sinks: Annotated[torch.Tensor | None, "Tensor?"]
+    alibi_slopes: Annotated[torch.Tensor | None, "Tensor?"]
+    bias: Annotated[torch.Tensor | None, "Tensor?"]
+    mask: Annotated[torch.Tensor | None, "Tensor?"]
 
 
 register(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.block_mask import BlockMask
+from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments
 
@@ -30,13 +31,19 @@ EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of thei
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What is computed between the products: the factor, the cap, the mask, and sinks [heads]."""
+    """What is computed between the products: the factor, the cap, the mask, sinks [heads].
+
+    alibi_slopes [batch or 1, heads], and bias and mask as [batch, heads, seq_q, seq_k] or broadcast
+    """
 
     scale: float
     softcap: float | None = None
     band: Band = _WHOLE
     sinks: torch.Tensor | None = None
     blocks: BlockMask | None = None
+    alibi_slopes: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,36 @@ def plain_rows(
 
 def function_of(call: Arguments, band: Band) -> Function:
     """Return what a call computes between the products."""
-    return Function(call.scaling, call.softcap, band, call.sinks, call.block_mask)
+    slopes, bias, mask = call.alibi_slopes, call.bias, call.mask
+    return Function(
+        call.scaling,
+        call.softcap,
+        band,
+        call.sinks,
+        call.block_mask,
+        None if slopes is None else slopes.reshape(-1, slopes.shape[-1]),
+        None if bias is None else four(bias),
+        None if mask is None else four(mask),
+    )
+
+
+def of_sequence(function: Function, index: int, rows: int, columns: int) -> Function:
+    """Return what is computed of one packed sequence."""
+    slopes, bias, mask = function.alibi_slopes, function.bias, function.mask
+
+    def scores_of(one: torch.Tensor | None) -> torch.Tensor | None:
+        return None if one is None else _one(one, index)[:, :, :rows, :columns]
+
+    return replace(
+        function,
+        alibi_slopes=None if slopes is None else _one(slopes, index),
+        bias=scores_of(bias),
+        mask=scores_of(mask),
+    )
+
+
+def _one(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    return tensor if tensor.shape[0] == 1 else tensor[index : index + 1]
 
 
 def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
@@ -111,7 +147,7 @@ def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
             call.q[queries].transpose(0, 1)[None],
             call.k[keys].transpose(0, 1)[None],
             call.v[keys].transpose(0, 1)[None],
-            function,
+            of_sequence(function, index, queries.stop - queries.start, keys.stop - keys.start),
         )
         if out is None or lse is None:
             out = one[0].new_zeros(call.q.shape)
@@ -177,8 +213,10 @@ def score_error(
     error = accumulated(q.dtype, q.shape[-1]) * size + EXP2_ERROR
     finite = s.masked_fill(s == -torch.inf, 0)
     error += 4 * FLOAT_ROUNDOFF * (finite.abs() + base.abs())
+    added = terms(q, k, function, chunk, torch.float64).nan_to_num(neginf=0.0).abs()
+    error = error + 8 * FLOAT_ROUNDOFF * added
     if function.softcap is not None:
-        error += TANH_ERROR * finite.abs()
+        error += TANH_ERROR * (finite.abs() + added)
     return error
 
 
@@ -234,12 +272,43 @@ def scores(
     s = products(q, k, chunk, dtype) * function.scale
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
+    s = s + terms(q, k, function, chunk, dtype)
+    if function.mask is not None:
+        s = s.masked_fill(~_of_chunk(function.mask, q, k, chunk), -torch.inf)
     if function.blocks is not None:
         shown = function.blocks.dense(chunk.batch, chunk.rows)
         together = s.shape[1:3] if shown.shape[1] > 1 else (1, 1)
         shown = shown.reshape(shown.shape[0], *together, *shown.shape[2:])
         return s.masked_fill(~shown, -torch.inf)
     return s.masked_fill(~visible(q, k, function.band, chunk), -torch.inf)
+
+
+def terms(
+    q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return what is added to the scores of a chunk, in `dtype`: of their shape, or a 0."""
+    found = torch.zeros((), dtype=dtype, device=q.device)
+    slopes, bias = function.alibi_slopes, function.bias
+    if slopes is not None:
+        seq_q, seq_k = q.shape[2], k.shape[2]
+        row = torch.arange(chunk.rows.start, chunk.rows.stop, device=q.device)[:, None]
+        distance = (row + seq_k - seq_q - torch.arange(seq_k, device=q.device)).abs().to(dtype)
+        whole = slopes.to(dtype).expand(q.shape[0], q.shape[1])[chunk.batch]
+        found = found - grouped(whole, k)[..., None, None] * distance
+    if bias is not None:
+        found = found + _of_chunk(bias, q, k, chunk).to(dtype)
+    return found
+
+
+def grouped(tensor: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Tell apart the query heads of each kv head: [batch, kv_heads, heads of one, ..]."""
+    heads, kv_heads = tensor.shape[1], k.shape[1]
+    return tensor.reshape(tensor.shape[0], kv_heads, heads // kv_heads, *tensor.shape[2:])
+
+
+def _of_chunk(tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor, chunk: Rows) -> torch.Tensor:
+    whole = tensor.expand(*q.shape[:3], k.shape[2])
+    return grouped(whole[chunk.batch, :, chunk.rows], k)
 
 
 def largest(s: torch.Tensor) -> torch.Tensor:

@@ -118,7 +118,8 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     results = (torch.randn_like(out), None, *given, out, lse)
     results = tuple(one if one is None else one.detach() for one in results)
     for wanted in (False, True):
-        backward = (*results, *function, False, None, sinks.detach(), wanted)
+        named = (wanted, False, False, False)
+        backward = (*results, *function, False, None, sinks.detach(), None, None, None, *named)
         torch.library.opcheck(torch.ops.warploom.attention_backward_further.default, backward)
     into = (*(one.detach() for one in given), *function, None, torch.empty_like(out).detach())
     torch.library.opcheck(torch.ops.warploom.attention_into.default, (*into, sinks.detach()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import attention_arena as arena
 import torch
@@ -20,8 +20,8 @@ import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.problem import Arguments, extents
-from warploom.runtime.families.attention_backward import reference
-from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward import reference, score_gradients
+from warploom.runtime.families.attention_backward.call import BackwardCall, room_of_ds
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward import reference as forward_reference
@@ -39,6 +39,7 @@ class Pass:
     gradients: tuple[Guarded, Guarded, Guarded]
     dlse: torch.Tensor | None = None
     dsinks: torch.Tensor | None = None
+    ds: torch.Tensor | None = None
 
     @property
     def call(self) -> BackwardCall:
@@ -47,7 +48,7 @@ class Pass:
         arguments = Arguments(*forward.given, **forward.keywords, backward_spec=forward.spec)
         dq, dk, dv = (one.view for one in self.gradients)
         results = (forward.out.view, self.lse, self.dout.view, self.dlse)
-        return BackwardCall(arguments, *results, (dq, dk, dv), self.dsinks)
+        return BackwardCall(arguments, *results, (dq, dk, dv), self.dsinks, self.ds)
 
     @property
     def read(self) -> tuple[torch.Tensor, ...]:
@@ -81,6 +82,8 @@ def _pass(forward: arena.Call, seed: int, *, turned: bool, dlse: bool) -> Pass:
         torch.empty_like(forward.keywords["sinks"]) if "sinks" in forward.keywords else None,
     )
     fill(made, seed)
+    if forward.spec is not None and cast("Any", forward.spec.operation).bias_gradient:
+        made.ds = room_of_ds(made.call.forward)
     return made
 
 
@@ -174,6 +177,19 @@ def assert_sinks_right(made: Pass) -> None:
     arena.assert_within("dsinks", made.dsinks, exact, allowed)
 
 
+def assert_ds_right(made: Pass) -> None:
+    """Assert that the gradients of scores, if they are written, are within their bounds."""
+    if made.ds is None:
+        return
+    call = made.call
+    masked = band(call.forward, extents(call.forward))
+    exact, allowed = (
+        score_gradients.ds_of_call(call, masked, compute)
+        for compute in (score_gradients.exact_ds, score_gradients.ds_bound)
+    )
+    arena.assert_within("ds", made.ds, exact, allowed)
+
+
 def verify(
     made: Pass,
     *,
@@ -197,6 +213,7 @@ def verify(
     assert warploom.counters.copies == copies
     assert_right(made, found, beside_plain=beside_plain, computed=computed)
     assert_sinks_right(made)
+    assert_ds_right(made)
     for name, guarded in zip(NAMES, made.gradients, strict=True):
         assert guarded.untouched_outside(), name
     assert all(torch.equal(now, then) for now, then in zip(made.read, before, strict=True))

@@ -103,6 +103,31 @@ SINKS = [
     )
     for dim, lengths in product(DIMS, ("fixed", "packed"))
 ]
+_further = cycle(
+    {**one, "bias_gradient": True} if "bias" in one else one for one in attention_cases.FURTHER
+)
+SCORED = [
+    *(
+        chosen(
+            dim,
+            element=next(_element),
+            mask=mask,
+            lengths=lengths,
+            deterministic=dim == 96,
+            sharing=1 + dim // 128,
+            further=next(_further),
+        )
+        for (dim, mask), lengths in product(
+            product(DIMS, ("none", "causal", "window")), ("fixed", "packed")
+        )
+        if (dim, mask) != (32, "window")
+    ),
+    *(
+        chosen(dim, softcap=True, mask="causal", lengths=lengths, further=further)
+        for dim, lengths in ((64, "packed"), (128, "fixed"), (256, "fixed"))
+        for further in ({"alibi": True}, {"bias": "bf16", "masked": True})
+    ),
+]
 _cluster = cycle((2, 4, 8))
 CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the other
     spec(dim, {**fields, "cluster": cluster}, element=next(_element), mask=mask, lengths=lengths)
@@ -255,7 +280,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS, *SCORED),
             *(*CLUSTERS, *DETERMINISTIC_CLUSTERS, *HELD),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )

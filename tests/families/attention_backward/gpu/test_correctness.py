@@ -266,6 +266,20 @@ def test_the_gradient_of_sinks_is_bit_equal_from_run_to_run() -> None:
             assert torch.equal(made.dsinks, first)
 
 
+# ---- Scores that are changed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", cases.SCORED, ids=short)
+def test_both_passes_change_the_same_scores_alike(kernel: KernelSpec) -> None:
+    for index, keywords in enumerate(MASKS[operation(kernel).mask]):
+        if operation(kernel).lengths == "packed":
+            for name in LENGTHS:
+                arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **keywords))
+        else:
+            for shape in FEW:
+                arena.verify(arena.make(kernel, shape, turned=index % 2 == 1, **keywords))
+
+
 # ---- From the front door -------------------------------------------------------------------------
 
 

@@ -105,7 +105,10 @@ def call(
     if kernel is not None:
         dtype = TORCH[cases.operation(kernel).element]
         dim = dim or cases.operation(kernel).dim
-        keywords = {**told(kernel, shape.heads, seed), **keywords}
+        keywords = {
+            **told(kernel, (shape.batch, shape.heads, shape.seq_q, shape.seq_k), seed),
+            **keywords,
+        }
     rows = (shape.batch, shape.heads, shape.seq_q, dim)
     columns = (shape.batch, shape.kv_heads, shape.seq_k, dim)
     made = Call(
@@ -133,7 +136,8 @@ def packed(
     dtype = torch.bfloat16
     if kernel is not None:
         dtype, dim = TORCH[cases.operation(kernel).element], cases.operation(kernel).dim
-        keywords = {**told(kernel, heads, seed), **keywords}
+        longest = (len(lengths_q), heads, max(lengths_q), max(lengths_k))
+        keywords = {**told(kernel, longest, seed), **keywords}
     offsets_q, offsets_k = (
         torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
         for lengths in (lengths_q, lengths_k)
@@ -158,11 +162,11 @@ def packed(
     return made
 
 
-def told(kernel: KernelSpec, heads: int, seed: int) -> dict[str, Any]:
+def told(kernel: KernelSpec, scores: tuple[int, int, int, int], seed: int) -> dict[str, Any]:
     """What a kernel's calls are given beside q, k, v, lengths and the mask."""
     operation = cases.operation(kernel)
     random = torch.Generator("cuda").manual_seed(seed + 2)
-    found: dict[str, Any] = dict(further(operation, heads, "cuda", random))
+    found: dict[str, Any] = dict(further(operation, scores, "cuda", random))
     return {"softcap": 3.0, **found} if operation.softcap else found
 
 

@@ -150,6 +150,31 @@ SINKS = [
         zip(DIMS, cycle(("none", "causal", "window")), strict=False), ("fixed", "packed")
     )
 ]
+FURTHER: tuple[dict[str, Any], ...] = (  # what changes scores, one by one and together
+    {"alibi": True},
+    {"bias": "bf16"},
+    {"masked": True},
+    {"bias": "fp32", "masked": True},
+    {"bias": "fp16", "alibi": True, "sinks": "same"},
+)
+_further = cycle(FURTHER)
+SCORED = [
+    *(
+        chosen(
+            dim,
+            element=next(_element),
+            mask=mask,
+            lengths=lengths,
+            softcap=dim == 64,
+            further=next(_further),
+        )
+        for (dim, mask), lengths in product(
+            product(DIMS, ("none", "causal", "window")), ("fixed", "packed")
+        )
+        if (dim, mask) != (32, "window")
+    ),
+    *(chosen(128, further=further) for further in FURTHER),
+]
 SCHEDULES = [
     spec(q_tile, kv_tile, dim=dim, mask="causal", **others)
     for q_tile, kv_tile, dim, others in (
@@ -185,7 +210,17 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 
 ALL = list(
     dict.fromkeys(
-        (*OPERATIONS, *SOFTCAPS, *PACKED, *SINKS, *SCHEDULES, *RESCALES, *SIMPLE.values(), *SHORT),
+        (
+            *OPERATIONS,
+            *SOFTCAPS,
+            *PACKED,
+            *SINKS,
+            *SCORED,
+            *SCHEDULES,
+            *RESCALES,
+            *SIMPLE.values(),
+            *SHORT,
+        ),
     )
 )
 # Of the rows and of the columns of packed sequences.

@@ -218,6 +218,21 @@ def test_a_sink_of_any_size_is_right(kernel: KernelSpec, sink: float) -> None:
     assert not lse.isnan().any()
 
 
+# ---- Scores that are changed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", cases.SCORED, ids=short)
+def test_what_is_added_to_scores_and_what_is_masked_is_of_their_row_and_column(
+    kernel: KernelSpec,
+) -> None:
+    if operation(kernel).lengths == "packed":
+        for name, keywords in product(LENGTHS, MASKS[operation(kernel).mask]):
+            arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **keywords))
+    else:
+        for shape in MOST.values():
+            verify_masks(kernel, shape)
+
+
 # ---- The bound, repeats --------------------------------------------------------------------------
 
 
