@@ -14,9 +14,12 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.flashinfer_plan import (
+    LAYOUTS,
     Pages,
+    Pair,
     Planned,
     Type,
+    caches,
     fixed,
     number,
     pages,
@@ -26,8 +29,6 @@ from warploom.integrations.flashinfer_plan import (
 from warploom.runtime.families.attention_decode.api import attention_decode
 from warploom.runtime.tensors import shown
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-_LAYOUTS = {"NHD": "[pages, page, kv_heads, dim]", "HND": "[pages, kv_heads, page, dim]"}
 _BASE_2 = math.log2(math.e)
 
 
@@ -55,7 +56,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         backend: str = "auto",
         jit_args: list[Any] | None = None,
     ) -> None:
-        if kv_layout not in _LAYOUTS:
+        if kv_layout not in LAYOUTS:
             raise ProblemError(
                 f"kv_layout {shown(kv_layout)}", rule='must be "NHD" or "HND"', fix=""
             )
@@ -200,7 +201,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         if kv_cache_sf is not None:
             refuse(kv_cache_sf=kv_cache_sf)
         planned, listed = self._ready(q, window_left, q_len_per_req)
-        k, v = self._caches(paged_kv_cache, planned)
+        k, v = caches(paged_kv_cache, self._layout, planned)
         scale = planned.scale * number("q_scale", q_scale) * number("k_scale", k_scale)
         factor = number("v_scale", v_scale)
         by_sequence = (listed.lengths.shape[0], planned.rows, planned.heads, planned.dim)
@@ -260,42 +261,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise ProblemError(
                 "run before plan", rule="must be told the pages of its sequences", fix="call plan"
             )
-        wanted = (listed.lengths.shape[0] * planned.rows, planned.heads, planned.dim)
-        if q.shape != wanted or q.dtype != planned.element:
-            raise ProblemError(
-                f"q {list(q.shape)} of {q.dtype}",
-                rule=f"must be as planned: {list(wanted)} of {planned.element}",
-                fix="plan again for these sizes",
-            )
-        window = -1 if planned.window is None else planned.window
-        if window_left not in (None, window) or rows not in (None, planned.rows):
-            raise ProblemError(
-                f"window_left {shown(window_left)}, q_len_per_req {shown(rows)}",
-                rule=f"must be as planned, {window} and {planned.rows}, or left out",
-                fix="plan again",
-            )
+        planned.check_run(q, listed.lengths.shape[0], window_left, rows)
         return planned, listed
-
-    def _caches(self, given: torch.Tensor | Pair, planned: Planned) -> Pair:
-        """k and v as [pages, kv_heads, page, dim], views; ProblemError for other caches."""
-        both = given.unbind(1) if isinstance(given, torch.Tensor) and given.dim() == 5 else given
-        sizes = {"NHD": (planned.page, planned.kv_heads), "HND": (planned.kv_heads, planned.page)}
-        wanted = (*sizes[self._layout], planned.dim)
-        if not isinstance(both, tuple | list) or len(both) != 2:
-            raise self._unfit(shown(given), wanted, planned)
-        for one in both:
-            if one.dim() != 4 or tuple(one.shape[1:]) != wanted or one.dtype != planned.kv:
-                raise self._unfit(f"{list(one.shape)} of {one.dtype}", wanted, planned)
-        k, v = both
-        return (k.transpose(1, 2), v.transpose(1, 2)) if self._layout == "NHD" else (k, v)
-
-    def _unfit(self, given: str, wanted: tuple[int, ...], planned: Planned) -> ProblemError:
-        return ProblemError(
-            f"paged_kv_cache {given}",
-            rule=f"must be k and v {_LAYOUTS[self._layout]}, as planned pages of {list(wanted)} "
-            f"of {planned.kv}, or one tensor [pages, 2, ..] of both",
-            fix="plan again, or make the wrapper with the other kv_layout",
-        )
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):

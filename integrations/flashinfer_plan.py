@@ -15,7 +15,9 @@ from warploom.runtime.families.attention_decode.cache import PAGES
 from warploom.runtime.tensors import shown
 
 MOST_ENTRIES = 2**22  # of a table that is kept for CUDA graphs: 16 MiB
+LAYOUTS = {"NHD": "[pages, page, kv_heads, dim]", "HND": "[pages, kv_heads, page, dim]"}
 Type = str | torch.dtype
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,25 @@ class Planned:
                 fix="caches of 8 bits are read by queries of 16",
             )
 
+    def check_run(
+        self, q: torch.Tensor, sequences: int, window_left: int | None, rows: int | None
+    ) -> None:
+        """Raise ProblemError where `run` is given something else than was planned."""
+        wanted = (sequences * self.rows, self.heads, self.dim)
+        if q.shape != wanted or q.dtype != self.element:
+            raise ProblemError(
+                f"q {list(q.shape)} of {q.dtype}",
+                rule=f"must be as planned: {list(wanted)} of {self.element}",
+                fix="plan again for these sizes",
+            )
+        window = -1 if self.window is None else self.window
+        if window_left not in (None, window) or rows not in (None, self.rows):
+            raise ProblemError(
+                f"window_left {shown(window_left)}, q_len_per_req {shown(rows)}",
+                rule=f"must be as planned, {window} and {self.rows}, or left out",
+                fix="plan again",
+            )
+
 
 def type_of(name: str, given: Type) -> torch.dtype:
     """The type that a name of FlashInfer's stands for."""
@@ -192,4 +213,30 @@ def number(name: str, given: float | None) -> float:
         f"{name} {shown(given)} of type {type(given).__name__}",
         rule="must be a number, or None: 1",
         fix="warploom.attention_decode takes tensors of scales: scale_k and scale_v",
+    )
+
+
+# ---- What is given to `run` ----------------------------------------------------------------------
+
+
+def caches(given: torch.Tensor | Pair, layout: str, planned: Planned) -> Pair:
+    """k and v as [pages, kv_heads, page, dim], views; ProblemError for other caches."""
+    both = given.unbind(1) if isinstance(given, torch.Tensor) and given.dim() == 5 else given
+    sizes = {"NHD": (planned.page, planned.kv_heads), "HND": (planned.kv_heads, planned.page)}
+    wanted = (*sizes[layout], planned.dim)
+    if not isinstance(both, tuple | list) or len(both) != 2:
+        raise _unfit(shown(given), wanted, layout, planned)
+    for one in both:
+        if one.dim() != 4 or tuple(one.shape[1:]) != wanted or one.dtype != planned.kv:
+            raise _unfit(f"{list(one.shape)} of {one.dtype}", wanted, layout, planned)
+    k, v = both
+    return (k.transpose(1, 2), v.transpose(1, 2)) if layout == "NHD" else (k, v)
+
+
+def _unfit(given: str, wanted: tuple[int, ...], layout: str, planned: Planned) -> ProblemError:
+    return ProblemError(
+        f"paged_kv_cache {given}",
+        rule=f"must be k and v {LAYOUTS[layout]}, as planned pages of {list(wanted)} "
+        f"of {planned.kv}, or one tensor [pages, 2, ..] of both",
+        fix="plan again, or make the wrapper with the other kv_layout",
     )

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.families.attention_append import (
-    AttentionAppendOperation,
-    AttentionAppendProblem,
-    AttentionAppendShape,
-)
+from warploom.generator.families.attention_append import AttentionAppendShape
 from warploom.generator.families.attention_append.launch import tensors
-from warploom.generator.families.attention_append.problem import Steps
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
 from warploom.runtime.counters import counters
-from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_append import checks, reference
+from warploom.runtime.families.attention_append.problem import copies_of, operation_of, problem_of
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
 
 REQUIRED = ("k_cache", "v_cache", "k", "v", "lengths")
-_VECTORS = ("lengths", "cu_seqlens", "scale_k", "scale_v")  # contiguous where they are vectors
-_ROWS = ("k", "v", "q", "cos", "sin")  # of which 16 bytes are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,82 +132,14 @@ class AttentionAppendCall:
         """Check the call and choose its kernel."""
         self.require()
         checks.check(self)
-        operation, problem = self._operation(), self._problem()
+        operation, problem = operation_of(self), problem_of(self)
         shape = AttentionAppendShape(problem.tokens, problem.kv_heads, problem.heads)
         choice = dispatch.choose(operation, shape, spec=self.spec, device=target)
-        copies = self._copies()
+        copies = copies_of(self)
         names = tensors(operation)
         nothing = not (problem.tokens and problem.rows)
         details = Details(names, copies)
         return Draft(choice, None if nothing else problem, names, (), copies, details)
-
-    def _operation(self) -> AttentionAppendOperation:
-        rotary, scale = self.cos is not None, self.scale_k
-        given: dict[str, Any] = {
-            "cache": checks.CACHES.get(self.k_cache.dtype, "same"),
-            "scales": "none" if scale is None else "token" if scale.dim() == 3 else "head",
-            "rotary": "interleaved" if self.interleaved else "halves" if rotary else "none",
-            "table": "same" if self.cos is not None and self.cos.dtype == self.k.dtype else "fp32",
-        }
-        return AttentionAppendOperation(
-            NAMES[self.k.dtype],  # type: ignore[arg-type]
-            self.k.shape[-1],
-            **given,
-            queries=self.q is not None,
-            packed=self.cu_seqlens is not None,
-            paged=self.page_table is not None,
-        )
-
-    def _copies(self) -> tuple[str, ...]:
-        """What cannot be read where it lies."""
-        rows = [name for name in _ROWS if not _readable(getattr(self, name))]
-        given = [(name, getattr(self, name)) for name in _VECTORS]
-        vectors = [
-            name
-            for name, one in given
-            if one is not None and one.dim() < 3 and not one.is_contiguous()
-        ]
-        table = self.page_table
-        entries = table is not None and table.shape[1] > 1 and table.stride(1) != 1
-        return (*rows, *vectors, *(("page_table",) if entries else ()))
-
-    def _problem(self) -> AttentionAppendProblem:
-        """Where rows lie: of what is copied or made, as they will."""
-        nowhere, copies = torch.device("meta"), self._copies()
-        lying = {
-            name: one if name not in copies else one.new_empty(one.shape, device=nowhere)
-            for name, one in self.named()
-            if isinstance(one, torch.Tensor)
-        }
-        k, cache, q, cos = lying["k"], self.k_cache, lying.get("q"), lying.get("cos")
-        packed, table, scale = self.cu_seqlens is not None, lying.get("page_table"), self.scale_k
-        seq, seq_q = (0 if packed or one is None else one.shape[2] for one in (k, q))
-        given: dict[str, Any] = {f"steps_{n}": _steps(lying[n], packed) for n in ("k", "v")}
-        given |= {f"steps_{n}": _steps(lying[n], False) for n in ("k_cache", "v_cache")}
-        if q is not None:
-            out = self.out
-            made = q.new_empty(q.shape, device=nowhere) if out is None else out
-            given |= {"steps_q": _steps(q, packed), "steps_out": _steps(made, packed)}
-        if scale is not None and scale.dim() == 3:
-            given |= {f"steps_{n}": _three(lying[n].stride()) for n in ("scale_k", "scale_v")}
-        elif scale is not None and scale.numel() > 1:
-            given["head_step"] = 1  # they are contiguous, or copied
-        if cos is not None:
-            given |= {"positions": cos.shape[0], "rotary": 2 * cos.shape[1]}
-            given |= {"step_cos": cos.stride(0), "step_sin": lying["sin"].stride(0)}
-        return AttentionAppendProblem(
-            batch=self.batch,
-            kv_heads=cache.shape[1],
-            heads=0 if q is None else q.shape[-2 if packed else 1],
-            tokens=k.shape[0] if packed else self.batch * max(seq, seq_q),
-            seq=seq,
-            seq_q=seq_q,
-            pages=cache.shape[0],
-            page=cache.shape[2],
-            columns=1 if table is None else table.shape[1],
-            table_step=0 if table is None else table.stride(0),
-            **given,
-        )
 
     def results(self, details: Details) -> torch.Tensor | None:
         """Where q goes, turned: as it was given, or new; None without q."""
@@ -303,21 +227,6 @@ class AttentionAppendCall:
 
 def _lies(one: torch.Tensor) -> Key:
     return (one.shape, one.stride(), one.dtype, one.get_device(), one.data_ptr() % checks.LOAD)
-
-
-def _readable(one: torch.Tensor | None) -> bool:
-    return one is None or checks.loadable(one)
-
-
-def _steps(one: torch.Tensor, packed: bool) -> Steps:
-    """The steps of sequence or page, of head, and of token or row."""
-    strides = one.stride()
-    return (0, strides[1], strides[0]) if packed else _three(strides)
-
-
-def _three(strides: tuple[int, ...]) -> Steps:
-    first, second, third = strides[:3]
-    return first, second, third
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

@@ -20,23 +20,15 @@ from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
 from warploom.runtime.counters import counters
 from warploom.runtime.elements import NAMES
-from warploom.runtime.families.attention_merge import reference
+from warploom.runtime.families.attention_merge import checks, reference
 from warploom.runtime.families.attention_merge.reference import Results
-from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import (
-    Named,
     refuse_dual,
     require_memory,
     require_one_device,
     require_tensors,
-    shown,
 )
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-_AXES = 3  # that rows have at most
-_LOAD = 16  # bytes of a load: rows begin at a multiple
-_EIGHTS = 8  # elements that a thread moves at once
-_LONGEST = 512  # elements of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,8 @@ class AttentionMergeCall:
             self.spec,
         )
 
-    def _tensors(self) -> tuple[tuple[str, torch.Tensor | None], ...]:
+    def named(self) -> tuple[tuple[str, torch.Tensor | None], ...]:
+        """The tensors of the call, by the names that messages have for them."""
         return (
             ("out_a", self.out_a),
             ("lse_a", self.lse_a),
@@ -88,10 +81,6 @@ class AttentionMergeCall:
             ("out", self.out),
             ("lse", self.lse),
         )
-
-    def named(self) -> Named:
-        """The tensors of the call, by the names that messages have for them."""
-        return self._tensors()
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -115,22 +104,24 @@ class AttentionMergeCall:
 
     def refuse_tangents(self) -> None:
         """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        refuse_dual("attention_merge", [one for _, one in self._tensors()])
+        refuse_dual("attention_merge", [one for _, one in self.named()])
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
         self.require()
-        require_one_device([(name, one) for name, one in self._tensors() if one is not None])
-        self._check_shapes()
-        dtype = self._result_type()
-        self._check_results(dtype)
+        require_one_device([(name, one) for name, one in self.named() if one is not None])
+        checks.check_shapes(self)
+        dtype = checks.result_type(self)
+        checks.check_results(self, dtype)
         a, b, dim = self.out_a, self.out_b, self.out_a.shape[-1]
         operation = AttentionMergeOperation(NAMES[a.dtype], NAMES[b.dtype], NAMES[dtype], dim)  # type: ignore[arg-type]
         rows = a.shape[:-1].numel()
         choice = dispatch.choose(
             operation, AttentionMergeShape(rows), spec=self.spec, device=target
         )
-        copies = tuple(name for name, one in (("out_a", a), ("out_b", b)) if not _loadable(one))
+        copies = tuple(
+            name for name, one in (("out_a", a), ("out_b", b)) if not checks.loadable(one)
+        )
         details = Details(dtype, copies)
         problem = self._problem(details) if rows else None
         return Draft(choice, problem, TENSORS, (), copies, details)
@@ -151,67 +142,6 @@ class AttentionMergeCall:
             *(_steps(one.stride()[:-1]) for one in (a, b, out)),
             *(_steps(one.stride()) for one in (self.lse_a, self.lse_b, lse)),
         )
-
-    def _check_shapes(self) -> None:
-        out_a, lse_a = self.out_a, self.lse_a
-        if not 1 <= out_a.dim() <= _AXES + 1:
-            raise ProblemError(
-                f"out_a {list(out_a.shape)}",
-                rule=f"must be [.., dim] with at most {_AXES} dimensions before the last",
-                fix="flatten some of them",
-            )
-        dim = out_a.shape[-1]
-        if dim % _EIGHTS or not dim or dim > _LONGEST:
-            raise ProblemError(
-                f"out_a {list(out_a.shape)}",
-                rule=f"must have rows of a multiple of {_EIGHTS} elements, at most {_LONGEST}",
-                fix="split or pad the last dimension",
-            )
-        rows = out_a.shape[:-1]
-        for name, one in self._tensors():
-            wanted = rows if name.startswith("lse") else out_a.shape
-            if one is not None and one.shape != wanted:
-                raise ProblemError(
-                    f"{name} {list(one.shape)}, out_a {list(out_a.shape)}",
-                    rule=f"{name} must be {list(wanted)}: nothing is broadcast",
-                    fix=f"expand or transpose {name}",
-                )
-        for name, one in (("lse_a", lse_a), ("lse_b", self.lse_b), ("lse", self.lse)):
-            if one is not None and one.dtype != torch.float32:
-                raise ProblemError(
-                    f"{name} {one.dtype}", rule="must be float32", fix=f"use {name}.float()"
-                )
-
-    def _result_type(self) -> torch.dtype:
-        """The type of out, once those of all are known to be right."""
-        out = self.out
-        dtype = self.out_dtype or (self.out_a.dtype if out is None else out.dtype)
-        for name, one in (
-            ("out_a", self.out_a.dtype),
-            ("out_b", self.out_b.dtype),
-            ("out", dtype if out is None else out.dtype),
-            ("out_dtype", dtype),
-        ):
-            if one not in _FLOATS:
-                raise ProblemError(
-                    f"{name} {shown(one)}",
-                    rule="must be float16, bfloat16 or float32",
-                    fix="convert it",
-                )
-        return dtype
-
-    def _check_results(self, dtype: torch.dtype) -> None:
-        """What was given for results can be written."""
-        for name, one in (("out", self.out), ("lse", self.lse)):
-            if one is not None:
-                refuse_repeated(name, one)
-        if self.out is not None and (self.out.dtype != dtype or not _loadable(self.out)):
-            raise ProblemError(
-                f"out {self.out.dtype} with strides {list(self.out.stride())}",
-                rule=f"must be {dtype}, with a contiguous last dimension, at an address and with "
-                f"other strides that are multiples of {_LOAD} bytes",
-                fix="leave it out to have it made",
-            )
 
     def results(self, details: Details) -> Results:
         """Out and lse: as they were given, or new, which lie as those of a."""
@@ -262,18 +192,7 @@ class AttentionMergeCall:
 
 
 def _lies(one: torch.Tensor) -> Key:
-    return (one.shape, one.stride(), one.dtype, one.get_device(), one.data_ptr() % _LOAD)
-
-
-def _loadable(one: torch.Tensor) -> bool:
-    """Whether kernels can move 16 bytes of its rows at once."""
-    size = one.element_size()
-    steps = zip(one.shape[:-1], one.stride()[:-1], strict=True)
-    return (
-        one.stride(-1) == 1
-        and (one.is_meta or one.data_ptr() % _LOAD == 0)
-        and all(step * size % _LOAD == 0 for extent, step in steps if extent > 1)
-    )
+    return (one.shape, one.stride(), one.dtype, one.get_device(), one.data_ptr() % checks.LOAD)
 
 
 def made(
@@ -294,7 +213,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _padded(values: tuple[int, ...], filled: int) -> list[int]:
-    return [*([filled] * (_AXES - len(values))), *values]
+    return [*([filled] * (checks.AXES - len(values))), *values]
 
 
 def _steps(strides: tuple[int, ...]) -> Steps:
