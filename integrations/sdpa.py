@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from warploom.generator.targets import target
-from warploom.integrations import sdpa_activation
+from warploom.integrations import sdpa_activation, sdpa_mask
 from warploom.integrations import sdpa_rules as rules
 from warploom.runtime.api import explain
 from warploom.runtime.explanation import Explanation
@@ -35,10 +35,14 @@ class Sdpa:
         """Return what torch.nn.functional.scaled_dot_product_attention does, of the same arguments.
 
         query is [..., heads, length, dim], key and value [..., kv_heads, key length, dim]. Warploom
-        computes fp16 and bf16 on a GPU that it has kernels for, without mask tensor and dropout, at
-        one head dimension that is a multiple of 8 up to 256, where tensors can be read as they lie.
-        Any other call is torch's own function, which gets the arguments as they are and raises its
-        own errors; `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
+        computes fp16 and bf16 on a GPU that it has kernels for, without dropout, at one head
+        dimension that is a multiple of 8 up to 256, where tensors can be read as they lie. Any
+        other call is torch's own function, which gets the arguments as they are and raises its own
+        errors; `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
+
+        attn_mask is read where it lies, broadcast by strides, if its rows are contiguous and begin
+        at multiples of 16 bytes; else it is copied first. What is added to scores has a gradient; a
+        row whose every score is -inf then, in fp32, gives 0.
 
         is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
         the shape of query and its order of strides. Differentiable, and one operator of a compiled
@@ -46,6 +50,7 @@ class Sdpa:
         """
         if torch._C._is_any_autocast_enabled():
             query, key, value = lowered(query), lowered(key), lowered(value)
+            attn_mask = None if attn_mask is None else lowered(attn_mask)
         if rules.refusal(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
             return functional.scaled_dot_product_attention(
                 query,
@@ -58,10 +63,12 @@ class Sdpa:
                 enable_gqa=enable_gqa,
             )
         causal, shape = _causal(is_causal), query.shape
-        if len(shape) == 4:
+        if len(shape) == 4 and attn_mask is None:
             return attention(query, key, value, causal=causal, scale=scale)
         folded = (_folded(tensor) for tensor in (query, key, value))
-        return attention(*folded, causal=causal, scale=scale).view(shape)
+        masked: Any = sdpa_mask.keywords(attn_mask)
+        out = attention(*folded, causal=causal, scale=scale, **masked)
+        return out if len(shape) == 4 else out.view(shape)
 
     def explanation(
         self,
@@ -78,12 +85,14 @@ class Sdpa:
     ) -> Explanation:
         """What such a call does, here or on the GPU that is named: `warploom.explain` asks."""
         query, key, value = lowered(query), lowered(key), lowered(value)
+        attn_mask = None if attn_mask is None else lowered(attn_mask)
         given: Any = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         reason = rules.refusal(*given) if gpu is None else rules.refusal_anywhere(*given)
         if reason:
             return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
         folded = (_folded(tensor) for tensor in (query, key, value))
-        return explain(*folded, causal=_causal(is_causal), scale=scale, gpu=gpu)
+        masked: Any = sdpa_mask.keywords(attn_mask)
+        return explain(*folded, causal=_causal(is_causal), scale=scale, gpu=gpu, **masked)
 
     def activate(self) -> sdpa_activation.Activation:
         """Let torch's own scaled_dot_product_attention run Warploom's kernels, in all code.

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from warploom.generator.families._attention import DIMS
+from warploom.integrations import sdpa_mask
 from warploom.integrations.devices import unserved
 from warploom.integrations.transforms import foreign, transforming
 from warploom.runtime.kinds import Kinds
@@ -54,16 +55,15 @@ def refusal_anywhere(
     enable_gqa: bool,
 ) -> str | None:
     """Why torch computes a call of `warploom.sdpa` on any GPU, if it does."""
-    given = (attn_mask, dropout_p, is_causal, scale)
-    return not_computed(*given) or misfit(query, key, value, enable_gqa)
+    found = not_computed(dropout_p, is_causal, scale) or misfit(query, key, value, enable_gqa)
+    if found or attn_mask is None:
+        return found
+    masked = sdpa_mask.misfit(attn_mask, query, key, is_causal=is_causal)
+    return masked or transformed((attn_mask,))
 
 
-def not_computed(
-    attn_mask: torch.Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
-) -> str | None:
+def not_computed(dropout_p: float, is_causal: bool, scale: float | None) -> str | None:
     """Why torch computes what these arguments ask for, on tensors of any shape."""
-    if attn_mask is not None:
-        return "Warploom's kernels take no mask tensor"
     if dropout_p != 0.0:
         return f"Warploom's kernels have no dropout: dropout_p is {dropout_p}"
     if type(is_causal) is not bool:

@@ -84,7 +84,7 @@ def refusal(call: Arguments) -> str | None:
     """Why torch computes an attention whose mask is known by bounds, if it does."""
     return (
         elsewhere(call.query)
-        or not_computed(None, call.dropout, False, call.scale)
+        or not_computed(call.dropout, False, call.scale)
         or transformed((call.query, call.key, call.value))
         or _unfit(call)
     )
@@ -94,7 +94,7 @@ def step_refusal(call: Arguments) -> str | None:
     """Why torch computes a step of generation by a cache of a fixed size, if it does."""
     return (
         elsewhere(call.query)
-        or not_computed(None, call.dropout, False, call.scale)
+        or not_computed(call.dropout, False, call.scale)
         or transformed((call.query, call.key, call.value))
         or ("Warploom's kernels add no bias to scores" if call.bias is not None else None)
         or steps.refusal(call)

@@ -9,12 +9,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from warploom.generator.families._attention import UNBOUNDED
+from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_backward import reference as backward
 from warploom.runtime.families.attention_forward import reference as forward
 
 Tensors = tuple[torch.Tensor, ...]
 Attention = Callable[..., torch.Tensor]
+NAMES = ("out", "dq", "dk", "dv", "the gradient of attn_mask")
 
 
 def draw(
@@ -46,7 +49,7 @@ def assert_held(attention: Attention, given: Tensors, **keywords: Any) -> None:
     """Assert that results and gradients of an attention are within Warploom's bounds of float64.
 
     float64 is torch's own function on the same numbers; bounds are those of [batch, heads, length,
-    dim] tensors.
+    dim] tensors. A fourth tensor is added to scores, an attn_mask by its name hides some.
     """
     (out,), found = differentiated(attention, given, **keywords)
     wide = tuple(tensor.detach().double() for tensor in given)
@@ -55,7 +58,7 @@ def assert_held(attention: Attention, given: Tensors, **keywords: Any) -> None:
     gradients = torch.autograd.grad(wanted, exact, dout_of(out).double())
     bounds = _bounds(given, dout_of(out), keywords)
     for name, got, right, bound in zip(
-        ("out", "dq", "dk", "dv"), (out, *found), (wanted, *gradients), bounds, strict=True
+        (*NAMES[: len(bounds)],), (out, *found), (wanted, *gradients), bounds, strict=True
     ):
         error = (got.double() - right.detach()).abs()
         assert got.isfinite().all(), name
@@ -63,11 +66,38 @@ def assert_held(attention: Attention, given: Tensors, **keywords: Any) -> None:
 
 
 def _bounds(given: Tensors, dout: torch.Tensor, keywords: dict[str, Any]) -> Tensors:
-    q, k, v = (tensor.detach() for tensor in given)
-    right = 0 if keywords.get("is_causal") else UNBOUNDED
+    q, k, v, *added = (tensor.detach() for tensor in given)
+    right, mask = 0 if keywords.get("is_causal") else UNBOUNDED, keywords.get("attn_mask")
     function = forward.Function(
-        keywords.get("scale") or q.shape[-1] ** -0.5, None, Band(right=right)
+        keywords.get("scale") or q.shape[-1] ** -0.5,
+        None,
+        Band(right=right),
+        bias=four(added[0]) if added else None,
+        mask=None if mask is None else four(mask),
     )
     out, lse = forward.exact(q, k, v, function)
+    errors = forward.bound(q, k, v, function)
     tensors = backward.Tensors(q, k, v, out, lse, dout, None)
-    return forward.bound(q, k, v, function)[0], *backward.bound(tensors, function)
+    bounds = (errors[0], *backward.bound(tensors, function))
+    return (*bounds, *(_of_added(tensors, function, errors, one) for one in added))
+
+
+def _of_added(
+    given: backward.Tensors,
+    function: forward.Function,
+    errors: forward.Pair,
+    added: torch.Tensor,
+) -> torch.Tensor:
+    """How far off the gradient of what is added to scores may be: a sum of theirs, of 16 bits.
+
+    `errors` are those of out and lse.
+    """
+    (rows,) = forward.chunks(given.q, given.k)  # few enough for one
+    one = backward.chunk_of(given, function, rows, torch.float64)
+    p_error = backward.probability_error(given, function, rows, one, errors[1])
+    ds, error = backward.score_gradient_error(given, function, rows, one, p_error, errors[0])
+    unit, smallest = unit_roundoff(given.q.dtype), torch.finfo(given.q.dtype).smallest_normal
+    error += unit * (ds.abs() + error + smallest * (one.p > 0))
+    error, size = (each.flatten(1, 2).sum_to_size(added.shape) for each in (error, ds.abs()))
+    rounding = unit_roundoff(added.dtype) + forward.FLOAT_ROUNDOFF * ds.numel()
+    return error + rounding * (size + error)

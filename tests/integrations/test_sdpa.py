@@ -17,6 +17,7 @@ import warploom
 from warploom.integrations import sdpa_rules
 
 HALF, BF16 = torch.float16, torch.bfloat16
+RANDOM = torch.Generator().manual_seed(7)
 
 
 @pytest.fixture
@@ -59,6 +60,59 @@ def test_results_and_gradients_are_torchs(
     assert_held(warploom.sdpa, (q, k, v), **keywords)
 
 
+MASKS: dict[str, torch.Tensor] = {
+    "of every score": torch.rand(2, 4, 17, 40, generator=RANDOM) > 0.3,
+    "of keys": torch.rand(2, 1, 1, 40, generator=RANDOM) > 0.3,
+    "of rows and keys": torch.rand(17, 40, generator=RANDOM) > 0.3,
+    "of whole rows": torch.rand(17, 1, generator=RANDOM) > 0.3,
+    "of heads, transposed": (torch.rand(4, 40, 17, generator=RANDOM) > 0.3).mT,
+    "added": torch.randn(2, 4, 17, 40, generator=RANDOM).bfloat16(),
+    "added in fp32 by heads": torch.randn(1, 4, 17, 40, generator=RANDOM),
+    "added by keys": torch.randn(2, 1, 1, 40, generator=RANDOM).bfloat16(),
+    "added by rows and keys": torch.randn(17, 40, generator=RANDOM),
+    "added, as a number": torch.full((), 3.0),
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_and_their_gradients_are_torchs(name: str) -> None:
+    """Guards against a mask that hides what it shows, or is broadcast along another dimension."""
+    q, mask = draw(2, 4, 17, 32), MASKS[name]
+    k, v = (draw(2, 2, 40, 32, seed=i) for i in (1, 2))
+    keywords: dict[str, Any] = {"enable_gqa": True, "scale": 0.3}
+    assert not by_torch(q, k, v, mask, **keywords)
+    if mask.dtype == torch.bool:
+        assert_held(warploom.sdpa, (q, k, v), attn_mask=mask, **keywords)
+    else:
+        assert_held(warploom.sdpa, (q, k, v, mask), **keywords)
+
+
+@pytest.mark.usefixtures("here")
+def test_keys_that_minus_infinity_is_added_to_do_not_count() -> None:
+    """Guards against NaN in rows that attend to nothing, in results and gradients alike."""
+    q = draw(1, 2, 9, 16)
+    mask = torch.zeros(9, 9).masked_fill(TRIANGLE.logical_not(), -torch.inf)
+    mask[3] = -torch.inf
+    (out,), gradients = differentiated(warploom.sdpa, (q, q, q), attn_mask=mask)
+    (wanted,), expected = differentiated(scaled_dot_product_attention, (q, q, q), attn_mask=mask)
+    assert (out[:, :, 3] == 0).all()
+    for got, right in zip((out, *gradients), (wanted, *expected), strict=True):
+        torch.testing.assert_close(got, right, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("lead", [(), (3, 2)])
+@pytest.mark.parametrize("own", [(), (1,), "all"])
+def test_a_mask_of_any_number_of_batches_is_one(lead: tuple[int, ...], own: Any) -> None:  # noqa: ANN401
+    q = torch.randn(*lead, 4, 9, 16).half()
+    shape = (*(lead if own == "all" else own * len(lead)), 4, 9, 9)
+    mask = torch.rand(shape, generator=RANDOM) > 0.3
+    assert not by_torch(q, q, q, mask)
+    expected = scaled_dot_product_attention(*[q.double()] * 3, mask)
+    torch.testing.assert_close(warploom.sdpa(q, q, q, mask).double(), expected, atol=2e-3, rtol=0)
+
+
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("lead", [(), (3, 2)])
 def test_any_number_of_batches_is_one(lead: tuple[int, ...]) -> None:
@@ -72,9 +126,14 @@ def test_any_number_of_batches_is_one(lead: tuple[int, ...]) -> None:
 
 
 Q, K = draw(2, 4, 9, 16), draw(2, 2, 7, 16)
+TRIANGLE = torch.ones(9, 9).tril().bool()
 TORCHS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = {
-    "mask": ((Q, Q, Q), {"attn_mask": torch.ones(9, 9).tril().bool()}, "mask"),
-    "bias": ((Q, Q, Q), {"attn_mask": torch.randn(4, 9, 9).bfloat16()}, "mask"),
+    "mask beside is_causal": ((Q, Q, Q), {"attn_mask": TRIANGLE, "is_causal": True}, "exclude"),
+    "mask of some batches": (
+        (draw(6, 4, 9, 16).unflatten(0, (2, 3)),) * 3,
+        {"attn_mask": TRIANGLE.expand(2, 1, 1, 9, 9)},
+        "some dimensions of batches [2, 3]",
+    ),
     "dropout": ((Q, Q, Q), {"dropout_p": 0.5}, "dropout_p is 0.5"),
     "negative scale": ((Q, Q, Q), {"scale": -1.0}, "positive scale"),
     "fp32": ((Q.float(),) * 3, {}, "torch.float32"),
@@ -87,6 +146,11 @@ TORCHS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = {
     "two dimensions": ((Q[0, 0],) * 3, {}, "2 dimensions"),
     "columns first": ((Q.mT.contiguous().mT,) * 3, {}, "query, of strides"),
     "no keys": ((Q, Q[:, :, :0], Q[:, :, :0]), {}, "nothing"),
+}
+OURS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any], str]] = {
+    "causal": ((Q, Q, Q), {"is_causal": True}, ""),
+    "a mask": ((Q, Q, Q), {"attn_mask": TRIANGLE}, ""),
+    "a mask that is added": ((Q, Q, Q, torch.randn(4, 9, 9, generator=RANDOM)), {}, ""),
 }
 
 
@@ -125,15 +189,17 @@ def test_the_cpu_is_torchs_and_a_gpu_that_is_named_is_not() -> None:
     assert not there.torch
     assert there.kernel.startswith("attention_forward_")
     assert there.backward
-    masked = warploom.explain(warploom.sdpa, Q, Q, Q, TORCHS["mask"][1]["attn_mask"], gpu="h200")
-    assert masked.torch
-    assert masked.gpu == "NVIDIA H200"
+    masked = warploom.explain(warploom.sdpa, Q, Q, Q, TRIANGLE, gpu="h200")
+    assert "_masked_" in masked.kernel
+    dropped = warploom.explain(warploom.sdpa, Q, Q, Q, dropout_p=0.1, gpu="h200")
+    assert dropped.torch
+    assert dropped.gpu == "NVIDIA H200"
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", ["", *TORCHS])
+@pytest.mark.parametrize("name", [*OURS, *TORCHS])
 def test_torch_compile_takes_either_without_a_graph_break(name: str) -> None:
-    given, keywords, _ = TORCHS[name] if name else ((Q, Q, Q), {"is_causal": True}, "")
+    given, keywords, _ = (OURS | TORCHS)[name]
     if keywords.get("dropout_p"):
         keywords = {**keywords, "dropout_p": 1e-9}  # drops nothing, by whatever generator
 
@@ -165,8 +231,10 @@ def test_autocast_converts_as_torchs_does() -> None:
     with torch.autocast("cpu", dtype=BF16):
         assert not by_torch(q, q, q)
         out = warploom.sdpa(q, q, q)
+        masked = warploom.sdpa(q, q, q, added := torch.randn(9, 9))
     assert out.dtype == BF16
     assert torch.equal(out, warploom.attention(Q, Q, Q))
+    assert torch.equal(masked, warploom.attention(Q, Q, Q, bias=added.to(BF16)))
     out.sum().backward()
     assert q.grad is not None
     assert q.grad.dtype == torch.float32

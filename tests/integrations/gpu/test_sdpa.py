@@ -30,6 +30,7 @@ SHAPES = [
     (4, 1, 77, 77, 40, HALF),
     (2, 2, 1, 200, 64, BF16),
 ]
+MASKED = ("scores", "heads", "keys", "rows")
 
 
 @pytest.mark.parametrize("keywords", [{}, {"is_causal": True}, {"scale": 0.07}])
@@ -40,15 +41,39 @@ def test_values_and_gradients_are_right(shape: Shape, keywords: dict[str, Any]) 
         assert_held(warploom.sdpa, given, **keywords, enable_gqa=True)
 
 
+def mask_of(name: str, shape: Shape, seed: int = 0) -> torch.Tensor:
+    """A mask of some of the scores' dimensions, of truth values or numbers."""
+    heads, _, rows, keys, _, dtype = shape
+    kind, which = name.split(" of ")
+    extents = {
+        "scores": (2, heads, rows, keys),
+        "heads": (heads, rows, keys),
+        "keys": (2, 1, 1, keys),
+        "rows": (rows, 1),
+    }[which]
+    drawn = torch.randn(extents, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+    return drawn > -0.5 if kind == "mask" else drawn if kind == "fp32" else drawn.to(dtype)
+
+
+MASKS = [f"{kind} of {which}" for kind in ("mask", "fp32", "16 bits") for which in MASKED]
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("shape", SHAPES[:4])
+def test_masks_and_their_gradients_are_right(shape: Shape, name: str) -> None:
+    given, mask = operands(*shape), mask_of(name, shape)
+    with launching(expected=True):
+        if mask.dtype == torch.bool:
+            assert_held(warploom.sdpa, given, attn_mask=mask, enable_gqa=True)
+        else:
+            assert_held(warploom.sdpa, (*given, mask), enable_gqa=True)
+
+
 @pytest.mark.parametrize(
-    "keywords",
-    [{"dropout_p": 0.25}, {"attn_mask": "mask"}, {"scale": -0.5}],
-    ids=["dropout", "mask", "scale"],
+    "keywords", [{"dropout_p": 0.25}, {"scale": -0.5}], ids=["dropout", "scale"]
 )
 def test_what_kernels_do_not_compute_is_torchs(keywords: dict[str, Any]) -> None:
     given = operands(4, 4, 128, 128, 64)
-    if keywords.get("attn_mask"):
-        keywords = {"attn_mask": torch.rand(128, 128, device="cuda") > 0.3}
     found, expected = [], []
     for function, into in ((warploom.sdpa, found), (scaled_dot_product_attention, expected)):
         torch.manual_seed(3)
