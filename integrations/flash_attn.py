@@ -10,7 +10,8 @@ layout of q. Every function takes
     causal             the last query attends to every key, whatever the lengths
     window_size        (left, right) columns beside that diagonal; -1 is no bound
     softcap            scores become softcap tanh(score / softcap); 0.0 or less is none
-    alibi_slopes       None: any other is refused
+    alibi_slopes       fp32 [heads] or [batch, heads], without gradient: the scores of query i and
+                       key j lose slope |i + seqlen_k - seqlen_q - j|, which softmax_lse is of, too
     deterministic      whether gradients are bit-equal from run to run. False leaves it to
                        torch.are_deterministic_algorithms_enabled()
     return_attn_probs  return (out, softmax_lse, None): softmax_lse is fp32 [batch, heads, seq],

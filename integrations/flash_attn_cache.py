@@ -1,8 +1,8 @@
 """FlashAttention's `flash_attn_with_kvcache`: new keys join a cache, then few query rows attend.
 
 Steps of generation run `warploom.attention_append` and `warploom.attention_decode`, which read the
-cache where it lies. Longer queries, and heads that these have no kernels for, attend to a cache in
-one piece by `warploom.attention`, as packed sequences.
+cache where it lies. Longer queries, heads that these have no kernels for, and scores that slopes
+change, attend to a cache in one piece by `warploom.attention`, as packed sequences.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def flash_attn_with_kvcache(
     cache_leftpad      int32 [batch]: the first key of each sequence
     block_table        int32 [batch, pages]: the pages of each sequence; caches are
                        [pages, page, heads_k, dim], with pages of a multiple of 16 rows
+    alibi_slopes       as in `flash_attn_func`, for a cache in one piece
     num_splits         is ignored: the GPU itself splits the keys
     return_softmax_lse  return (out, softmax_lse), of which the second is as in `flash_attn_func`
 
@@ -64,7 +65,7 @@ def flash_attn_with_kvcache(
     keywords = options.keywords()
     cache = Cache.of(q, k_cache, v_cache, block_table, cache_batch_idx)
     lengths = _lengths(cache_seqlens, q, cache)
-    short = _is_short(q, cache)
+    short = not _is_sloped(keywords, cache) and _is_short(q, cache)
     if k is not None or v is not None:
         new = _new(q, cache, k, v, cache_seqlens)
         moving = bool(causal) or keywords["window"] is not None
@@ -98,6 +99,19 @@ def _is_short(q: torch.Tensor, cache: Cache) -> bool:
         f"{', '.join(map(str, DIMS))}",
         fix="pass q in parts, each with the cache_seqlens that it ends at; or a cache in one "
         "piece, [batch, seq, heads_k, dim]",
+    )
+
+
+def _is_sloped(keywords: dict[str, Any], cache: Cache) -> bool:
+    """Whether slopes change scores; ProblemError where keys are in pages, which only steps read."""
+    if "alibi_slopes" not in keywords:
+        return False
+    if cache.table is None:
+        return True
+    raise ProblemError(
+        f"{cache.said} with alibi_slopes",
+        rule="must be None with slopes: a step adds nothing to its scores",
+        fix="pass a cache in one piece, [batch, seq, heads_k, dim]",
     )
 
 
@@ -144,6 +158,9 @@ def _by_attention(
     of_k = torch.stack([first, ends - first, keys - ends], 1)
     of_q = torch.stack([none, none + rows, none], 1)
     q, k, v = (one.transpose(1, 2).flatten(0, 1) for one in (q, cache.k, cache.v))
+    slopes = keywords.get("alibi_slopes")
+    if slopes is not None and slopes.dim() == 2:
+        keywords = {**keywords, "alibi_slopes": slopes.repeat_interleave(3, 0)}
     out, lse = attention(
         *(q, k, v),
         **keywords,

@@ -45,13 +45,6 @@ class Options:
                 fix="pass dropout_p=0.0, or take torch's scaled_dot_product_attention where "
                 "dropout is wanted",
             )
-        if self.alibi_slopes is not None:
-            raise ProblemError(
-                f"alibi_slopes {shown(self.alibi_slopes)}",
-                rule="must be None: attention here adds no bias to its scores",
-                fix="pass alibi_slopes=None, or take torch's scaled_dot_product_attention with "
-                "the bias as its attn_mask",
-            )
         scale = self.softmax_scale
         if scale is not None and not (isinstance(scale, float | int) and scale > 0):
             raise ProblemError(
@@ -59,13 +52,17 @@ class Options:
                 rule="must be a number greater than 0, or None: the head dimension ** -0.5",
                 fix="to change the sign of the products, negate q",
             )
-        return {
+        found: dict[str, Any] = {
             "causal": "bottom_right" if self.causal else False,
             "window": _window(self.window_size),
             "softcap": self.softcap if self.softcap > 0 else None,
             "scale": scale,
             "deterministic": True if self.deterministic else None,
         }
+        if self.alibi_slopes is not None:  # those of a batch may be one row, repeated
+            slopes = named_tensor("alibi_slopes", self.alibi_slopes)
+            found["alibi_slopes"] = slopes.contiguous()
+        return found
 
 
 def fixed(

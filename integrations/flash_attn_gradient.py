@@ -26,6 +26,7 @@ Tensors = tuple[torch.Tensor, ...]  # (q, k, v), (q, kv) or (qkv,)
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Pair = tuple[torch.Tensor, torch.Tensor]
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
+_FURTHER = ("alibi_slopes",)  # what else scores depend on
 
 
 def attend(tensors: Tensors, keywords: dict[str, Any]) -> Pair:
@@ -75,8 +76,9 @@ class _Packed(torch.autograd.Function):
         packed = "cu_seqlens_q" in keywords
         q, k, v = _views(tensors, packed=packed)
         out, lse = attention(q, k, v, return_lse=True, **keywords)
-        offsets = [keywords[name] for name in _OFFSETS] if packed else []
-        ctx.save_for_backward(*tensors, out, lse, *offsets)
+        read = [keywords[name] for name in _OFFSETS] if packed else []
+        read += [keywords[name] for name in _FURTHER if name in keywords]
+        ctx.save_for_backward(*tensors, out, lse, *read)
         ctx.set_materialize_grads(False)
         ctx.count, ctx.asked = len(tensors), Asked.of(Arguments(q, k, v, **keywords))
         ctx.numbers = (keywords["scale"], keywords["softcap"])
@@ -127,7 +129,7 @@ def _gradients(
 ) -> Tensors:
     """The gradients of packed tensors, contiguous; None stands for a gradient of zeros.
 
-    results   out, lse, and offsets if any
+    results   out, lse, and what else was read: offsets, slopes
     """
     packed = asked.offsets > 0
     into = tuple([tensor.new_empty(tensor.shape) for tensor in tensors])

@@ -67,7 +67,7 @@ class Sdpa:
             return attention(query, key, value, causal=causal, scale=scale)
         folded = (_folded(tensor) for tensor in (query, key, value))
         masked: Any = sdpa_mask.keywords(attn_mask)
-        out = attention(*folded, causal=causal, scale=scale, **masked)
+        out: torch.Tensor = attention(*folded, causal=causal, scale=scale, **masked)
         return out if len(shape) == 4 else out.view(shape)
 
     def explanation(

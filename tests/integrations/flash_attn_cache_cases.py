@@ -26,6 +26,7 @@ class Case:
     indexed: bool = False  # by cache_batch_idx
     leftpad: tuple[int, ...] | None = None
     rotary: float = 0.0  # the part of dim that is rotated
+    slopes: int = 0  # dimensions of slopes by which scores are less with distance
     keywords: dict[str, Any] = field(default_factory=dict)
 
     def random(self, shape: tuple[int, ...], device: str, seed: int) -> torch.Tensor:
@@ -51,6 +52,9 @@ class Case:
         if self.new:
             for name, seed in (("k", 3), ("v", 4)):
                 found[name] = self.random((batch, self.new, *last), device, seed)
+        if self.slopes:
+            shape = (batch, self.heads)[-self.slopes :]
+            found["alibi_slopes"] = self.random(shape, device, 7).float().abs()
         if self.leftpad is not None:
             found["cache_leftpad"] = torch.tensor(self.leftpad, dtype=torch.int32, device=device)
         if self.rotary:
@@ -144,6 +148,9 @@ def exact(case: Case, given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         scores = scores * (given.get("softmax_scale") or case.dim**-0.5)
         if softcap := given.get("softcap"):
             scores = softcap * torch.tanh(scores / softcap)
+        if case.slopes:
+            slopes = given["alibi_slopes"].double().expand(len(q), -1)[item]
+            scores = scores - slopes[:, None, None] * (column - own).abs()
         scores = scores.masked_fill(~shown, -torch.inf)[:, some]
         visible = values.masked_fill(~shown.any(0)[:, None, None], 0).repeat_interleave(group, 1)
         out[item, some] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), visible)
@@ -204,5 +211,7 @@ CASES = {
     "left padding, paged": Case(leftpad=(0, 11, 0), page=16, new=1),
     "left padding, long": Case(leftpad=(3, 0), rows=130, keys=256, lengths=(100, 7), new=130),
     "many rows": Case(rows=130, keys=256, lengths=(100, 7), new=130, keywords={"causal": True}),
+    "slopes": Case(slopes=1, new=1, keywords={"causal": True}),
+    "slopes of batches": Case(slopes=2, rows=3, leftpad=(2, 0, 0), keywords={"softcap": 2.0}),
     "a head of 80": Case(dim=80, new=1, keywords={"window_size": (7, -1)}),
 }

@@ -35,6 +35,7 @@ class Case:
     dim: int = 64
     dtype: torch.dtype = torch.bfloat16
     past: int = 0  # rows past the last sequence
+    slopes: Literal["", "heads", "batches"] = ""  # for whom scores lose a slope by distance
     keywords: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,9 +74,20 @@ class Case:
         queries, keys = (starts.to(device) for starts in ends)
         return [queries, queries if self.packing == "qkvpacked" else keys]
 
+    def slopes_on(self, device: str) -> torch.Tensor | None:
+        """alibi_slopes [heads] or [batch, heads]."""
+        if not self.slopes:
+            return None
+        of_heads = 2.0 ** -torch.arange(1, self.heads + 1, device=device)
+        batch = torch.arange(1, len(self.lengths) + 1, device=device)
+        return of_heads if self.slopes == "heads" else of_heads / batch[:, None]
+
     def call(self, *given: torch.Tensor, **others: Any) -> Any:  # noqa: ANN401
         """Call the function, lengths as it takes them."""
         function = getattr(warploom.flash_attn, self.name)
+        slopes = self.slopes_on(str(given[0].device))
+        if slopes is not None:
+            others["alibi_slopes"] = slopes
         lengths: list[Any] = []
         if self.varlen:
             longest = [max(one) for one in zip(*self.lengths, strict=True)]
@@ -116,6 +128,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "scale": {"softmax_scale": 0.3, "deterministic": True},
     "one head of keys": {"causal": True, "heads": 4, "heads_k": 1},
     "dim 59": {"causal": True, "dim": 59},
+    "slopes": {"slopes": "heads", "dtype": torch.float16},
+    "slopes of batches": {"slopes": "batches", "causal": True, "window_size": (40, -1)},
     "dim 128": {"dim": 128, "dtype": torch.float16},
 }
 CASES = {
@@ -137,7 +151,8 @@ def exact(case: Case, operands: list[torch.Tensor]) -> tuple[torch.Tensor, torch
     q, k, v = operands
     out, lse = torch.zeros_like(q), q.new_full((case.heads, len(q)), -torch.inf)
     first_q = first_k = 0
-    for queries, keys in case.lengths:
+    slopes = case.slopes_on(str(q.device))
+    for index, (queries, keys) in enumerate(case.lengths):
         rows, columns = slice(first_q, first_q + queries), slice(first_k, first_k + keys)
         first_q, first_k = rows.stop, columns.stop
         shown = _shown(case, queries, keys, q.device)
@@ -148,6 +163,10 @@ def exact(case: Case, operands: list[torch.Tensor]) -> tuple[torch.Tensor, torch
         scores = scores * (case.keywords.get("softmax_scale") or case.dim**-0.5)
         if softcap := case.keywords.get("softcap"):
             scores = softcap * torch.tanh(scores / softcap)
+        if slopes is not None:
+            of_heads = slopes if slopes.dim() == 1 else slopes[index]
+            distance = _from_diagonal(queries, keys, q.device)[some].abs()
+            scores = scores - of_heads.double()[:, None, None] * distance
         scores = scores.masked_fill(~shown[some], -torch.inf)
         values = torch.einsum("hqk,khd->qhd", scores.softmax(-1), each_v)
         at = torch.arange(rows.start, rows.stop, device=q.device)[some]
@@ -161,14 +180,19 @@ def _shown(case: Case, queries: int, keys: int, device: torch.device) -> torch.T
     left, right = case.keywords.get("window_size", (-1, -1))
     if case.keywords.get("causal"):
         right = 0
-    row = torch.arange(queries, device=device)[:, None] + keys - queries
-    column = torch.arange(keys, device=device)
-    shown = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    beside = _from_diagonal(queries, keys, device)
+    shown = torch.ones_like(beside, dtype=torch.bool)
     if left >= 0:
-        shown &= column >= row - left
+        shown &= beside >= -left
     if right >= 0:
-        shown &= column <= row + right
+        shown &= beside <= right
     return shown
+
+
+def _from_diagonal(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """How far right of the diagonal, which ends at both last ones, each score is."""
+    row = torch.arange(queries, device=device)[:, None] + keys - queries
+    return torch.arange(keys, device=device) - row
 
 
 def _arguments(case: Case, operands: list[torch.Tensor], device: str) -> Arguments:
@@ -184,6 +208,7 @@ def _arguments(case: Case, operands: list[torch.Tensor], device: str) -> Argumen
         keywords.get("softmax_scale") or case.dim**-0.5,
         *case.offsets(device),
         *(max(one) for one in zip(*case.lengths, strict=True)),
+        alibi_slopes=case.slopes_on(device),
     )
 
 

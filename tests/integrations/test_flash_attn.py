@@ -83,10 +83,11 @@ def nodes(out: torch.Tensor) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_the_gradient_of_a_packed_tensor_is_written_in_one_piece(name: str) -> None:
+@pytest.mark.parametrize("variant", ["causal", "slopes"])
+def test_the_gradient_of_a_packed_tensor_is_written_in_one_piece(name: str, variant: str) -> None:
     """torch stacks the gradients of views: a copy as large as the tensor."""
-    given = leaves(one(name))
-    out = one(name).call(*given)
+    given = leaves(one(name, variant))
+    out = one(name, variant).call(*given)
     own = {"_PackedBackward", "AccumulateGrad"}
     assert nodes(out) - {"TransposeBackward0"} == own
     assert all(found.is_contiguous() for found in torch.autograd.grad(out.sum(), given))
@@ -159,7 +160,10 @@ def test_deterministic_gradients_are_asked_for(name: str, deterministic: bool) -
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [*((name, "causal window") for name in FUNCTIONS), ("varlen qkvpacked", "dim 59")],
+    [
+        *((name, variant) for name in FUNCTIONS for variant in ("causal window", "slopes")),
+        ("varlen qkvpacked", "dim 59"),
+    ],
 )
 def test_torch_compile_takes_each_without_a_graph_break(name: str, variant: str) -> None:
     torch._dynamo.reset()
@@ -188,6 +192,12 @@ def test_bounds_of_a_window_may_be_tensors_of_one_number() -> None:
     assert torch.equal(found, flash.flash_attn_func(*given, window_size=(7, 2)))  # type: ignore[arg-type]
 
 
+def test_slopes_of_a_batch_may_be_one_row_repeated() -> None:
+    given, slopes = case_given("fixed"), torch.tensor([0.5, 0.25, 0.125, 0.1])
+    found = flash.flash_attn_func(*given, alibi_slopes=slopes.expand(2, 4))  # type: ignore[arg-type]
+    assert torch.equal(found, flash.flash_attn_func(*given, alibi_slopes=slopes))  # type: ignore[arg-type]
+
+
 def case_given(name: str) -> list[torch.Tensor]:
     return one(name).given(one(name).operands("cpu"))
 
@@ -197,7 +207,8 @@ def case_given(name: str) -> list[torch.Tensor]:
     ("keywords", "told"),
     [
         ({"dropout_p": 0.1}, r"dropout_p 0\.1: must be 0\.0"),
-        ({"alibi_slopes": torch.ones(4)}, r"alibi_slopes <tensor \[4\]>: must be None"),
+        ({"alibi_slopes": torch.ones(7)}, r"alibi_slopes \[7\] torch\.float32 .* must be \[[34]\]"),
+        ({"alibi_slopes": 0.5}, r"alibi_slopes 0\.5 of type float: must be a torch tensor"),
         ({"softmax_scale": -1.0}, r"softmax_scale -1\.0: must be a number greater than 0"),
         ({"window_size": 5}, r"window_size 5: must be \(left, right\)"),
         ({"window_size": (1.5, 2)}, r"window_size 1\.5 of type float: must be an int"),
@@ -207,7 +218,7 @@ def case_given(name: str) -> list[torch.Tensor]:
 def test_what_is_not_computed_is_refused_by_its_name(
     name: str, keywords: dict[str, Any], told: str
 ) -> None:
-    """Dropout or a bias that was dropped silently would train another model."""
+    """Dropout or slopes that were dropped silently would train another model."""
     with pytest.raises(ProblemError, match=told):
         getattr(flash, one(name).name)(*positional(name), **keywords)
 

@@ -72,7 +72,8 @@ def test_torch_compile_takes_it_without_a_graph_break() -> None:
 @pytest.mark.parametrize(
     ("case", "change", "told"),
     [
-        (Case(), {"alibi_slopes": torch.ones(6)}, "alibi_slopes <tensor .*: must be None"),
+        (Case(slopes=1, page=16), {}, "block_table with alibi_slopes"),
+        (Case(slopes=1, indexed=True, keys=48), {}, "cache_batch_idx with alibi_slopes"),
         (Case(), {"q": torch.zeros(3, 6, 64)}, r"q \[3, 6, 64\]: must be \[batch, seq_q, heads"),
         (Case(), {"v_cache": None}, "v_cache None .* must be a torch tensor"),
         (Case(), {"cache_seqlens": torch.ones(2).int()}, r"cache_seqlens \[2\] .* int32 \[3\]"),

@@ -22,7 +22,6 @@ import warploom.flash_attn
 # Of parameters, the values that ask for something that is not there.
 LEFT_OUT: dict[str, Callable[[object], bool]] = {
     "dropout_p": bool,  # no probability is dropped
-    "alibi": bool,  # no bias is added to scores
 }
 LEFT_OUT_OF: dict[str, dict[str, Callable[[object], bool]]] = {
     # Keys of packed sequences lie in one piece, not in pages; None is that.
@@ -78,9 +77,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _beyond(item: pytest.Item) -> bool:
-    """Whether a case asks for long queries, or heads of another dimension, by keys in pages."""
+    """Whether a case asks, by keys in pages or items, for slopes, or in pages for other queries.
+
+    Those are long ones, and heads of another dimension.
+    """
     asked: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
-    if "mha_type" not in asked or not asked.get("paged_kv_block_size"):
+    paged = asked.get("paged_kv_block_size")
+    if asked.get("alibi") and (paged or asked.get("has_batch_idx")):
+        return True
+    if "mha_type" not in asked or not paged:
         return False
     group = {"mha": 1, "gqa": 2, "mqa": 6}[asked["mha_type"]]
     return asked["d"] not in DECODED or asked["seqlen_q"] * group > 256

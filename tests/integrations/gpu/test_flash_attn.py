@@ -42,7 +42,9 @@ def test_values_and_gradients_are_within_their_bounds_of_float64(name: str) -> N
 
 @over_functions
 @pytest.mark.parametrize("dim", [40, 64, 111, 128, 256])
-@pytest.mark.parametrize("variant", ["plain", "causal", "window", "softcap"])
+@pytest.mark.parametrize(
+    "variant", ["plain", "causal", "window", "softcap", "slopes", "slopes of batches"]
+)
 def test_no_tile_is_lost_of_longer_sequences(name: str, dim: int, variant: str) -> None:
     case = one(name, variant)
     lengths = (PACKED_LONG if case.varlen else LONG)[case.packing]
@@ -50,9 +52,10 @@ def test_no_tile_is_lost_of_longer_sequences(name: str, dim: int, variant: str) 
 
 
 @over_functions
-def test_nothing_is_copied(name: str) -> None:
+@pytest.mark.parametrize("variant", ["causal", "slopes"])
+def test_nothing_is_copied(name: str, variant: str) -> None:
     """What lies together is read and written where it lies."""
-    case = one(name)
+    case = one(name, variant)
     given = leaves(case)
     copies = warploom.counters.copies
     out = case.call(*given)

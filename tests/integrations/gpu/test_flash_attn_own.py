@@ -93,13 +93,11 @@ import pytest, torch
 from flash_attn import flash_attn_func, flash_attn_with_kvcache
 from flash_attn.flash_attn_interface import _get_block_size_n
 
-@pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.17])
 @pytest.mark.parametrize("d", [32, 64])
-def test_one(d, dropout_p, alibi):
+def test_one(d, dropout_p):
     q = torch.randn(1, 70, 2, d, dtype=torch.float16, device="cuda")
-    slopes = torch.ones(2, device="cuda") if alibi else None
-    out = flash_attn_func(q, q, q, dropout_p, alibi_slopes=slopes)
+    out = flash_attn_func(q, q, q, dropout_p)
     wanted = (q.transpose(1, 2) @ q.permute(0, 2, 3, 1) * d**-0.5).float().softmax(-1)
     wanted = (wanted @ q.transpose(1, 2).float()).transpose(1, 2)
     assert (out - wanted).abs().max() < 2e-2
