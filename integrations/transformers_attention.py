@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
 from warploom.integrations import torch_attention
+from warploom.integrations import transformers_scores as scores
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
@@ -75,18 +76,20 @@ def attention(
             return _by_kernels(call, bounds), None
         return _by_torch(call, attention_mask, bounds, bounds), None
     packed = _packed(call, bounds, keywords)
-    if packed is not None and refusal(call) is None:
-        return _by_kernels(call, packed), None
+    told, mask = scores.told(attention_mask, packed, call)
+    if told is not None and refusal(call, mask) is None:
+        return _by_kernels(call, told, mask), None
     return _by_torch(call, attention_mask, bounds, packed), None
 
 
-def refusal(call: Arguments) -> str | None:
-    """Why torch computes an attention whose mask is known by bounds, if it does."""
+def refusal(call: Arguments, mask: torch.Tensor | None = None) -> str | None:
+    """Why torch computes an attention whose mask is known by bounds, or a tensor, if it does."""
     return (
         elsewhere(call.query)
         or not_computed(call.dropout, False, call.scale)
-        or transformed((call.query, call.key, call.value))
+        or transformed(scores.read(call, mask))
         or _unfit(call)
+        or scores.refusal(call, mask)
     )
 
 
@@ -96,7 +99,7 @@ def step_refusal(call: Arguments) -> str | None:
         elsewhere(call.query)
         or not_computed(call.dropout, False, call.scale)
         or transformed((call.query, call.key, call.value))
-        or ("Warploom's kernels add no bias to scores" if call.bias is not None else None)
+        or ("steps of generation add no bias to scores" if call.bias is not None else None)
         or steps.refusal(call)
     )
 
@@ -107,8 +110,6 @@ def _unfit(call: Arguments) -> str | None:
     types = {product_type(tensor.dtype, tensor.device.type) for tensor in (query, key, value)}
     if len(types) > 1 or not types <= set(PRODUCTS):
         return f"query is {query.dtype}, key {key.dtype}, value {value.dtype}: not fp16 or bf16"
-    if call.bias is not None:
-        return "Warploom's kernels add no bias to scores"
     if not 0 < max(query.shape[3], value.shape[3]) <= DIMS[-1]:
         return f"heads have {query.shape[3]} and {value.shape[3]} elements, not up to {DIMS[-1]}"
     if not query.shape[0] == key.shape[0] == value.shape[0]:
@@ -150,7 +151,7 @@ def _packed(call: Arguments, bounds: Bounds | None, keywords: dict[str, Any]) ->
     return replace(bounds, sequences=Sequences(offsets[0], offsets[1], longest[0], longest[1]))
 
 
-def _by_kernels(call: Arguments, bounds: Bounds) -> torch.Tensor:
+def _by_kernels(call: Arguments, bounds: Bounds, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Return the attention [batch, rows, heads, value_dim] of Warploom's kernels."""
     if bounds.lengths is not None:
         return steps.attend(call, bounds)
@@ -166,13 +167,13 @@ def _by_kernels(call: Arguments, bounds: Bounds) -> torch.Tensor:
         "window": None if bounds.window is None else (bounds.window, right),
         "softcap": call.softcap,
         "scale": dim**-0.5 if call.scale is None else call.scale,
-        "return_lse": call.sinks is not None,
+        **scores.keywords(call, mask, bounds.keys),
     }
     if bounds.sequences is None:
-        result = api.attention(query, key, value, **common)
+        out = api.attention(query, key, value, **common).transpose(1, 2)
     else:
         sequences = bounds.sequences
-        result = api.attention(
+        out = api.attention(
             *(tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)),
             cu_seqlens_q=sequences.cu_seqlens_q,
             cu_seqlens_k=sequences.cu_seqlens_k,
@@ -180,12 +181,6 @@ def _by_kernels(call: Arguments, bounds: Bounds) -> torch.Tensor:
             max_seqlen_k=sequences.max_seqlen_k,
             **common,
         )
-    out = result[0] if isinstance(result, tuple) else result
-    if call.sinks is not None:
-        out = _with_sinks(out, result[1], call.sinks)
-    if bounds.sequences is None:
-        out = out.transpose(1, 2)
-    else:
         out = out.reshape(call.query.shape[0], call.query.shape[2], *out.shape[1:])
     cut: torch.Tensor = out[..., :value_dim]
     return cut.contiguous()
@@ -194,17 +189,6 @@ def _by_kernels(call: Arguments, bounds: Bounds) -> torch.Tensor:
 def _first(tensor: torch.Tensor, keys: int) -> torch.Tensor:
     """The first keys; autograd would give a slice of all a gradient of zeros to copy into."""
     return tensor if tensor.shape[2] == keys else tensor[:, :, :keys]
-
-
-def _with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Take from each row's softmax the share of one more score: exp(lse) of exp(lse) + exp(sink).
-
-    out is [batch, heads, rows, dim] and lse [batch, heads, rows], packed [rows, heads, dim] and
-    [heads, rows].
-    """
-    share = torch.sigmoid(lse - sinks.float()[:, None])
-    share = share if out.dim() == 4 else share.T
-    return (out * share[..., None]).to(out.dtype)
 
 
 def _by_torch(

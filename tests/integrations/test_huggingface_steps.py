@@ -102,7 +102,10 @@ def test_generate_says_what_it_says_with_eager_attention(
 def test_steps_of_a_padded_batch_see_no_padding(
     name: str, padding: str, paths: Counter[str]
 ) -> None:
-    """At the left, it is before the first key that counts; elsewhere, torch gets the mask."""
+    """At the left, it is before the first key that counts; elsewhere, it is a mask.
+
+    With that torch computes single rows, but for a softcap, for which it has no kernel.
+    """
     visible = LEFT if padding == "left" else LEFT.roll(3, 1)
     cache = {"max_new_tokens": 4, "cache_implementation": "static", "disable_compile": True}
     tokens = [
@@ -116,7 +119,7 @@ def test_steps_of_a_padded_batch_see_no_padding(
         asked = {**cache, "output_logits": True, "return_dict_in_generate": True}
         made = speaking(name, attention)
         said.append(made.generate(IDS, attention_mask=visible, **asked).logits[:2])
-    steps = "by_kernels" if padding == "left" else "by_torch"
+    steps = "by_torch" if (padding, name) == ("inside", "Llama") else "by_kernels"
     assert paths[steps] >= 3 * LAYERS and sum(paths.values()) == 4 * LAYERS
     for one, other in zip(*said, strict=True):
         assert float((one - other).abs().max()) < 0.2

@@ -15,19 +15,30 @@ from warploom.integrations import transformers_attention
 IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
+def attentions(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The calls of Warploom's attention in a graph."""
+    return [node for node in graph.graph.nodes if "warploom.attention" in str(node.target)]
+
+
+def masked(node: torch.fx.Node) -> bool:
+    """Whether such a call has a mask that is a tensor."""
+    schema = torch.ops.warploom.attention.default._schema  # whose last argument it is
+    return len(node.args) == len(schema.arguments)
+
+
 @pytest.mark.parametrize("part", ["model", "layers"])
 def test_patched_models_compile(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole and layer by layer without a graph break; a layer takes a mask that is told by bounds.
 
-    A whole model makes its mask where no value of a tensor may be looked at: there it is torch's.
+    A whole model makes its mask where no value of a tensor may be looked at: there it is a tensor.
     """
     monkeypatch.setattr(transformers_attention, "elsewhere", lambda tensor: None)
     visible = torch.ones_like(IDS)
     visible[0, :4] = 0
-    called: set[str] = set()
+    called: list[torch.fx.Node] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
-        called.update(str(node.target) for node in graph.graph.nodes)
+        called.extend(attentions(graph))
         return graph
 
     speaking = model("Mistral", "eager")
@@ -42,16 +53,16 @@ def test_patched_models_compile(part: str, monkeypatch: pytest.MonkeyPatch) -> N
             for layer in speaking.model.layers:
                 layer.compile(backend=backend, fullgraph=True)
         found = compiled(IDS, attention_mask=visible, use_cache=False).logits
-    assert any("warploom" in name for name in called) is (part == "layers")
+    assert {masked(node) for node in called} == {part == "model"}
     here = visible.bool()
     error = float((found.float() - exact)[here].abs().max())
     assert error < 2 * float((rough.float() - exact)[here].abs().max()) + 0.05
 
 
-@pytest.mark.parametrize(("name", "by_kernels"), [("Llama", True), ("Mistral", False)])
+@pytest.mark.parametrize(("name", "plain_causal"), [("Llama", True), ("Mistral", False)])
 def test_a_whole_model_that_is_compiled_knows_that_nothing_is_packed(
     name: str,
-    by_kernels: bool,
+    plain_causal: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without position ids of the caller's, sequences were looked for and masks were tensors.
@@ -59,10 +70,10 @@ def test_a_whole_model_that_is_compiled_knows_that_nothing_is_packed(
     A window stays what it is, position ids that pack two sequences too, and undoing ends it.
     """
     monkeypatch.setattr(transformers_attention, "elsewhere", lambda tensor: None)
-    called: set[str] = set()
+    called: list[torch.fx.Node] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
-        called.update(str(node.target) for node in graph.graph.nodes)
+        called.extend(attentions(graph))
         return graph
 
     two = torch.arange(IDS.shape[1]) % (IDS.shape[1] // 2)
@@ -78,9 +89,8 @@ def test_a_whole_model_that_is_compiled_knows_that_nothing_is_packed(
             compiled = torch.compile(speaking, backend=backend, fullgraph=True)
             called.clear()
             found = [compiled(IDS, **plain).logits]
-            assert any("warploom" in one for one in called) is (
-                by_kernels and kind != torch.float32
-            )
+            expected = [] if kind == torch.float32 else [not plain_causal]
+            assert [masked(node) for node in called] == expected
             found.append(compiled(IDS, **packed).logits)
             for logits, right in zip(found, wanted, strict=True):
                 torch.testing.assert_close(logits.float(), right, atol=0.1, rtol=0.1)
