@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from warploom.generator.families import family
 from warploom.generator.model import Constants, predict, rank
 from warploom.generator.records import Environment, Record
 from warploom.generator.shapes import Shape
@@ -108,6 +109,8 @@ def carried(
             factors.append(math.log(one.seconds / there))
     if not found:
         return None
+    if not family(untuned.operation.family).constants and untuned not in specs.values():
+        return None  # with no model at all, it tells of shapes where the same is run untuned
     found.sort(key=lambda one: one.seconds)
     told = f"nearest record, {record.shape}"
     told += ", carried over by the model" if factors else ", as it is: no model of this GPU"

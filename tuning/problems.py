@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from warploom.errors import ProblemError
+from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import rank
+from warploom.generator.portfolio import listed
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.space import expand_file
@@ -47,21 +49,21 @@ def problems(
     spaces: dict[Operation, list[KernelSpec]] = {}
     for spec in expand_file(path).specs:
         spaces.setdefault(spec.operation, []).append(spec)
-    listed = []
+    found = []
     for operation, specs in spaces.items():
         for shape in shapes_of(operation, shapes, model, rows):
             space = tuple(dict.fromkeys(_fitted(specs, shape)))
             if not space:
                 rule, fix = family(operation.family).table.unsuited
                 raise ProblemError(f"{path}: no schedule for {shape}", rule=rule, fix=fix)
-            listed.append(Problem(operation, shape, space))
-    if not listed:
+            found.append(Problem(operation, shape, space))
+    if not found:
         raise ProblemError(
             f"{path}: nothing to tune",
             rule="none of its operations has a cell in benchmarks/cells.yaml",
             fix="give --shapes",
         )
-    return listed
+    return found
 
 
 def _fitted(specs: Iterable[KernelSpec], shape: Shape) -> Iterator[KernelSpec]:
@@ -98,9 +100,20 @@ def likeliest(
 ) -> list[KernelSpec]:
     """The first kernels of the table for dense tensors, as the model ranks them."""
     requires = family(operation.family).table.required(operation, shape)
-    listed = dict.fromkeys(dispatch.portfolio(operation, shape, device, requires))
-    ranked = rank(known(device.gpu).constants, listed, shape, device.multiprocessors)
+    kernels = dict.fromkeys(dispatch.portfolio(operation, shape, device, requires))
+    ranked = rank(known(device.gpu).constants, kernels, shape, device.multiprocessors)
     return [one.spec for one in ranked[:count]]
+
+
+def usual(operation: Operation, shape: Shape, device: DeviceLimits) -> list[KernelSpec]:
+    """The kernels for dense tensors that the table has for the class of a problem, in its order."""
+    table = family(operation.family).table
+    requires = table.required(operation, shape)
+    found = []
+    for row in table.rows(operation, shape):
+        with suppress(SpecificationError):
+            found.append(listed(row, operation, shape, device.arch, requires))
+    return list(dict.fromkeys(found))
 
 
 def fitting(operation: Operation, shape: Shape, schedule: Schedule, arch: str) -> KernelSpec | None:

@@ -16,7 +16,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
-from warploom.tuning.problems import Problem, default, fitting, likeliest
+from warploom.tuning.problems import Problem, default, fitting, likeliest, usual
 from warploom.tuning.search import Search
 
 ANCHOR_SECONDS, ANCHOR_ROUNDS = 200e-6, 31  # long enough that what a launch takes is no part of it
@@ -53,12 +53,17 @@ def searched(
     *,
     exhaustive: bool,
 ) -> Search:
-    """The search among a problem's kernels, with what a near record has as a hint."""
+    """The search among a problem's kernels, with what a near record has as a hint.
+
+    Where there is no model of a family, so that a ranking tells nothing, its table hints too.
+    """
     operation, shape = problem.operation, problem.shape
     device = DeviceLimits(here.multiprocessors, here.gpu)
     ranked = rank(constants, problem.space, shape, here.multiprocessors)
     near = records.nearest(operation, shape, here)
     hints = [fitting(operation, shape, near.best.schedule, device.arch)] if near else []
+    if not family(operation.family).constants:
+        hints += usual(operation, shape, device)
     return Search(
         default(operation, shape, device),
         ranked,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from warploom.errors import UnknownNameError
 from warploom.generator import configurations
+from warploom.generator.families._product.cells import layers
 from warploom.generator.families.gemm.schedule import GemmOperation
 from warploom.generator.shapes import Shape, extents_of
 
@@ -38,17 +38,9 @@ def parse_shape(operation: GemmOperation, text: str) -> GemmShape:
 def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[GemmShape]:
     """The weights of a model or of all, at these numbers of rows; no batches are among them."""
     listed = configurations.cells()["gemm"]
-    models = listed["models"]
-    if model is not None and model not in models:
-        raise UnknownNameError(
-            f"model {model!r}",
-            rule=f"benchmarks/cells.yaml has {', '.join(models)}",
-            fix="name one of them, or give --shapes",
-        )
+    weights = layers(model) if model else listed["weights"]
     if operation.batched:
         return []
-    which = models[model] if model else range(len(listed["weights"]))
-    weights = [listed["weights"][index] for index in which]
     return [GemmShape(m, n, k) for n, k in weights for m in rows or listed["tuned_m"]]
 
 

@@ -7,7 +7,7 @@ from warploom.generator.families.mixed_gemm import launch, rules, schedule_rules
 from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
 from warploom.generator.families.mixed_gemm.operation import Format, MixedGemmOperation
 from warploom.generator.families.mixed_gemm.parameters import parameters
-from warploom.generator.families.mixed_gemm.problem import MixedGemmProblem, MixedGemmShape
+from warploom.generator.families.mixed_gemm.problem import MixedGemmProblem, MixedGemmShape, cells
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
 from warploom.generator.families.mixed_gemm.table import MixedGemmTable
 
@@ -32,6 +32,7 @@ class MixedGemm(Family[MixedGemmOperation, MixedGemmSchedule, MixedGemmShape, Mi
     operation_reasons = staticmethod(rules.operation_reasons)
     schedule_reasons = staticmethod(schedule_rules.schedule_reasons)
     complete = staticmethod(schedule_rules.complete)
+    cells = staticmethod(cells)
     parameters = staticmethod(parameters)
     context = staticmethod(template.context)
     launches = staticmethod(launch.launches)

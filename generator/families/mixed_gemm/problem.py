@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from warploom.generator import configurations
 from warploom.generator.families._product import SINGLE, Batches
+from warploom.generator.families._product.cells import layers
+from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
 from warploom.generator.shapes import Shape
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MixedGemmShape(Shape):
     """A [m, k] by W [n, k]; batches of A are rows of it."""
+
+    calls: ClassVar[frozenset[str]] = frozenset({"m"})
 
     m: int
     n: int
@@ -24,6 +31,16 @@ class MixedGemmShape(Shape):
     def batches(self) -> int:
         """There is one product."""
         return 1
+
+
+def cells(
+    operation: MixedGemmOperation, model: str | None, rows: Sequence[int]
+) -> list[MixedGemmShape]:
+    """The weights of a model, or those that are measured, where they are of whole groups."""
+    listed = configurations.cells()["mixed_gemm"]
+    weights = layers(model) if model else listed["weights"]
+    whole = [(n, k) for n, k in weights if k % (operation.group or 1) == 0]
+    return [MixedGemmShape(m, n, k) for n, k in whole for m in rows or listed["m"]]
 
 
 @dataclass(frozen=True, slots=True)
