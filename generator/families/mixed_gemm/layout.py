@@ -26,6 +26,8 @@ LOADING_REGISTERS = 40  # of the warpgroup that loads, where it leaves the rest 
 BASE_REGISTERS = 40  # for addresses, beside sums and what is decoded
 PARTS_REGISTERS = 32  # of what adding parts takes beside an epilogue, as kernels compiled
 RANGE_REGISTERS = 16  # of where parts of k are, beside what is decoded ahead, as kernels compiled
+PART_RANGES, UNUSED = 24, 12  # likewise beside sums of a group by mma, and of the base there
+WORDS, SCALES = 8, 4  # of a slab's codes of 4 bits, and of a group's scales, in 64 rows
 BARRIER_BYTES = 16
 
 
@@ -124,14 +126,23 @@ def _decoding(
 ) -> int:
     """Registers of sums that are not promoted yet, and of what is decoded, or read, at a time."""
     promoted = schedule.scaled == "sums" and operation.promoted > 0
-    words = (operation.weight.bits // 4 - 1) * 8  # of a slab's codes, beyond those of 4 bits
     if schedule.multiply == "mma":
-        return (sums if promoted else 0) + schedule.tile[0] // 2
+        rows = schedule.tile[0] // 2  # of A, in two steps
+        if not promoted:
+            return rows
+        several = schedule.slabs > schedule.shares  # of a stage: the next is read meanwhile
+        more = blocks * (SCALES + 2 * WORDS * several) + PART_RANGES * schedule.stream_k
+        return sums + 3 * rows + more - UNUSED
+    words = (operation.weight.bits // 4 - 1) * WORDS  # of a slab's codes, beyond those of 4 bits
     steps = blocks * _group_steps(operation, schedule, blocks)
     if schedule.ahead:  # one bank, and the weights of two groups, or of more that are smaller
         ahead = 2 * max(steps, GROUP_STEPS) * 4 + blocks * words
         if operation.group and operation.scale == "fp32":  # of two groups, twice as wide
             ahead += 4 * blocks
-        return sums + ahead + (RANGE_REGISTERS if schedule.stream_k else 0)
+        return sums + ahead + RANGE_REGISTERS * schedule.stream_k
+    decoded = 2 * steps * 4 + blocks * words
+    if not schedule.reallocates and (operation.group or blocks > 1):
+        ranges = RANGE_REGISTERS if schedule.stream_k and blocks > 1 else 0
+        decoded += blocks * WORDS + ranges  # else the base is enough
     groups = schedule.slabs // schedule.shares * (DEPTH // (operation.promoted or DEPTH))
-    return (min(2, groups) * sums if promoted else 0) + 2 * steps * 4 + blocks * words
+    return (min(2, groups) * sums if promoted else 0) + decoded

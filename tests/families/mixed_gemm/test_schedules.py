@@ -157,3 +157,43 @@ def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
         found = tabled(BF16, MixedGemmShape(m, n, 7168), NO_GPU).spec.schedule
         blocks = -(-n // found.tile[1]) * found.split
         assert 0.9 * NO_GPU.multiprocessors < blocks <= found.blocks * NO_GPU.multiprocessors * 1.05
+
+
+@pytest.mark.parametrize(
+    ("schedule", "group", "more"),
+    [
+        # Compiled, they spilled 128, 180, 260, 148, 20 and 136 bytes of a thread.
+        (MixedGemmSchedule((32, 256, 128), "mma", "sums", 3, consumers=4, stream_k=True), 32, {}),
+        (MixedGemmSchedule((24, 512, 256), "mma", "sums", 2), 64, {"a": "fp16"}),
+        (
+            replace(PAIRED, multiply="wgmma", tile=(8, 256, 256), scaled="weights", stages=2),
+            128,
+            {},
+        ),
+        (
+            MixedGemmSchedule(
+                (8, 128, 512), "wgmma", "weights", 2, shares=2, blocks=2, stream_k=True
+            ),
+            128,
+            {"b": "uint4"},
+        ),
+        (
+            MixedGemmSchedule(
+                (48, 128, 256), "wgmma", "weights", 3, consumers=4, shares=2, stream_k=True
+            ),
+            128,
+            {},
+        ),
+        (
+            MixedGemmSchedule((40, 256, 128), "wgmma", "sums", 4, consumers=1, blocks=2),
+            0,
+            {"d": "fp32"},
+        ),
+    ],
+)
+def test_what_would_spill_is_refused(
+    schedule: MixedGemmSchedule, group: int, more: dict[str, Any]
+) -> None:
+    operation = replace(BF16, group=group, **more)
+    (reason,) = FAMILY.reasons(ARCH, operation, schedule)
+    assert "registers expected" in reason and "to have: use a smaller tile" in reason
