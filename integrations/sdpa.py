@@ -98,10 +98,11 @@ class Sdpa:
         """Let torch's own scaled_dot_product_attention run Warploom's kernels, in all code.
 
         It is registered and activated in torch's registry of attentions as "warploom", and
-        implements the operators that torch picks FlashAttention or cuDNN for, and their gradients.
-        What kernels do not compute, and what torch picks another implementation for, stays with
-        torch's own kernels; nothing of torch is replaced. Returns what undoes it, by `remove()` or
-        as a context manager, as torch.nn.attention.restore_flash_attention_impl() does.
+        implements the operators that torch picks FlashAttention or cuDNN for, with masks the
+        memory-efficient one too, and their gradients. What kernels do not compute, and what torch
+        picks another implementation for, stays with torch's own kernels; nothing of torch is
+        replaced. Returns what undoes it, by `remove()` or as a context manager, as
+        torch.nn.attention.restore_flash_attention_impl() does.
 
         Takes torch 2.11, built for CUDA. Raises ProblemError for another, and where an attention
         is active already.

@@ -1,7 +1,8 @@
 """Torch's operators of scaled dot product attention, run by Warploom's kernels where they fit.
 
 `F.scaled_dot_product_attention` picks one of torch's fused operators; these are implementations of
-two of them, FlashAttention's and cuDNN's, of the one for packed sequences, and of their gradients.
+two of them, FlashAttention's and cuDNN's, of the one for packed sequences, and of their gradients;
+the memory-efficient one, which alone has gradients of masks, is in sdpa_efficient.py.
 What the rules refuse goes to the kernels that torch had there. Either backward pass takes what
 either forward pass returned: without dropout, both mean the natural log-sum-exp of each row.
 """
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 
+from warploom.integrations import sdpa_biased as biased
+from warploom.integrations import sdpa_efficient
 from warploom.integrations.sdpa_calls import Gradients, Operator, attend, differentiate
 from warploom.integrations.sdpa_packed import PackedArguments
 from warploom.integrations.sdpa_packed import attend as attend_packed
@@ -25,7 +28,17 @@ FLASH = Operator(
 CUDNN = Operator("aten::_scaled_dot_product_cudnn_attention", "top_left", (1,), (), torch.int64)
 FLASH_BACKWARD, CUDNN_BACKWARD = f"{FLASH.name}_backward", f"{CUDNN.name}_backward"
 PACKED, PACKED_BACKWARD = "aten::_flash_attention_forward", "aten::_flash_attention_backward"
-OPERATORS = (FLASH.name, FLASH_BACKWARD, CUDNN.name, CUDNN_BACKWARD, PACKED, PACKED_BACKWARD)
+EFFICIENT, EFFICIENT_BACKWARD = sdpa_efficient.OPERATORS
+OPERATORS = (
+    FLASH.name,
+    FLASH_BACKWARD,
+    CUDNN.name,
+    CUDNN_BACKWARD,
+    EFFICIENT,
+    EFFICIENT_BACKWARD,
+    PACKED,
+    PACKED_BACKWARD,
+)
 
 OptionalTensor = torch.Tensor | None
 
@@ -39,8 +52,11 @@ class Override:
 
     def implementations(self) -> dict[str, Any]:
         """What runs each of OPERATORS."""
-        sdpa = (self.flash, self.flash_backward, self.cudnn, self.cudnn_backward)
-        return dict(zip(OPERATORS, (*sdpa, self.packed, self.packed_backward), strict=True))
+        fused = (self.flash, self.flash_backward, self.cudnn, self.cudnn_backward)
+        efficient = sdpa_efficient.Override(self._run_torch)
+        masked = (efficient.forward, efficient.backward)
+        packed = (self.packed, self.packed_backward)
+        return dict(zip(OPERATORS, (*fused, *masked, *packed), strict=True))
 
     def flash(
         self,
@@ -109,12 +125,19 @@ class Override:
         scale: float | None = None,
     ) -> tuple[Any, ...]:
         """cuDNN's operator; its log-sum-exp is computed whether it is asked for or not."""
+        lengths = query.shape[2], key.shape[2]
         if attn_bias is None and dropout_p == 0.0:
             found = attend(CUDNN, query, key, value, is_causal, scale)
             if found is not None:
                 out, lse, like = found
                 seed, offset = torch.empty_like(like.seed), torch.empty_like(like.offset)
-                return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, None
+                return out, lse, None, None, *lengths, seed, offset, None
+        elif attn_bias is not None and dropout_p == 0.0:
+            out = torch.empty_like(query)
+            rows = biased.attend(CUDNN, out, query, key, value, attn_bias, is_causal, scale)
+            if rows is not None:
+                seed, offset = (query.new_empty((), dtype=CUDNN.integer) for _ in range(2))
+                return out, rows[..., None], None, None, *lengths, seed, offset, None
         given = (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal)
         by_torch: tuple[Any, ...] = self._run_torch(
             CUDNN.name, *given, return_debug_mask, scale=scale
@@ -147,6 +170,11 @@ class Override:
             found = differentiate(CUDNN, grad_out, *saved, is_causal, scale)
             if found is not None:
                 return found
+        elif attn_bias is not None and dropout_p == 0.0 and grad_out is not None:
+            into = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+            read = (query, key, value, attn_bias, out, logsumexp.squeeze(-1))
+            if biased.differentiate(CUDNN, into, grad_out, *read, is_causal, scale):
+                return into
         lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
         given = (grad_out, *saved, philox_seed, philox_offset, attn_bias, *lengths)
         by_torch: Gradients = self._run_torch(

@@ -49,12 +49,15 @@ def assert_held(attention: Attention, given: Tensors, **keywords: Any) -> None:
     """Assert that results and gradients of an attention are within Warploom's bounds of float64.
 
     float64 is torch's own function on the same numbers; bounds are those of [batch, heads, length,
-    dim] tensors. A fourth tensor is added to scores, an attn_mask by its name hides some.
+    dim] tensors. A fourth tensor is a mask whose gradient is held too; attn_mask has none.
     """
     (out,), found = differentiated(attention, given, **keywords)
     wide = tuple(tensor.detach().double() for tensor in given)
     exact = [tensor.requires_grad_() for tensor in wide]
-    wanted = scaled_dot_product_attention(*exact, **keywords)
+    mask = keywords.get("attn_mask")
+    added = mask is not None and mask.is_floating_point()
+    told = {**keywords, "attn_mask": mask.double()} if added else keywords
+    wanted = scaled_dot_product_attention(*exact, **told)
     gradients = torch.autograd.grad(wanted, exact, dout_of(out).double())
     bounds = _bounds(given, dout_of(out), keywords)
     for name, got, right, bound in zip(
@@ -67,14 +70,11 @@ def assert_held(attention: Attention, given: Tensors, **keywords: Any) -> None:
 
 def _bounds(given: Tensors, dout: torch.Tensor, keywords: dict[str, Any]) -> Tensors:
     q, k, v, *added = (tensor.detach() for tensor in given)
-    right, mask = 0 if keywords.get("is_causal") else UNBOUNDED, keywords.get("attn_mask")
-    function = forward.Function(
-        keywords.get("scale") or q.shape[-1] ** -0.5,
-        None,
-        Band(right=right),
-        bias=four(added[0]) if added else None,
-        mask=None if mask is None else four(mask),
-    )
+    right = 0 if keywords.get("is_causal") else UNBOUNDED
+    masks = [*added, *(one for one in (keywords.get("attn_mask"),) if one is not None)]
+    told = {"mask" if one.dtype == torch.bool else "bias": four(one) for one in masks}
+    scale = keywords.get("scale") or q.shape[-1] ** -0.5
+    function = forward.Function(scale, None, Band(right=right), **told)
     out, lse = forward.exact(q, k, v, function)
     errors = forward.bound(q, k, v, function)
     tensors = backward.Tensors(q, k, v, out, lse, dout, None)

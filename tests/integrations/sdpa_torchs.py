@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from warploom.integrations.sdpa_override import CUDNN, OPERATORS
+from warploom.integrations.sdpa_override import CUDNN, EFFICIENT, OPERATORS
 
 _COMMON = "aten::_scaled_dot_product_"
 _OWN = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -37,13 +37,21 @@ class Torchs:
         if name.startswith("flash_attention"):
             raise NotImplementedError(name)
         named = dict(zip(_names(self.operator), given, strict=False))
-        mask = named.pop("attn_bias", None)
+        mask = named.get("attn_bias")
+        mask = mask[None] if mask is not None and mask.dim() == 3 else mask
         flags = 0.0, named.get("is_causal", False)  # its kernel has no dropout either
-        given = given[:6] if self.operator.endswith("_backward") else given[:3]
-        if len(given) == 6:
-            rows = given[5].view(given[1].shape[:-1])
-            return self.own.call_boxed(_KEYS, *given[:5], rows, *flags, attn_mask=mask, scale=scale)
-        out, lse = self.own.call_boxed(_KEYS, *given, *flags, attn_mask=mask, scale=scale)
+        operands = [named[one] for one in ("query", "key", "value")]
+        if self.operator.endswith("_backward"):
+            rows = named["logsumexp"][:, :, : operands[0].shape[2]].reshape(operands[0].shape[:-1])
+            first = given[0]
+            saved = (*operands, named["out"], rows)
+            found = self.own.call_boxed(_KEYS, first, *saved, *flags, attn_mask=mask, scale=scale)
+            return (*found, None) if "grad_input_mask" in named else found
+        out, lse = self.own.call_boxed(_KEYS, *operands, *flags, attn_mask=mask, scale=scale)
+        if self.operator == EFFICIENT:
+            rows = torch.full((*lse.shape[:2], -(-lse.shape[2] // 32) * 32), torch.inf)
+            rows[..., : lse.shape[2]] = lse
+            return out, rows, *torch.zeros(2, dtype=torch.int64)
         if self.operator == CUDNN.name:
             lse = lse.unsqueeze(-1)
         integer = torch.zeros(2, dtype=torch.int64)
@@ -62,8 +70,9 @@ def _names(operator: str) -> list[str]:
 
 
 def operator(name: str, *given: torch.Tensor, **keywords: Any) -> tuple[Any, ...]:
-    """One of the two operators that torch picks, as its function calls them."""
-    more = (None, True) if name == CUDNN.name.removeprefix(_COMMON) else ()
+    """One of the operators that torch picks, as its function calls them."""
+    masked = name != "flash_attention"
+    more = (keywords.pop("attn_bias", None), True) if masked else ()
     flags = [keywords.pop(key, kept) for key, kept in (("dropout_p", 0.0), ("is_causal", False))]
     run = getattr(torch.ops.aten, f"_scaled_dot_product_{name}")
     found: tuple[Any, ...] = run(*given, *more, *flags, **keywords)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import warploom
 
-FLASH, CUDNN = "flash_attention", "cudnn_attention"
+FLASH, CUDNN, EFFICIENT = "flash_attention", "cudnn_attention", "efficient_attention"
 Q = draw(2, 4, 9, 16)
 
 
@@ -107,15 +107,6 @@ def test_what_kernels_do_not_compute_is_torchs_kernels(case: str, activated: lis
         torch.testing.assert_close(got, right, atol=2e-2, rtol=2e-2)
 
 
-def test_a_mask_is_cudnns_own(activated: list[str]) -> None:
-    mask = torch.randn(2, 4, 9, 9).bfloat16()
-    q = Q.clone().requires_grad_()
-    run = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out = run(q, Q, Q, mask, True)[0]
-    out.backward(dout_of(out))
-    assert activated == [CUDNN, f"{CUDNN}_backward"]
-
-
 @pytest.mark.parametrize("name", [FLASH, CUDNN])
 @pytest.mark.parametrize("first", ["torch", "warploom"])
 def test_either_backward_takes_what_either_forward_returned(
@@ -163,3 +154,115 @@ def test_a_warm_call_plans_nothing(activated: list[str]) -> None:
     differentiated(through(FLASH), (Q, Q, Q))
     assert warploom.counters.plans == plans
     assert not activated
+
+
+# ---- Masks ---------------------------------------------------------------------------------------
+
+RANDOM = torch.Generator().manual_seed(2)
+MASKS = {
+    "every score": torch.randn(2, 4, 33, 40, generator=RANDOM).bfloat16(),
+    "fp32": torch.randn(2, 4, 33, 40, generator=RANDOM),
+    "heads": torch.randn(1, 4, 33, 40, generator=RANDOM).bfloat16(),
+    "keys": torch.randn(2, 1, 1, 40, generator=RANDOM).bfloat16(),
+    "rows": torch.randn(33, 1, generator=RANDOM),
+}
+
+
+def with_a_mask(name: str) -> Any:  # noqa: ANN401
+    """An attention with a mask, by an operator; cuDNN's gets it as it is, the other expanded."""
+
+    def attend(
+        *given: torch.Tensor, attn_mask: torch.Tensor | None = None, **keywords: Any
+    ) -> torch.Tensor:
+        q, k, v, *more = given
+        mask = more[0] if more else attn_mask
+        if name == EFFICIENT and mask is not None:
+            mask = mask.expand(*q.shape[:3], k.shape[2])
+        out: torch.Tensor = operator(name, q, k, v, attn_bias=mask, **keywords)[0]
+        return out
+
+    return attend
+
+
+def drawn() -> list[torch.Tensor]:
+    return [draw(2, 4, length, 32, seed=i) for i, length in enumerate((33, 40, 40))]
+
+
+@pytest.mark.parametrize("name", [CUDNN, EFFICIENT])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_masks_are_added_to_scores(
+    name: str, mask: str, scale: float | None, activated: list[str]
+) -> None:
+    """Of a mask that requires grad torch picks the second, which has the gradient of all of it."""
+    given = tuple(drawn())
+    assert_held(with_a_mask(name), given, attn_mask=MASKS[mask], scale=scale)
+    if name == EFFICIENT:
+        assert_held(with_a_mask(name), (*given, MASKS[mask]), scale=scale)
+    assert not activated
+
+
+@pytest.mark.parametrize("name", [CUDNN, EFFICIENT])
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("mask", ["every score", "fp32"])
+def test_results_with_a_mask_lie_as_a_compiler_was_told(
+    name: str, wanted: bool, mask: str, activated: list[str]
+) -> None:
+    def told(given: list[torch.Tensor]) -> list[object]:
+        leaves = [tensor.requires_grad_() for tensor in given[: 4 - (name == CUDNN)]]
+        with torch.set_grad_enabled(wanted):
+            results = operator(name, *given[:3], attn_bias=given[3])
+        found = list(results[:2])
+        if wanted:
+            found += torch.autograd.grad(results[0], leaves, torch.zeros_like(results[0]))
+        return [(*one.shape, one.stride(), one.dtype) for one in found]
+
+    real = [*drawn(), MASKS[mask].clone()]
+    meta = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in real]
+    assert told(real) == told(meta)
+    assert not activated
+
+
+@pytest.mark.parametrize("name", [CUDNN, EFFICIENT])
+@pytest.mark.parametrize("rows", [32, 33])
+@pytest.mark.parametrize("first", ["torch", "warploom"])
+def test_either_backward_takes_a_mask_that_either_forward_had(
+    name: str, rows: int, first: str, ran: list[str]
+) -> None:
+    """Guards against a log-sum-exp with other rows past the last than torch's kernel reads."""
+    q, k, v = drawn()
+    leaves, mask = [q[:, :, :rows].requires_grad_(), k, v], MASKS["heads"][:, :, :rows]
+    run = with_a_mask(name)
+    with warploom.sdpa.activate():
+        out = run(*leaves, mask)
+        (expected,) = torch.autograd.grad(out, leaves[:1], dout_of(out), retain_graph=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("warploom.integrations.sdpa_biased.attend", lambda *_: None)
+            if first == "torch":
+                out = run(*leaves, mask)
+            else:
+                patch.setattr("warploom.integrations.sdpa_biased.differentiate", lambda *_, **__: 0)
+            (found,) = torch.autograd.grad(out, leaves[:1], dout_of(out))
+    assert len(ran) == 1
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", [CUDNN, EFFICIENT])
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"is_causal": True},
+        {"attn_bias": MASKS["every score"][0]},
+        {"dropout_p": 1e-9},
+        {"scale": -1.0},
+    ],
+    ids=["causal", "three dimensions", "dropout", "scale"],
+)
+def test_masks_that_torch_takes_otherwise_are_its_own(
+    name: str, keywords: dict[str, Any], activated: list[str]
+) -> None:
+    q, k, v = drawn()
+    q.requires_grad_()
+    out = operator(name, q, k, v, **({"attn_bias": MASKS["every score"]} | keywords))[0]
+    out.sum().backward()
+    assert activated == [name, f"{name}_backward"]

@@ -130,6 +130,52 @@ def test_what_torch_picks_by_itself_is_warplooms() -> None:
             close((*out, *gradients), (*right, *wanted))
 
 
+@pytest.mark.usefixtures("activated")
+@pytest.mark.parametrize("shape", [(4, 4, 256, 256, 64, BF16), (4, 4, 129, 300, 128, BF16)])
+@pytest.mark.parametrize("name", ["mask of scores", "mask of keys", "16 bits of scores"])
+@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+def test_masks_of_torchs_function_are_warplooms(
+    backend: SDPBackend, name: str, shape: Shape
+) -> None:
+    given, mask = operands(*shape), mask_of(name, shape)
+    with launching(expected=True):
+        assert_held(by(backend), given, attn_mask=mask)
+
+
+@pytest.mark.usefixtures("activated")
+@pytest.mark.parametrize("name", ["16 bits of scores", "16 bits of heads", "16 bits of keys"])
+@pytest.mark.parametrize("shape", [(4, 4, 256, 256, 64, BF16), (4, 4, 129, 300, 128, HALF)])
+def test_the_gradient_of_a_mask_is_warplooms(shape: Shape, name: str) -> None:
+    """torch picks the operator that has one; what was broadcast it sums by itself, in 16 bits."""
+    given = (*operands(*shape), mask_of(name, shape))
+    with launching(expected=True):
+        out, gradients = differentiated(scaled_dot_product_attention, given)
+    wide = tuple(tensor.double() for tensor in given)
+    right, wanted = differentiated(scaled_dot_product_attention, wide)
+    close((*out, *gradients), (*right, *wanted))
+
+
+@pytest.mark.parametrize("first", ["torch", "warploom"])
+def test_either_backward_takes_a_mask_that_either_forward_had(first: str) -> None:
+    """Guards against a log-sum-exp that torch's memory-efficient kernel reads otherwise."""
+    shape = (4, 4, 129, 300, 64, BF16)
+    given, mask = operands(*shape), mask_of("16 bits of scores", shape)
+    run, leaves = by(SDPBackend.EFFICIENT_ATTENTION), [one.requires_grad_() for one in given]
+    with contextlib.ExitStack() as stack:
+        if first == "warploom":
+            stack.enter_context(warploom.sdpa.activate())
+        out = run(*leaves, mask)
+    with contextlib.ExitStack() as stack:
+        if first == "torch":
+            stack.enter_context(warploom.sdpa.activate())
+        with launching(expected=first == "torch"):
+            found = torch.autograd.grad(out, leaves, dout_of(out))
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    wanted = scaled_dot_product_attention(*wide, mask.double())
+    gradients = torch.autograd.grad(wanted, wide, dout_of(out).double())
+    close((out.detach(), *found), (wanted.detach(), *gradients))
+
+
 LAYOUTS: dict[str, Callable[[], Tensors]] = {
     "heads outside": lambda: tuple(
         torch.randn(2, 4, 200, 64, device="cuda").bfloat16() for _ in range(3)
