@@ -9,9 +9,9 @@ import attention_backward_arena as arena
 import attention_block_cases as blocks
 import attention_mutants
 import torch
-from attention_backward_cases import SIMPLE
+from attention_backward_cases import SIMPLE, chosen
 from attention_cases import Shape
-from attention_mutants import PAUSE, Clock
+from attention_mutants import BIAS, PAUSE, Clock
 
 from warploom.generator.specification import KernelSpec
 
@@ -67,6 +67,7 @@ AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
+HIDE = ")) x = __uint_as_float(kHidden);\n"
 
 MUTANTS = {
     "dq is multiplied before the other warpgroup has written its part of ds": Mutant(
@@ -132,6 +133,18 @@ MUTANTS = {
         kernel=blocks.BACKWARD[0],
         keywords={},
         mask="scores",
+    ),
+    "scores of every other row count that the forward pass hides": Mutant(
+        wrong=((HIDE, HIDE.replace("))", ") && kDim == 0)")),),
+        shape=LONG,
+        kernel=chosen(128, further={"masked": True}),
+        keywords={},
+    ),
+    "a bias is read a column beside the forward pass's": Mutant(
+        wrong=((BIAS, BIAS.replace("column", "column + 1")),),
+        shape=LONG,
+        kernel=chosen(128, further={"bias": "fp32", "bias_gradient": True}),
+        keywords={},
     ),
 }
 

@@ -109,6 +109,7 @@ SCORES_THERE = (
 RELEASE_K = "    c.release_operands(n);\n"
 RELEASE_Q = "    if (kQStages == 1 && n == begin) release_q();\n"
 RELEASE_V = "    release(c.shared.v_empty[before.stage]);\n"
+BIAS = "* p.bias_batch + head * p.bias_head + row * p.bias_row + column;\n"
 
 MUTANTS = {
     "scores are multiplied before their k is there": Mutant(
@@ -164,6 +165,16 @@ MUTANTS = {
         shape=SEVERAL_TILES,
         kernel=blocks.FORWARD[0],
         mask="shared lists of 64",
+    ),
+    "a score is hidden by the mask of the column beside it": Mutant(
+        wrong=(("score.hides(j, ", "score.hides(j ^ 1, "),),
+        shape=SEVERAL_TILES,
+        kernel=cases.chosen(128, further={"masked": True}),
+    ),
+    "a bias is read a column too far": Mutant(
+        wrong=((BIAS, BIAS.replace("column", "column + 1")),),
+        shape=SEVERAL_TILES,
+        kernel=cases.chosen(128, further={"bias": "fp32"}),
     ),
 }
 
