@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from warploom.integrations import sdpa_mask
+from warploom.integrations import sdpa_rules as rules
 from warploom.integrations.sdpa_calls import REFUSED, Gradients, Operator, planned
 from warploom.runtime.bounded import remember
 from warploom.runtime.families._attention.problem import Arguments
@@ -24,6 +25,30 @@ from warploom.runtime.plan import known
 _BOUND = 4096  # kinds of calls remembered, with all plans
 _FITTING = (2, 4)  # dimensions of masks that mean the same to all of torch's kernels
 _SCORES = 4
+Masked = dict[str, Any]  # a keyword of `warploom.attention`
+
+
+def masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> Masked | None:
+    """The mask of a call as a keyword; None where torch's kernel is to run."""
+    if attn_bias.dim() not in _FITTING or query.dim() != _SCORES:
+        return None
+    refused = rules.misfit(query, key, value, enable_gqa=True) or sdpa_mask.misfit(
+        attn_bias, query, key, is_causal=is_causal
+    )
+    if refused or not _positive(scale):
+        return None
+    own = attn_bias.detach()
+    for at, step in enumerate(own.stride()):
+        if step == 0:
+            own = own.narrow(at, 0, 1)
+    return sdpa_mask.keywords(own)
 
 
 def attend(
@@ -32,16 +57,12 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_bias: torch.Tensor,
-    is_causal: bool,
+    masked: Masked,
     scale: float | None,
 ) -> torch.Tensor | None:
     """Write `out` and return the log-sum-exp [batch, heads, rows]; None: torch's kernel is to."""
-    masked = _masked(attn_bias, query, key, is_causal=is_causal)
-    if masked is None:
-        return None
     call = AttentionCall(query, key, value, scale=scale, out=out, **masked)
-    kind = (operator.name, _positive(scale), *call.signature())
+    kind = (operator.name, *call.signature())
     plan: Any = known.get(kind)
     if plan is None:
         keep = partial(remember, known, kind, bound=_BOUND)
@@ -59,10 +80,9 @@ def differentiate(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_bias: torch.Tensor,
+    masked: Masked,
     out: torch.Tensor,
     lse: torch.Tensor,
-    is_causal: bool,
     scale: float | None,
     *,
     ds: torch.Tensor | None = None,
@@ -71,12 +91,9 @@ def differentiate(
 
     `ds`, if given, gets those of all scores, in the type of query.
     """
-    masked = _masked(attn_bias, query, key, is_causal=is_causal)
-    if masked is None:
-        return False
     forward = Arguments(query, key, value, scale=scale, **masked)
     call = BackwardCall(forward, out, lse, grad_out, into=into, ds=ds)
-    kind = (operator.name, _positive(scale), *call.signature())
+    kind = (operator.name, *call.signature())
     plan: Any = known.get(kind)
     if plan is None:
         keep = partial(remember, known, kind, bound=_BOUND)
@@ -91,21 +108,6 @@ def room_of_ds(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """Where gradients of scores go, with rows as long as torch's own kernel makes them."""
     columns = key.shape[2]
     return query.new_zeros((*query.shape[:3], -(-columns // 16) * 16))[..., :columns]
-
-
-def _masked(
-    attn_bias: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *, is_causal: bool
-) -> dict[str, Any] | None:
-    """The mask as a keyword; None for one that torch's kernels take otherwise."""
-    if attn_bias.dim() not in _FITTING or query.dim() != _SCORES:
-        return None
-    if sdpa_mask.misfit(attn_bias, query, key, is_causal=is_causal) is not None:
-        return None
-    own = attn_bias.detach()
-    for at, step in enumerate(own.stride()):
-        if step == 0:
-            own = own.narrow(at, 0, 1)
-    return sdpa_mask.keywords(own)
 
 
 def _positive(scale: float | None) -> bool:

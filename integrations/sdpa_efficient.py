@@ -44,10 +44,13 @@ class Override:
         scale: float | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The operator; where no log-sum-exp is asked for, it has no row."""
-        given = (query, key, value, attn_bias)
-        if attn_bias is not None and dropout_p == 0.0 and query.dim() == 4:
+        given = (query, key, value)
+        masked = None
+        if attn_bias is not None and dropout_p == 0.0:
+            masked = biased.masked(*given, attn_bias, is_causal, scale)
+        if masked is not None:
             out = _laid(query)
-            lse = biased.attend(EFFICIENT, out, query, key, value, attn_bias, is_causal, scale)
+            lse = biased.attend(EFFICIENT, out, *given, masked, scale)
             if lse is not None:
                 lse = _padded(lse) if compute_log_sumexp else lse.new_empty((*lse.shape[:2], 0))
                 seed, offset = (
@@ -55,7 +58,9 @@ class Override:
                 )
                 return out, lse, seed, offset
         flags = (compute_log_sumexp, dropout_p, is_causal)
-        by_torch: tuple[torch.Tensor, ...] = self.run_torch(NAME, *given, *flags, scale=scale)
+        by_torch: tuple[torch.Tensor, ...] = self.run_torch(
+            NAME, *given, attn_bias, *flags, scale=scale
+        )
         return by_torch
 
     def backward(
@@ -119,6 +124,9 @@ def _gradients(
 ) -> Wanted | None:
     """Those gradients, or None where torch's kernel is to run."""
     query, key, value = operands
+    masked = biased.masked(*operands, attn_bias, is_causal, scale)
+    if masked is None:
+        return None
     out, lse = results
     ds = None
     if of_bias:
@@ -127,8 +135,8 @@ def _gradients(
         ds = biased.room_of_ds(query, key)
     into = _laid(query), _laid(key), _laid(value)
     rows = lse[..., : query.shape[2]]
-    given = (*operands, attn_bias, out, rows, is_causal, scale)
-    if not biased.differentiate(EFFICIENT, into, grad_out, *given, ds=ds):
+    given = (grad_out, *operands, masked, out, rows, scale)
+    if not biased.differentiate(EFFICIENT, into, *given, ds=ds):
         return None
     if ds is not None and ds.dtype != attn_bias.dtype:
         whole = ds.new_empty((*ds.shape[:3], ds.stride(2)), dtype=attn_bias.dtype)

@@ -133,8 +133,12 @@ class Override:
                 seed, offset = torch.empty_like(like.seed), torch.empty_like(like.offset)
                 return out, lse, None, None, *lengths, seed, offset, None
         elif attn_bias is not None and dropout_p == 0.0:
-            out = torch.empty_like(query)
-            rows = biased.attend(CUDNN, out, query, key, value, attn_bias, is_causal, scale)
+            operands = (query, key, value)
+            masked = biased.masked(*operands, attn_bias, is_causal, scale)
+            rows = None
+            if masked is not None:
+                out = torch.empty_like(query)
+                rows = biased.attend(CUDNN, out, *operands, masked, scale)
             if rows is not None:
                 seed, offset = (query.new_empty((), dtype=CUDNN.integer) for _ in range(2))
                 return out, rows[..., None], None, None, *lengths, seed, offset, None
@@ -171,10 +175,13 @@ class Override:
             if found is not None:
                 return found
         elif attn_bias is not None and dropout_p == 0.0 and grad_out is not None:
-            into = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-            read = (query, key, value, attn_bias, out, logsumexp.squeeze(-1))
-            if biased.differentiate(CUDNN, into, grad_out, *read, is_causal, scale):
-                return into
+            operands = (query, key, value)
+            masked = biased.masked(*operands, attn_bias, is_causal, scale)
+            if masked is not None:
+                into = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+                read = (grad_out, *operands, masked, out, logsumexp.squeeze(-1))
+                if biased.differentiate(CUDNN, into, *read, scale):
+                    return into
         lengths = (cum_seq_q, cum_seq_k, max_q, max_k)
         given = (grad_out, *saved, philox_seed, philox_offset, attn_bias, *lengths)
         by_torch: Gradients = self._run_torch(

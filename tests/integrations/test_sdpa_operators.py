@@ -253,16 +253,26 @@ def test_either_backward_takes_a_mask_that_either_forward_had(
     [
         {"is_causal": True},
         {"attn_bias": MASKS["every score"][0]},
+        {"attn_bias": MASKS["fp32"]},
         {"dropout_p": 1e-9},
         {"scale": -1.0},
     ],
-    ids=["causal", "three dimensions", "dropout", "scale"],
+    ids=["causal", "three dimensions", "fp32", "dropout", "scale"],
 )
 def test_masks_that_torch_takes_otherwise_are_its_own(
-    name: str, keywords: dict[str, Any], activated: list[str]
+    name: str,
+    keywords: dict[str, Any],
+    activated: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And no memory is taken for what Warploom would write."""
+    monkeypatch.setattr("warploom.integrations.sdpa_biased.room_of_ds", lambda *_: 1 // 0)
     q, k, v = drawn()
+    if keywords.get("attn_bias", q).dtype == torch.float32:
+        q, k, v = q.float(), k.float(), v.float()
     q.requires_grad_()
-    out = operator(name, q, k, v, **({"attn_bias": MASKS["every score"]} | keywords))[0]
+    given = {"attn_bias": MASKS["every score"]} | keywords
+    given["attn_bias"] = given["attn_bias"].clone().requires_grad_(name == EFFICIENT)
+    out = operator(name, q, k, v, **given)[0]
     out.sum().backward()
     assert activated == [name, f"{name}_backward"]
