@@ -69,6 +69,26 @@ def test_masks_and_their_gradients_are_right(shape: Shape, name: str) -> None:
             assert_held(warploom.sdpa, (*given, mask), enable_gqa=True)
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(BF16).min])
+def test_keys_that_the_lowest_number_is_added_to_do_not_count(lowest: float, dim: int) -> None:
+    """Guards against NaN of rows that attend to nothing, or of tiles in which one does not.
+
+    Of the lowest finite number, what such a row gives depends on the scale.
+    """
+    given = operands(4, 4, 300, 300, dim)
+    shown = torch.ones(300, 300, device="cuda", dtype=torch.bool).tril()
+    if lowest == -torch.inf:
+        shown[3], shown[190:210] = False, False
+    mask = torch.zeros(300, 300, device="cuda", dtype=BF16).masked_fill(~shown, lowest)
+    with launching(expected=True):
+        (out,), gradients = differentiated(warploom.sdpa, given, attn_mask=mask)
+    assert (out[:, :, ~shown.any(1)] == 0).all()
+    wide = tuple(tensor.double() for tensor in given)
+    (right,), wanted = differentiated(scaled_dot_product_attention, wide, attn_mask=shown)
+    close((out, *gradients), (right, *wanted))
+
+
 @pytest.mark.parametrize(
     "keywords", [{"dropout_p": 0.25}, {"scale": -0.5}], ids=["dropout", "scale"]
 )
