@@ -14,8 +14,9 @@ MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized wh
 # and 7.0 by 128 (H200).
 FEW_BLOCKS, KEYS_OF_BLOCK = 64, 256
 
-# One sequence of 32768 keys of 8 heads takes 34.5 us by 128 blocks, and 36.0 by four more (H200).
-SHARING, NEARLY_ALL = 8, 16  # blocks of an item at least; of so many one may be left out
+# One sequence of 32768 keys of 8 heads takes 34.5 us by 128 blocks, and 36.0 by four more; eight of
+# 8192 keys in e4m3 take 37.7, and 44.4 by four more (H200).
+NEARLY_ALL = 16  # of so many blocks one may be left out
 
 Extents = DecodeProblem | DecodeShape  # of which the work of a call is a function
 
@@ -45,14 +46,18 @@ def most_blocks(schedule: DecodeSchedule, problem: Extents) -> int:
 def blocks(schedule: DecodeSchedule, problem: Extents, multiprocessors: int) -> int:
     """Blocks of the launch: those that run at a time, or fewer where there is less to do.
 
-    Nearly all of them, where many share each of few items: as many for each, so that none has parts
-    of two.
+    Nearly all of them, where as many then share each item, or have as many items, and no block has
+    parts of two.
     """
     count = min(multiprocessors * schedule.blocks, most_blocks(schedule, problem))
     shared = items(schedule, problem)
-    over = count % max(1, shared)
-    even = SHARING * shared <= count and over * NEARLY_ALL <= count
-    return count - over if even else count
+    if not shared:
+        return count
+    even = count - count % shared
+    if shared > count:
+        even = -(-shared // -(-shared // count))
+        even = 0 if shared % even else even
+    return even if (count - even) * NEARLY_ALL <= count else count
 
 
 def least_tiles(schedule: DecodeSchedule) -> int:

@@ -26,12 +26,18 @@ HEADS = {"heads": 4, "kv_heads": 2, "seq_q": 1}
 BOUNDS = {"fp16": (2e-3, 1e-4), "bf16": (8e-3, 1e-3)}  # of o, by the largest, and of lse
 
 
-def run(folder: Path, operation: Any, tile: dict[str, Any], **call: Any) -> tuple[float, float]:  # noqa: ANN401
+def run(
+    folder: Path,
+    operation: Any,  # noqa: ANN401
+    tile: dict[str, Any],
+    multiprocessors: int = 3,
+    **call: Any,
+) -> tuple[float, float]:
     """The errors of one call."""
     schedule = FAMILY.complete("sm_90a", operation, tile)
     kernel = Emulated(KernelSpec("sm_90a", operation, schedule), folder)
     one = sample(operation, **{**HEADS, **call})
-    kernel(one.problem, one.tensors, one.scalars)
+    kernel(one.problem, one.tensors, one.scalars, multiprocessors)
     return largest_error(operation, one)
 
 
@@ -114,7 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "warps of other rows": (
         {"mask": "causal"},
-        {"rows": 64, "warps": 8},
+        {"rows": 64, "keys": 32, "warps": 8},
         {"lengths": [100, 3], "heads": 32, "kv_heads": 1, "seq_q": 5, "seq_k": 100, "right": 0},
     ),
     "wide heads": (
@@ -133,6 +139,37 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"dim": 64, "batch_invariant": True},
         {},
         {"lengths": [1500, 3, 0, 600], "kv_heads": 1, "seq_k": 1500},
+    ),
+    "up to eight parts, of more rows than a warp adds up at a time": (
+        {"dim": 64, "mask": "causal"},
+        {"keys": 16, "warps": 1},
+        {
+            "lengths": [110, 60],
+            "heads": 6,
+            "kv_heads": 1,
+            "seq_q": 2,
+            "seq_k": 110,
+            "right": 0,
+            "multiprocessors": 8,
+        },
+    ),
+    "more parts than are added up together": (
+        {"dim": 64, "mask": "causal"},
+        {"keys": 16, "warps": 1},
+        {
+            "lengths": [610],
+            "heads": 6,
+            "kv_heads": 1,
+            "seq_q": 2,
+            "seq_k": 610,
+            "right": 0,
+            "multiprocessors": 40,
+        },
+    ),
+    "more chunks than blocks, of wide rows": (
+        {"dim": 128, "batch_invariant": True},
+        {"keys": 64, "warps": 4},
+        {"lengths": [5700], "heads": 5, "kv_heads": 1, "seq_k": 5700},
     ),
     "more sequences than lanes": (
         {"element": "fp16", "dim": 64, "mask": "window"},
