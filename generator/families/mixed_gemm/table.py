@@ -43,11 +43,14 @@ class MixedGemmTable(ProductTable[MixedGemmOperation, MixedGemmSchedule, MixedGe
         device: DeviceLimits,
         requires: object,
     ) -> tuple[float, ...]:
-        """Of few rows the least cost; of many the least work, and direct stores come last."""
+        """Of few rows the least cost; of many the least work, and direct stores come last.
+
+        Not where the row has them: what was measured stored directly.
+        """
         if shape.m <= FEW:
             return (0, row["cost"])
         busiest = waves(schedule, shape, device)
-        return schedule.store != (requires or "tma"), busiest * row["cost"]
+        return schedule.store != row.get("store", requires or "tma"), busiest * row["cost"]
 
     def reason(
         self, operation: MixedGemmOperation, shape: MixedGemmShape, order: tuple[float, ...]

@@ -160,6 +160,33 @@ def test_blocks_of_a_cluster_are_about_as_many_as_fit() -> None:
 
 
 @pytest.mark.parametrize(
+    ("m", "n", "k", "group", "tile", "split"),
+    [
+        (64, 28672, 4096, 128, (64, 64, 256), 1),
+        (64, 4096, 14336, 128, (64, 64, 256), 2),
+        (64, 7168, 16384, 128, (64, 64, 256), 2),
+        (256, 4096, 4096, 128, (64, 128, 256), 1),
+        (256, 4096, 14336, 128, (128, 128, 256), 2),
+        (512, 4096, 4096, 128, (128, 128, 512), 1),
+        (4096, 7168, 16384, 128, (128, 128, 512), 1),
+        (4096, 28672, 4096, 128, (160, 128, 256), 1),
+        # Of 512 of k the last stage would be empty in part, and groups of 64 have none.
+        (512, 4096, 2304, 128, (128, 128, 256), 1),
+        (512, 4096, 4096, 64, (128, 128, 256), 1),
+    ],
+)
+def test_what_was_fastest_by_e4m3_is_chosen(
+    m: int, n: int, k: int, group: int, tile: tuple[int, int, int], split: int
+) -> None:
+    """Blocks that split k store directly, and still come before whole tiles of TMA."""
+    operation = replace(E4M3, group=group)
+    found = tabled(operation, MixedGemmShape(m, n, k), NO_GPU, "tma").spec.schedule
+    assert (found.tile, found.split) == (tile, split) and found.ahead
+    bf16 = tabled(replace(BF16, group=group), MixedGemmShape(m, n, k), NO_GPU, "tma").spec.schedule
+    assert not bf16.ahead
+
+
+@pytest.mark.parametrize(
     ("schedule", "group", "more"),
     [
         # Compiled, they spilled 128, 180, 260, 148, 20 and 136 bytes of a thread.
