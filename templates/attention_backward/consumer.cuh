@@ -61,6 +61,9 @@ struct Step {
 {% if scored %}
   int head;  // of q
 {% endif %}
+{% if staged %}
+  int next_row, next_head;  // of the step after, -1: there is none
+{% endif %}
 };
 
 // What a consumer's steps work with, beside registers.
@@ -102,10 +105,25 @@ struct Consumer {
 
 {% endif %}
 {% if scored %}
+{% if staged %}
+__device__ __forceinline__ Staging& staging_of(const Consumer& c) {
+  return c.shared.staging[c.consumer * 4 + threadIdx.x / 32 % 4];
+}
+// Begins to copy what changes the scores of a q tile.
+__device__ __forceinline__ void begin_staging(const Consumer& c, int row, int head) {
+  Score::stage(c.p, staging_of(c), c.work.sequence, head, row + c.row, c.column + threadIdx.x / 32 % 4 * 16);
+}
+{% endif %}
+// Begins to copy what changes those of the step after, when all warps have read this one's: after meet(), where
+// the fewest registers are in use.
+__device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step) {
+  if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
+}
 // What changes the scores of a step, in base 2.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  return Score::begin(c.p, c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2, column, kLog2E);
+  return Score(c.p, {{ "staging_of(c), " if staged }}c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2,
+               column, kLog2E);
 }
 
 {% endif %}
@@ -121,19 +139,25 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% endif %}
 {% if scored %}
   const Score score = score_of(c, step);
+  Score::Eight eight;
+{% endif %}
+{% if staged %}
+  Score::await();
 {% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+{% if scored %}
+    if (i % 2 == 0) eight = score.read(4 * i);
+{% endif %}
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
 {% if scored %}
-      const Score::Two two = score.read(4 * i + j);
-      if (score.hides(4 * i + j, two)) x = __uint_as_float(kHidden);
-      if (score.hides(4 * i + j + 1, two)) y = __uint_as_float(kHidden);
-      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, two, -lse.x)));
-      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, two, -lse.y)));
+      if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
+      if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
+      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
+      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
 {% else %}
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
 {% endif %}
@@ -217,6 +241,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% else %}
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
 {% endif %}
+{% if staged %}
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
+{% endif %}
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
 {% if operation.blocks %}
@@ -233,8 +260,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
+{% if staged %}
+      Step step{m * kQTile, tile + m, i % 2u, head};
+{% else %}
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", head" if scored }}}, position, i + 1 < count);
       position.advance();
+{% endif %}
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
@@ -242,6 +273,12 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
         head += kCluster;
 {% endif %}
       }
+{% if staged %}
+      step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
+      step.next_head = head;
+      steps.next(c, dk, dv, step, position, i + 1 < count);
+      position.advance();
+{% endif %}
     }
 {% endif %}
     steps.end(c, count);

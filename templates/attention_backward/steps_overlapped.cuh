@@ -38,6 +38,9 @@ struct Steps {
 {% if operation.bias_gradient %}
     store_ds(c, step);
 {% endif %}
+{% if staged %}
+    begin_staging_ahead(c, step);
+{% endif %}
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     // After the last step this multiplies what the stage happens to hold, and nobody looks at it: a branch
     // around products in flight makes the compiler wait for them.

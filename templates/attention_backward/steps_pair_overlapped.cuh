@@ -37,6 +37,9 @@ struct Steps {
 {% if operation.bias_gradient %}
     store_ds(c, step);
 {% endif %}
+{% if staged %}
+    begin_staging_ahead(c, step);
+{% endif %}
     exchange(c, step);
     multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     multiply_own_query(c, dq, step);

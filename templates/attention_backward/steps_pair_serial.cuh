@@ -33,6 +33,9 @@ struct Steps {
 {% if operation.bias_gradient %}
     store_ds(c, step);
 {% endif %}
+{% if staged %}
+    begin_staging_ahead(c, step);
+{% endif %}
     exchange(c, step);
     multiply_own_query(c, dq, step);
     multiply_peer_query(c, dq, step);

@@ -28,9 +28,15 @@ struct Steps {
     pack(ds, dp);
     await_ds(c, step);
     write(c, c.own_ds(step), ds);
+{% if operation.bias_gradient %}
+    if (kDsStages == 2) await_stored_ds(c);  // of the step before: the next one writes there
+{% endif %}
     meet();
 {% if operation.bias_gradient %}
     store_ds(c, step);
+{% endif %}
+{% if staged %}
+    begin_staging_ahead(c, step);
 {% endif %}
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
@@ -39,7 +45,7 @@ struct Steps {
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
 {% if operation.bias_gradient %}
-    await_stored_ds(c);
+    if (kDsStages == 1) await_stored_ds(c);
 {% endif %}
     release_ds(c);
     accumulate(c, dq, step);
@@ -48,5 +54,9 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
+{% if operation.bias_gradient %}
+  __device__ __forceinline__ void end(const Consumer& c, int) { await_stored_ds(c); }
+{% else %}
   __device__ __forceinline__ void end(const Consumer&, int) {}
+{% endif %}
 };

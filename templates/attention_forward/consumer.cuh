@@ -75,17 +75,50 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
 
 {% if scored %}
+{% if staged %}
+  __device__ __forceinline__ Staging& staging() const { return shared.staging[index * 4 + threadIdx.x / 32 % 4]; }
+  // Begins to copy what changes the scores of tile n, of rows from the warp's first on.
+  __device__ __forceinline__ void stage(const Sequence& sequence, int head, int row, int n) const {
+    Score::stage(p, staging(), sequence, head, row, n * kKvTile);
+  }
+{% endif %}
+{% if leans %}
+  // Changes the scores of tile n, but for what rows.offset is to add to them.
+  __device__ __forceinline__ void change(float (&scores)[kScores], Rows& rows, int n) const {
+{% else %}
   // Changes the scores of tile n.
   __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
-    const Score score = Score::begin(p, sequence, head, own_row, n * kKvTile + column,
-                                     __fdividef(kLog2E, scaling.exponent));
-    CUTE_UNROLL
-    for (int i = 0; i < kScores; i += 2) {
-      const Score::Two two = score.read(i);
+{% endif %}
+    {{ "const " if not leans }}Score score(p, {{ "staging(), " if staged }}sequence, head, own_row, n * kKvTile + column,
+                      __fdividef(kLog2E, scaling.exponent));
+{% if staged %}
+    Score::await();
+{% endif %}
+{% if leans %}
+    const int first_row = own_row - int(threadIdx.x) % 32 / 4;
+    if (score.leans(first_row + sequence.columns(p) - sequence.rows(p) - n * kKvTile)) {
       CUTE_UNROLL
-      for (int j = i; j < i + 2; ++j)
-        scores[j] = score.hides(j, two) ? minus_infinity() : score.add(j, two, scores[j]);
+      for (int r = 0; r < 2; ++r) rows.offset[r] = score.offset(2 * r);
+      add<true>(scores, score);
+    } else {
+      rows.offset[0] = rows.offset[1] = 0;
+      add<false>(scores, score);
     }
+  }
+  template <bool kLeans>
+  __device__ __forceinline__ void add(float (&scores)[kScores], const Score& score) const {
+{% endif %}
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; i += 8) {
+      const Score::Eight eight = score.read(i);
+      CUTE_UNROLL
+      for (int j = i; j < i + 8; ++j)
+        scores[j] = score.hides(j, eight) ? minus_infinity() : score.add{{ "<kLeans>" if leans }}(j, eight, scores[j]);
+    }
+{% if staged %}
+    Score::finish();
+    if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
+{% endif %}
   }
 
 {% endif %}
@@ -160,6 +193,9 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 // the compiler keeps products asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
+{% if staged %}
+  if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
+{% endif %}
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
@@ -204,7 +240,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     c.head = work.head;
     c.own_row = work.row + thread_row();
 {% endif %}
-    Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
+    Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {{ "{0, 0}, " if leans }}{1, 1} };
     CUTE_UNROLL
     for (int i = 0; i < kOutputs; ++i) output[i] = 0;
     Work next;

@@ -25,6 +25,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 struct Rows {
   float maximum[2];  // of the scores so far{{ ", or kSlack below it" if schedule.rescale == "needed" }}
   float sum[2];
+{% if leans %}
+  float offset[2];  // what is added to all scores of a tile
+{% endif %}
   float rescale[2];  // by how much what was summed before shrinks under the new maximum
 };
 
@@ -55,15 +58,21 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
     CUTE_UNROLL
     for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+{% if leans %}
+    maximum += rows.offset[r];
+{% endif %}
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
 {% if schedule.rescale == "needed" %}
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
 {% endif %}
 {% if hides %}
-    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    const float reference = maximum == minus_infinity() ? 0 : maximum{{ ", shift = reference * scale" if not leans }};
 {% else %}
-    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum{{ ", shift = reference * scale" if not leans }};
+{% endif %}
+{% if leans %}
+    const float shift = (reference - rows.offset[r]) * scale;
 {% endif %}
     rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;

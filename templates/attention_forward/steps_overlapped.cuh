@@ -11,7 +11,7 @@ struct Steps {
     c.release_operands(n);
     c.scaling.cap(scores);
 {% if scored %}
-    c.change(scores, n);
+    c.change(scores, {{ "rows, " if leans }}n);
 {% endif %}
     if (masked) {{ hide }};
     softmax<true, true>(scores, rows, c.scaling.exponent);
@@ -38,7 +38,7 @@ struct Steps {
     c.release_operands(n);
     c.scaling.cap(scores);
 {% if scored %}
-    c.change(scores, n);
+    c.change(scores, {{ "rows, " if leans }}n);
 {% endif %}
     if (kMasked) {{ hide }};
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);

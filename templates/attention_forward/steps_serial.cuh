@@ -12,7 +12,7 @@ struct Steps {
     c.release_operands(n);
     c.scaling.cap(scores);
 {% if scored %}
-    c.change(scores, n);
+    c.change(scores, {{ "rows, " if leans }}n);
 {% endif %}
     if (masked) {{ hide }};
     softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.generator.families._attention.operation import Operation
 from warploom.generator.tensor_maps import LAYOUT_TYPES
+
+WARP_ROWS = 16  # whose scores a warp has in the forward pass, and that ldmatrix reads at a time
+PIECE = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,13 @@ class Boxes:
     def layout_type(self) -> int:
         """The descriptor's swizzle mode."""
         return LAYOUT_TYPES[self.span]
+
+
+def staging_bytes(operation: Operation, rows: int, columns: int) -> int:
+    """Bytes that a warp stages of what changes its `rows` by `columns` scores.
+
+    Rows lie by odd numbers of pieces of 16 bytes, so that no two of 8 begin in the same banks.
+    """
+    bias = 2 if operation.bias in ("fp16", "bf16") else 0
+    pieces = [columns * size // PIECE for size in (bias, int(operation.masked)) if size]
+    return -(-rows // WARP_ROWS) * WARP_ROWS * sum((row | 1) * PIECE for row in pieces)

@@ -57,6 +57,11 @@ class Operation:
         return self.alibi or self.bias != "none" or self.masked
 
     @property
+    def staged(self) -> bool:
+        """Whether what changes scores comes by shared memory: a bias of 16 bits, or a mask."""
+        return self.bias in ("fp16", "bf16") or self.masked
+
+    @property
     def hides(self) -> bool:
         """Whether any score may be left out, wherever it is."""
         return self.bias != "none" or self.masked

@@ -18,12 +18,13 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     kinds = ("dim",)
 
     def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
-        """Head dimension, mask, lengths, the longer sequence, the query heads of a kv head."""
+        """Dimension, mask, lengths, blocks, a bias or mask, longer sequence, heads of a kv head."""
         return {
             "dim": operation.dim,
             "mask": operation.mask,
             "lengths": operation.lengths,
             "blocks": operation.blocks,
+            "hides": operation.hides,
             "seq": max(shape.seq_q, shape.seq_k),
             "sharing": shape.sharing,
         }

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.families._attention.layout import Boxes
+from warploom.generator.families._attention.layout import Boxes, staging_bytes
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -41,7 +41,8 @@ HELD = {"none": 0, "half": 0.5, "all": 1}  # of v
 SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_BULK_REGISTERS = -4, 8, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
 OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
-BIAS_REGISTERS, MASKED_REGISTERS, PACKED_HIDES_REGISTERS = 24, 16, 16
+BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 8, 24, 8
+PACKED_HIDES_REGISTERS = 16
 ALIBI_SOFTCAP_REGISTERS = 16
 # Of all that changes scores, which is not live at once, nor with all that a softcap takes.
 MOST_SCORES_REGISTERS = 56
@@ -49,6 +50,7 @@ BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 HELD_REGISTERS = 12  # beside those that hold v
 LISTED_REGISTERS = 12  # what masks of blocks take where nothing else leaves room for them
+WARPS, WARP_COLUMNS = 4, 16  # of a warpgroup; of a warp
 MINIMUM_SPAN = 16  # bytes: no swizzle
 WIDEST = 128  # columns of dk and of dv that a block has accumulators for
 
@@ -80,6 +82,7 @@ class AttentionBackwardLayout(Boxes):
     ds_bytes: int  # of one stage, of the whole kv tile
     ds_stages: int  # two where there is room, so that nobody waits for one to be free
     sums_bytes: int  # staging of dq
+    staging_bytes: int  # of a bias and a mask, of all warps
     stages: int  # of q
     do_stages: int
     swap: bool
@@ -95,7 +98,8 @@ class AttentionBackwardLayout(Boxes):
         """Dynamic shared memory of the main launch."""
         stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes
         scores = self.p_bytes + self.ds_stages * self.ds_bytes
-        every = 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes + BARRIERS
+        every = 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes
+        every += self.staging_bytes + BARRIERS
         return -(-every // ALIGNMENT) * ALIGNMENT  # as long as the struct that the kernel declares
 
 
@@ -137,6 +141,7 @@ def attention_backward_layout(
         ds_bytes=ds_bytes,
         ds_stages=1,
         sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
+        staging_bytes=WARPS * schedule.warpgroups * staging_bytes(operation, q_rows, WARP_COLUMNS),
         stages=schedule.stages,
         do_stages=1 if schedule.single_do else schedule.stages,
         swap=swap,
@@ -187,10 +192,11 @@ def _registers(
 
 
 def _score_registers(operation: AttentionBackwardOperation) -> int:
+    hides = (operation.bias != "none") + operation.masked
     registers = (
-        (operation.bias != "none") * BIAS_REGISTERS
+        {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
         + operation.masked * MASKED_REGISTERS
-        + (operation.hides and operation.lengths == "packed") * PACKED_HIDES_REGISTERS
+        + (operation.lengths == "packed") * hides * PACKED_HIDES_REGISTERS
         + (operation.alibi and operation.softcap) * ALIBI_SOFTCAP_REGISTERS
     )
     return min(registers, MOST_SCORES_REGISTERS - operation.softcap * SOFTCAP_REGISTERS)

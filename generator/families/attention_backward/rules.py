@@ -56,8 +56,8 @@ def schedule_reasons(
             else f"held {schedule.held}: only without overlap and softcap, and of heads of up to "
             f"{WIDEST}, do registers suffice for v; take none",
             None
-            if schedule.held == "none" or not operation.hides
-            else f"held {schedule.held} with a bias or mask: they take the registers; take none",
+            if schedule.held == "none" or operation.bias != "fp32"
+            else f"held {schedule.held} with a bias of fp32: it takes the registers; take none",
             None
             if schedule.stages > 1 or not schedule.single_do
             else "stages 1 with single_do: q has one stage as well; take false, or 2 stages",

@@ -52,6 +52,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         ),
         "scored": operation.scored,
         "hides": operation.hides,
+        "staged": operation.staged,
+        "leans": False,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",

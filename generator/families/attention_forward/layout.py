@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.families._attention.layout import Boxes
+from warploom.generator.families._attention.layout import WARP_ROWS, Boxes, staging_bytes
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -28,11 +28,12 @@ REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
 PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
-ALIBI_REGISTERS, BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 20, 24, 32, 24
+ALIBI_REGISTERS, BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 4, 16, 32, 32
 PACKED_SCORES_REGISTERS = 8  # beside those of packed lengths, where scores are changed
 MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at once
 
 BARRIERS_AND_WORK_BYTES = 1024
+WARPS = 4  # of a warpgroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class AttentionLayout(Boxes):
     q_bytes: int  # of one warpgroup's q
     kv_bytes: int  # of one stage of k or of v
     warpgroups: int
+    staging_bytes: int  # of a bias and a mask, of all warps
     stages: int
     q_stages: int  # 2 where there is room: the next tile's q arrives under this one's work
     registers: int  # that a consumer's thread is expected to need
@@ -52,7 +54,8 @@ class AttentionLayout(Boxes):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the launch."""
         q_bytes = self.q_stages * self.warpgroups * self.q_bytes
-        return q_bytes + 2 * self.stages * self.kv_bytes + BARRIERS_AND_WORK_BYTES
+        kv_bytes = 2 * self.stages * self.kv_bytes
+        return q_bytes + kv_bytes + self.staging_bytes + BARRIERS_AND_WORK_BYTES
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -73,13 +76,15 @@ def attention_layout(
     producer_registers, register_budget = (REGISTERS_WIDE if wide else REGISTERS)[
         schedule.warpgroups
     ]
-    once = 2 * schedule.stages * kv_bytes + BARRIERS_AND_WORK_BYTES
+    staging = WARPS * schedule.warpgroups * staging_bytes(operation, WARP_ROWS, schedule.kv_tile)
+    once = 2 * schedule.stages * kv_bytes + staging + BARRIERS_AND_WORK_BYTES
     twice_fits = once + 2 * schedule.warpgroups * q_bytes <= arch.shared_bytes
     return AttentionLayout(
         span=span,
         boxes=operation.dim * bits // 8 // span,
         q_bytes=q_bytes,
         kv_bytes=kv_bytes,
+        staging_bytes=staging,
         warpgroups=schedule.warpgroups,
         stages=schedule.stages,
         q_stages=2 if twice_fits else 1,

@@ -27,6 +27,9 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         ),
         "scored": operation.scored,
         "hides": operation.hides,
+        "staged": operation.staged,
+        # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
+        "leans": operation.alibi and not operation.hides,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",

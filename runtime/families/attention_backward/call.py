@@ -195,7 +195,9 @@ class BackwardCall:
         broadcast = [i for i, extent in enumerate(whole.shape) if extent != self.ds.shape[i]]
         total = self.ds
         if broadcast:
-            total = self.ds.sum(broadcast, keepdim=True, dtype=torch.float32)
+            # Torch sums 16 bits in fp32, and rounds once; told of a type it writes all of that.
+            wide = None if bias.dtype == self.ds.dtype else torch.float32
+            total = self.ds.sum(broadcast, keepdim=True, dtype=wide)
         return (*found, total.to(bias.dtype).reshape(bias.shape))
 
     @property
@@ -316,14 +318,16 @@ def prepare(call: BackwardCall, wanted: tuple[str, ...]) -> None:
 def room_of_ds(forward: Arguments) -> torch.Tensor:
     """Where the gradients of scores go: [batch, heads, seq_q, seq_k] in the type of q.
 
-    Packed, [sequences, heads, max_seqlen_q, max_seqlen_k]. Zeros where no kernel may write.
+    Packed, [sequences, heads, max_seqlen_q, max_seqlen_k]. Zeros where a kernel may not write.
     """
     q, sizes = forward.q, extents(forward)
     rows, columns = sizes.seq_q, sizes.seq_k
     if sizes.packed:
         rows, columns = forward.max_seqlen_q or 0, forward.max_seqlen_k or 0
     pitch = row_pitch(q, columns)
-    return q.new_zeros((sizes.batch, sizes.heads, rows, pitch))[..., :columns]
+    writes_all = not sizes.packed and band(forward, sizes).mask == "none"
+    room = q.new_empty if writes_all else q.new_zeros
+    return room((sizes.batch, sizes.heads, rows, pitch))[..., :columns]
 
 
 def choose(
