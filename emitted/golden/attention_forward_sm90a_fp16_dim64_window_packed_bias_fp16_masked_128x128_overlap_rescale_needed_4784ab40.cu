@@ -368,93 +368,139 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
 
 // Where accumulator i is, from the thread's first row and column.
 constexpr bool kColumnPairs = true;  // two accumulators are of one row
+constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
 // What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each two accumulators, side by side, and add() and hides() for each of them.
+// then read() for each eight accumulators, and add() and hides() for each of them.
 //
-// Without a branch: products are in flight around loads.
-__device__ __forceinline__ uint32_t load_8(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.u8 %0, [%1];\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_16(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\n.reg .b16 h;\nsetp.ne.s32 p, %2, 0;\nmov.b16 h, 0;\n@p ld.global.b16 h, [%1];\n"
-      "cvt.u32.u16 %0, h;\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_32(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
+// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
+// of them has been read. A warp stages for itself alone: no other waits for it.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+template <int kBytes> struct Staged {
+  static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
+  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
+  // Lanes side by side, and rows that all of them copy at a time.
+  static constexpr int kLanes = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
+  static constexpr int kRowsAtATime = 32 / kLanes;
+  uint8_t bytes[kRows * kPitch];
 
-// Two elements, of places that are side by side in a row or each below the other, as bits from the lowest on.
-template <class Kind>
-__device__ __forceinline__ uint2 load_two(const Kind* at, bool there, const Kind* other, bool other_there) {
-  if constexpr (sizeof(Kind) == 4) {
-    return {load_32(at, there), load_32(other, other_there)};
-  } else if constexpr (!kColumnPairs) {
-    if constexpr (sizeof(Kind) == 2) return {load_16(at, there), load_16(other, other_there)};
-    else return {load_8(at, there), load_8(other, other_there)};
-  } else {  // the pair is aligned, as rows are
-    constexpr int kBits = 8 * sizeof(Kind);
-    const uint32_t both = kBits == 16 ? load_32(at, there) : load_16(at, there);
-    return {both & ((1u << kBits) - 1), both >> kBits};
-  }
-}
-
-struct Score {
-  int rows, columns;  // that are left of the sequence, from the thread's first on
-  const BiasElement* bias;  // at the thread's first row and column
-  int64_t bias_row;
-  float unit;
-  const uint8_t* shown;  // likewise: not 0 where a score counts
-  int64_t shown_row;
-  struct Two {
-    uint2 bias, shown;
-  };
-
-  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
-  __device__ __forceinline__ static Score begin(const Parameters& p, const Sequence& sequence, int head, int row,
-                                                int column, float of_1) {
-    Score score;
-    const int64_t number = sequence.number;
-    score.rows = sequence.rows(p) - row;
-    score.columns = sequence.columns(p) - column;
-    score.bias = p.bias + number * p.bias_batch + head * p.bias_head + row * p.bias_row + column;
-    score.bias_row = p.bias_row;
-    score.unit = of_1;
-    score.shown = p.shown + number * p.shown_batch + head * p.shown_head + row * p.shown_row + column;
-    score.shown_row = p.shown_row;
-    return score;
+  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is zeros.
+  __device__ __forceinline__ void copy(const void* from, int64_t pitch, int rows, int columns) {
+    const int row = threadIdx.x % 32 / kLanes, piece = threadIdx.x % kLanes;
+    const uint32_t to = cute::cast_smem_ptr_to_uint(bytes) + row * kPitch + piece * 16;
+    CUTE_UNROLL
+    for (int p = 0; p < kPieces; p += kLanes) {
+      if (kPieces % kLanes != 0 && p + piece >= kPieces) continue;
+      const auto* at = static_cast<const uint8_t*>(from) + (p + piece) * 16 + row * pitch * kBytes;
+      const int left = max(0, min(16, columns * kBytes - (p + piece) * 16));
+      CUTE_UNROLL
+      for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
+        if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
+                     : "memory");
+      }
+    }
   }
 
-  // What is read for accumulators i and i + 1; 0 where the sequence ends.
-  __device__ __forceinline__ Two read(int i) const {
-    Two two{};
-    const bool first = row_of(i) < rows && column_of(i) < columns;
-    const bool second = row_of(i + 1) < rows && column_of(i + 1) < columns;
-    two.bias = load_two(bias + row_of(i) * bias_row + column_of(i), first,
-                        bias + row_of(i + 1) * bias_row + column_of(i + 1), second);
-    two.shown = load_two(shown + row_of(i) * shown_row + column_of(i), first,
-                         shown + row_of(i + 1) * shown_row + column_of(i + 1), second);
-    return two;
-  }
-
-  __device__ __forceinline__ float add(int i, const Two& two, float x) const {
-    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two.bias.y : two.bias.x))), unit, x);
+  // Elements of 16 bits of accumulators i to i + 7, by twos.
+  __device__ __forceinline__ uint4 read_eight(int i) const {
+    uint4 x;
+    const int lane = threadIdx.x % 32;
+    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
+    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    else  // columns 0 and 8 of 8 rows, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
     return x;
   }
 
-  __device__ __forceinline__ bool hides(int i, const Two& two) const {
-    return (i % 2 ? two.shown.y : two.shown.x) == 0;
+  // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
+  __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kColumnPairs) {  // of 16 columns of both rows
+      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+      }
+    } else {
+      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j)
+        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    }
+  }
+};
+struct Staging {
+  alignas(16) Staged<2> bias;
+  alignas(16) Staged<1> shown;
+};
+
+struct Score {
+  float unit;
+  const Staging& staging;
+  struct Eight {
+    uint32_t bias[8], shown[8];
+  };
+
+  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
+                                   int head, int row, int column, float of_1)
+      : staging(staging)
+  {
+    unit = of_1;
+  }
+
+  __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
+    return sequence.number;
+  }
+
+  // `row` and `column` are the warp's first of the tile.
+  __device__ __forceinline__ static void stage(const Parameters& p, Staging& staging, const Sequence& sequence,
+                                               int head, int row, int column) {
+    const int rows = sequence.rows(p) - row, columns = sequence.columns(p) - column;
+    staging.bias.copy(p.bias + number_of(sequence) * p.bias_batch + head * p.bias_head + row * p.bias_row + column,
+                      p.bias_row, rows, columns);
+    staging.shown.copy(
+        p.shown + number_of(sequence) * p.shown_batch + head * p.shown_head + row * p.shown_row + column,
+        p.shown_row, rows, columns);
+  }
+  __device__ __forceinline__ static void await() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void finish() { __syncwarp(); }
+
+  // What is read for accumulators i to i + 7; 0 where the sequence ends.
+  __device__ __forceinline__ Eight read(int i) const {
+    Eight eight;
+    const uint4 twos = staging.bias.read_eight(i);
+    const uint32_t two[4] = {twos.x, twos.y, twos.z, twos.w};
+    CUTE_UNROLL
+    for (int j = 0; j < 8; ++j) eight.bias[j] = two[j / 2];
+    staging.shown.read_bytes(eight.shown, i);
+    return eight;
+  }
+
+  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
+    const uint32_t two = eight.bias[i % 8];
+    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two))), unit, x);
+    return x;
+  }
+
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
+    return eight.shown[i % 8] == 0;
   }
 };
 
@@ -474,12 +520,13 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t k[kStages][kStageBytes];
   alignas(1024) uint8_t v[kStages][kStageBytes];
+  Staging staging[4 * kConsumers];  // of each warp
   Work work[kQStages][kConsumers];  // guarded by q's barriers
   // The producer's bytes have arrived; every reader is done with them.
   FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
   EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
 };
-static_assert(sizeof(SharedStorage) <= 99328);
+static_assert(sizeof(SharedStorage) <= 152576);
 
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
@@ -646,17 +693,25 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
   __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
 
+  __device__ __forceinline__ Staging& staging() const { return shared.staging[index * 4 + threadIdx.x / 32 % 4]; }
+  // Begins to copy what changes the scores of tile n, of rows from the warp's first on.
+  __device__ __forceinline__ void stage(const Sequence& sequence, int head, int row, int n) const {
+    Score::stage(p, staging(), sequence, head, row, n * kKvTile);
+  }
   // Changes the scores of tile n.
   __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
-    const Score score = Score::begin(p, sequence, head, own_row, n * kKvTile + column,
-                                     __fdividef(kLog2E, scaling.exponent));
+    const Score score(p, staging(), sequence, head, own_row, n * kKvTile + column,
+                      __fdividef(kLog2E, scaling.exponent));
+    Score::await();
     CUTE_UNROLL
-    for (int i = 0; i < kScores; i += 2) {
-      const Score::Two two = score.read(i);
+    for (int i = 0; i < kScores; i += 8) {
+      const Score::Eight eight = score.read(i);
       CUTE_UNROLL
-      for (int j = i; j < i + 2; ++j)
-        scores[j] = score.hides(j, two) ? minus_infinity() : score.add(j, two, scores[j]);
+      for (int j = i; j < i + 8; ++j)
+        scores[j] = score.hides(j, eight) ? minus_infinity() : score.add(j, eight, scores[j]);
     }
+    Score::finish();
+    if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
   }
 
   // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
@@ -764,6 +819,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 // the compiler keeps products asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
+  if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
   if (any) {
     c.shared.k_full[c.position.stage].wait(c.position.phase);
     c.turns.begin();
