@@ -225,8 +225,12 @@ struct KvPlace {
   int head, column, first_tile;
 };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
-  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
-  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
+  // Where all batches have one bias they come one after the other, while L2 has it.
+  const bool shared = p.bias_batch == 0;
+  const int kv_heads = p.heads / p.sharing, inner = shared ? p.all_kv_heads / kv_heads : kv_heads;
+  const int outer = all_kv_head / inner, rest = all_kv_head - outer * inner;
+  const int batch = shared ? rest : outer, head = shared ? outer : rest;
+  return { {batch}, head, tile * kKvTile, (batch * kv_heads + head) * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
@@ -298,91 +302,138 @@ __device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // Where accumulator i is, from the thread's first row of q and column.
 constexpr bool kColumnPairs = false;  // two accumulators are of one column
+constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
 // What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each two accumulators, side by side, and add() and hides() for each of them.
+// then read() for each eight accumulators, and add() and hides() for each of them.
 //
-// Without a branch: products are in flight around loads.
-__device__ __forceinline__ uint32_t load_8(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.u8 %0, [%1];\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_16(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\n.reg .b16 h;\nsetp.ne.s32 p, %2, 0;\nmov.b16 h, 0;\n@p ld.global.b16 h, [%1];\n"
-      "cvt.u32.u16 %0, h;\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_32(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
+// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
+// of them has been read. A warp stages for itself alone: no other waits for it.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+template <int kBytes> struct Staged {
+  static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
+  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
+  // Lanes side by side, and rows that all of them copy at a time.
+  static constexpr int kLanes = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
+  static constexpr int kRowsAtATime = 32 / kLanes;
+  uint8_t bytes[kRows * kPitch];
 
-// Two elements, of places that are side by side in a row or each below the other, as bits from the lowest on.
-template <class Kind>
-__device__ __forceinline__ uint2 load_two(const Kind* at, bool there, const Kind* other, bool other_there) {
-  if constexpr (sizeof(Kind) == 4) {
-    return {load_32(at, there), load_32(other, other_there)};
-  } else if constexpr (!kColumnPairs) {
-    if constexpr (sizeof(Kind) == 2) return {load_16(at, there), load_16(other, other_there)};
-    else return {load_8(at, there), load_8(other, other_there)};
-  } else {  // the pair is aligned, as rows are
-    constexpr int kBits = 8 * sizeof(Kind);
-    const uint32_t both = kBits == 16 ? load_32(at, there) : load_16(at, there);
-    return {both & ((1u << kBits) - 1), both >> kBits};
-  }
-}
-
-struct Score {
-  float slope;     // of the head, times -unit
-  float distance;  // from the thread's first column to where its first row stands
-  int rows, columns;  // that are left of the sequence, from the thread's first on
-  const BiasElement* bias;  // at the thread's first row and column
-  int64_t bias_row;
-  float unit;
-  struct Two {
-    uint2 bias, shown;
-  };
-
-  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
-  __device__ __forceinline__ static Score begin(const Parameters& p, const Sequence& sequence, int head, int row,
-                                                int column, float of_1) {
-    Score score;
-    const int64_t number = sequence.batch;
-    score.slope = -of_1 * p.alibi_slopes[number * p.alibi_batch + head];
-    score.distance = row + sequence.columns(p) - sequence.rows(p) - column;
-    score.rows = sequence.rows(p) - row;
-    score.columns = sequence.columns(p) - column;
-    score.bias = p.bias + number * p.bias_batch + head * p.bias_head + row * p.bias_row + column;
-    score.bias_row = p.bias_row;
-    score.unit = of_1;
-    return score;
+  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is zeros.
+  __device__ __forceinline__ void copy(const void* from, int64_t pitch, int rows, int columns) {
+    const int row = threadIdx.x % 32 / kLanes, piece = threadIdx.x % kLanes;
+    const uint32_t to = cute::cast_smem_ptr_to_uint(bytes) + row * kPitch + piece * 16;
+    CUTE_UNROLL
+    for (int p = 0; p < kPieces; p += kLanes) {
+      if (kPieces % kLanes != 0 && p + piece >= kPieces) continue;
+      const auto* at = static_cast<const uint8_t*>(from) + (p + piece) * 16 + row * pitch * kBytes;
+      const int left = max(0, min(16, columns * kBytes - (p + piece) * 16));
+      CUTE_UNROLL
+      for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
+        if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
+                     : "memory");
+      }
+    }
   }
 
-  // What is read for accumulators i and i + 1; 0 where the sequence ends.
-  __device__ __forceinline__ Two read(int i) const {
-    Two two{};
-    const bool first = row_of(i) < rows && column_of(i) < columns;
-    const bool second = row_of(i + 1) < rows && column_of(i + 1) < columns;
-    two.bias = load_two(bias + row_of(i) * bias_row + column_of(i), first,
-                        bias + row_of(i + 1) * bias_row + column_of(i + 1), second);
-    return two;
-  }
-
-  __device__ __forceinline__ float add(int i, const Two& two, float x) const {
-    x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
-    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two.bias.y : two.bias.x))), unit, x);
+  // Elements of 16 bits of accumulators i to i + 7, by twos.
+  __device__ __forceinline__ uint4 read_eight(int i) const {
+    uint4 x;
+    const int lane = threadIdx.x % 32;
+    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
+    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    else  // columns 0 and 8 of 8 rows, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
     return x;
   }
 
-  __device__ __forceinline__ bool hides(int i, const Two& two) const {
+  // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
+  __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kColumnPairs) {  // of 16 columns of both rows
+      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+      }
+    } else {
+      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j)
+        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    }
+  }
+};
+struct Staging {
+  alignas(16) Staged<2> bias;
+};
+
+struct Score {
+  float slope;     // of the head, times -unit; where scores lean(), times the sign of distances
+  float distance;  // from the thread's first column to where its first row stands
+  float unit;
+  const Staging& staging;
+  struct Eight {
+    uint32_t bias[8], shown[8];
+  };
+
+  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
+                                   int head, int row, int column, float of_1)
+      : staging(staging)
+  {
+    slope = -of_1 * p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
+    distance = row + sequence.columns(p) - sequence.rows(p) - column;
+    unit = of_1;
+  }
+
+  __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
+    return sequence.batch;
+  }
+
+  // `row` and `column` are the warp's first of the tile.
+  __device__ __forceinline__ static void stage(const Parameters& p, Staging& staging, const Sequence& sequence,
+                                               int head, int row, int column) {
+    const int rows = sequence.rows(p) - row, columns = sequence.columns(p) - column;
+    staging.bias.copy(p.bias + number_of(sequence) * p.bias_batch + head * p.bias_head + row * p.bias_row + column,
+                      p.bias_row, rows, columns);
+  }
+  __device__ __forceinline__ static void await() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void finish() { __syncwarp(); }
+
+  // What is read for accumulators i to i + 7; 0 where the sequence ends.
+  __device__ __forceinline__ Eight read(int i) const {
+    Eight eight;
+    const uint4 twos = staging.bias.read_eight(i);
+    const uint32_t two[4] = {twos.x, twos.y, twos.z, twos.w};
+    CUTE_UNROLL
+    for (int j = 0; j < 8; ++j) eight.bias[j] = two[j / 2];
+    return eight;
+  }
+
+  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
+    x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
+    const uint32_t two = eight.bias[i % 8];
+    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two))), unit, x);
+    return x;
+  }
+
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
     return false;
   }
 };
@@ -406,6 +457,7 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
+  Staging staging[4 * kConsumers];  // of each warp
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
@@ -413,7 +465,7 @@ struct SharedStorage {
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
 };
-static_assert(sizeof(SharedStorage) <= 165888);
+static_assert(sizeof(SharedStorage) <= 190464);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -587,6 +639,7 @@ struct Step {
   int row, tile;
   uint32_t parity;
   int head;  // of q
+  int next_row, next_head;  // of the step after, -1: there is none
 };
 
 // What a consumer's steps work with, beside registers.
@@ -614,10 +667,23 @@ struct Consumer {
   }
 };
 
+__device__ __forceinline__ Staging& staging_of(const Consumer& c) {
+  return c.shared.staging[c.consumer * 4 + threadIdx.x / 32 % 4];
+}
+// Begins to copy what changes the scores of a q tile.
+__device__ __forceinline__ void begin_staging(const Consumer& c, int row, int head) {
+  Score::stage(c.p, staging_of(c), c.work.sequence, head, row + c.row, c.column + threadIdx.x / 32 % 4 * 16);
+}
+// Begins to copy what changes those of the step after, when all warps have read this one's: after meet(), where
+// the fewest registers are in use.
+__device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step) {
+  if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
+}
 // What changes the scores of a step, in base 2.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  return Score::begin(c.p, c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2, column, kLog2E);
+  return Score(c.p, staging_of(c), c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2,
+               column, kLog2E);
 }
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
@@ -627,17 +693,19 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   const Score score = score_of(c, step);
+  Score::Eight eight;
+  Score::await();
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    if (i % 2 == 0) eight = score.read(4 * i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const Score::Two two = score.read(4 * i + j);
-      if (score.hides(4 * i + j, two)) x = __uint_as_float(kHidden);
-      if (score.hides(4 * i + j + 1, two)) y = __uint_as_float(kHidden);
-      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, two, -lse.x)));
-      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, two, -lse.y)));
+      if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
+      if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
+      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
+      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = steepen(low, x);
       y = steepen(high, y);
@@ -777,15 +845,17 @@ struct Steps {
     pack(ds, dp);
     await_ds(c, step);
     write(c, c.own_ds(step), ds);
+    if (kDsStages == 2) await_stored_ds(c);  // of the step before: the next one writes there
     meet();
     store_ds(c, step);
+    begin_staging_ahead(c, step);
     multiply_query(dq, c.staged_ds(step), c.k + c.columns<kKvRows>(c.part), c.consumer);
     multiply_gradient(dk, ds, c.staged_q(at) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
     fence(dv);
     fence(dq);
     release(c.shared.do_empty[of_do.stage]);
-    await_stored_ds(c);
+    if (kDsStages == 1) await_stored_ds(c);
     release_ds(c);
     accumulate(c, dq, step);
     cute::warpgroup_wait<0>();
@@ -793,7 +863,7 @@ struct Steps {
     release(c.shared.q_empty[at.stage]);
   }
 
-  __device__ __forceinline__ void end(const Consumer&, int) {}
+  __device__ __forceinline__ void end(const Consumer& c, int) { await_stored_ds(c); }
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -861,6 +931,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Steps steps;
     Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
@@ -868,13 +939,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u, head}, position, i + 1 < count);
-      position.advance();
+      Step step{m * kQTile, tile + m, i % 2u, head};
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
         head += kCluster;
       }
+      step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
+      step.next_head = head;
+      steps.next(c, dk, dv, step, position, i + 1 < count);
+      position.advance();
     }
     steps.end(c, count);
   }

@@ -1,13 +1,13 @@
-// attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_rows_overlap_2d316ff7
+// attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   bf16, head dimension 256, mask none, fixed lengths
-//   q tile 48, kv tile 128, 2 consumers, 2 stages, overlap, dq added bulk, in order, rows shared
+//   q tile 48, kv tile 128, 2 consumers, 1 stages, dq added bulk, in order, rows shared
 // Three kernels: preprocess, main, postprocess.
-// Digest 2d316ff747851698f106577e4d6a5147d333013e9f8f774afb7bfdc6570e51dc; `warploom show` prints this file.
+// Digest 900b8b45618c21ceb67bb08d86e8a653836bcaa5e7eb8fb16a9b9221cf949d5e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -38,7 +38,7 @@ constexpr int kConsumers = 2;  // warpgroups, beside a producer
 constexpr int kFirstWriter = 1, kWriters = 2;
 constexpr int kWgmmaM = 64, kQTile = 48, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
-constexpr int kStages = 2, kDoStages = 2, kDsStages = 1;
+constexpr int kStages = 1, kDoStages = 1, kDsStages = 1;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
 constexpr int kCluster = 1;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
@@ -236,8 +236,12 @@ struct KvPlace {
   int head, column, first_tile;
 };
 __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int all_kv_head) {
-  const int kv_heads = p.heads / p.sharing, batch = all_kv_head / kv_heads;
-  return { {batch}, all_kv_head - batch * kv_heads, tile * kKvTile, all_kv_head * p.sharing * p.q_tiles};
+  // Where all batches have one bias they come one after the other, while L2 has it.
+  const bool shared = p.bias_batch == 0;
+  const int kv_heads = p.heads / p.sharing, inner = shared ? p.all_kv_heads / kv_heads : kv_heads;
+  const int outer = all_kv_head / inner, rest = all_kv_head - outer * inner;
+  const int batch = shared ? rest : outer, head = shared ? outer : rest;
+  return { {batch}, head, tile * kKvTile, (batch * kv_heads + head) * p.sharing * p.q_tiles};
 }
 
 // Where the q tile with that number is.
@@ -309,98 +313,154 @@ __device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // Where accumulator i is, from the thread's first row of q and column.
 constexpr bool kColumnPairs = false;  // two accumulators are of one column
+constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
 // What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each two accumulators, side by side, and add() and hides() for each of them.
+// then read() for each eight accumulators, and add() and hides() for each of them.
+//
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
+// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
+// of them has been read. A warp stages for itself alone: no other waits for it.
 //
 // Without a branch: products are in flight around loads.
-__device__ __forceinline__ uint32_t load_8(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.u8 %0, [%1];\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_16(const void* at, bool there) {
-  uint32_t x;
-  asm("{\n.reg .pred p;\n.reg .b16 h;\nsetp.ne.s32 p, %2, 0;\nmov.b16 h, 0;\n@p ld.global.b16 h, [%1];\n"
-      "cvt.u32.u16 %0, h;\n}"
-      : "=r"(x) : "l"(at), "r"(int(there)));
-  return x;
-}
-__device__ __forceinline__ uint32_t load_32(const void* at, bool there) {
+__device__ __forceinline__ uint32_t load(const float* at, bool there) {
   uint32_t x;
   asm("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.b32 %0, [%1];\n}"
       : "=r"(x) : "l"(at), "r"(int(there)));
   return x;
 }
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+template <int kBytes> struct Staged {
+  static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
+  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
+  // Lanes side by side, and rows that all of them copy at a time.
+  static constexpr int kLanes = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
+  static constexpr int kRowsAtATime = 32 / kLanes;
+  uint8_t bytes[kRows * kPitch];
 
-// Two elements, of places that are side by side in a row or each below the other, as bits from the lowest on.
-template <class Kind>
-__device__ __forceinline__ uint2 load_two(const Kind* at, bool there, const Kind* other, bool other_there) {
-  if constexpr (sizeof(Kind) == 4) {
-    return {load_32(at, there), load_32(other, other_there)};
-  } else if constexpr (!kColumnPairs) {
-    if constexpr (sizeof(Kind) == 2) return {load_16(at, there), load_16(other, other_there)};
-    else return {load_8(at, there), load_8(other, other_there)};
-  } else {  // the pair is aligned, as rows are
-    constexpr int kBits = 8 * sizeof(Kind);
-    const uint32_t both = kBits == 16 ? load_32(at, there) : load_16(at, there);
-    return {both & ((1u << kBits) - 1), both >> kBits};
-  }
-}
-
-struct Score {
-  float slope;     // of the head, times -unit
-  float distance;  // from the thread's first column to where its first row stands
-  int rows, columns;  // that are left of the sequence, from the thread's first on
-  const BiasElement* bias;  // at the thread's first row and column
-  int64_t bias_row;
-  float unit;
-  const uint8_t* shown;  // likewise: not 0 where a score counts
-  int64_t shown_row;
-  struct Two {
-    uint2 bias, shown;
-  };
-
-  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
-  __device__ __forceinline__ static Score begin(const Parameters& p, const Sequence& sequence, int head, int row,
-                                                int column, float of_1) {
-    Score score;
-    const int64_t number = sequence.batch;
-    score.slope = -of_1 * p.alibi_slopes[number * p.alibi_batch + head];
-    score.distance = row + sequence.columns(p) - sequence.rows(p) - column;
-    score.rows = sequence.rows(p) - row;
-    score.columns = sequence.columns(p) - column;
-    score.bias = p.bias + number * p.bias_batch + head * p.bias_head + row * p.bias_row + column;
-    score.bias_row = p.bias_row;
-    score.unit = of_1;
-    score.shown = p.shown + number * p.shown_batch + head * p.shown_head + row * p.shown_row + column;
-    score.shown_row = p.shown_row;
-    return score;
+  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is zeros.
+  __device__ __forceinline__ void copy(const void* from, int64_t pitch, int rows, int columns) {
+    const int row = threadIdx.x % 32 / kLanes, piece = threadIdx.x % kLanes;
+    const uint32_t to = cute::cast_smem_ptr_to_uint(bytes) + row * kPitch + piece * 16;
+    CUTE_UNROLL
+    for (int p = 0; p < kPieces; p += kLanes) {
+      if (kPieces % kLanes != 0 && p + piece >= kPieces) continue;
+      const auto* at = static_cast<const uint8_t*>(from) + (p + piece) * 16 + row * pitch * kBytes;
+      const int left = max(0, min(16, columns * kBytes - (p + piece) * 16));
+      CUTE_UNROLL
+      for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
+        if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
+                     : "memory");
+      }
+    }
   }
 
-  // What is read for accumulators i and i + 1; 0 where the sequence ends.
-  __device__ __forceinline__ Two read(int i) const {
-    Two two{};
-    const bool first = row_of(i) < rows && column_of(i) < columns;
-    const bool second = row_of(i + 1) < rows && column_of(i + 1) < columns;
-    two.bias = load_two(bias + row_of(i) * bias_row + column_of(i), first,
-                        bias + row_of(i + 1) * bias_row + column_of(i + 1), second);
-    two.shown = load_two(shown + row_of(i) * shown_row + column_of(i), first,
-                         shown + row_of(i + 1) * shown_row + column_of(i + 1), second);
-    return two;
-  }
-
-  __device__ __forceinline__ float add(int i, const Two& two, float x) const {
-    x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
-    x = fmaf(__uint_as_float(i % 2 ? two.bias.y : two.bias.x), unit, x);
+  // Elements of 16 bits of accumulators i to i + 7, by twos.
+  __device__ __forceinline__ uint4 read_eight(int i) const {
+    uint4 x;
+    const int lane = threadIdx.x % 32;
+    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
+    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    else  // columns 0 and 8 of 8 rows, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
     return x;
   }
 
-  __device__ __forceinline__ bool hides(int i, const Two& two) const {
-    return (i % 2 ? two.shown.y : two.shown.x) == 0;
+  // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
+  __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kColumnPairs) {  // of 16 columns of both rows
+      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+      }
+    } else {
+      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j)
+        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    }
+  }
+};
+struct Staging {
+  alignas(16) Staged<1> shown;
+};
+
+struct Score {
+  float slope;     // of the head, times -unit; where scores lean(), times the sign of distances
+  float distance;  // from the thread's first column to where its first row stands
+  int rows, columns;  // that are left of the sequence, from the thread's first on
+  const float* bias;  // at the thread's first row and column
+  int64_t bias_row;
+  float unit;
+  const Staging& staging;
+  struct Eight {
+    uint32_t bias[8], shown[8];
+  };
+
+  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
+                                   int head, int row, int column, float of_1)
+      : staging(staging)
+  {
+    slope = -of_1 * p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
+    distance = row + sequence.columns(p) - sequence.rows(p) - column;
+    rows = sequence.rows(p) - row;
+    columns = sequence.columns(p) - column;
+    bias = p.bias + number_of(sequence) * p.bias_batch + head * p.bias_head + row * p.bias_row + column;
+    bias_row = p.bias_row;
+    unit = of_1;
+  }
+
+  __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
+    return sequence.batch;
+  }
+
+  // `row` and `column` are the warp's first of the tile.
+  __device__ __forceinline__ static void stage(const Parameters& p, Staging& staging, const Sequence& sequence,
+                                               int head, int row, int column) {
+    const int rows = sequence.rows(p) - row, columns = sequence.columns(p) - column;
+    staging.shown.copy(
+        p.shown + number_of(sequence) * p.shown_batch + head * p.shown_head + row * p.shown_row + column,
+        p.shown_row, rows, columns);
+  }
+  __device__ __forceinline__ static void await() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void finish() { __syncwarp(); }
+
+  // What is read for accumulators i to i + 7; 0 where the sequence ends.
+  __device__ __forceinline__ Eight read(int i) const {
+    Eight eight;
+    CUTE_UNROLL
+    for (int j = i; j < min(i + 8, kScores); ++j)
+      eight.bias[j - i] = load(bias + row_of(j) * bias_row + column_of(j), row_of(j) < rows && column_of(j) < columns);
+    staging.shown.read_bytes(eight.shown, i);
+    return eight;
+  }
+
+  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
+    x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
+    x = fmaf(__uint_as_float(eight.bias[i % 8]), unit, x);
+    return x;
+  }
+
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
+    return eight.shown[i % 8] == 0;
   }
 };
 
@@ -426,6 +486,7 @@ struct SharedStorage {
   alignas(1024) uint8_t p[2][kDsBoxBytes];  // laid as ds is, of the block's own rows of k
   alignas(1024) uint8_t peer_k[kKvBytes / kParts];  // the peer's rows, of the columns of dq that this block adds
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
+  Staging staging[4 * kConsumers];  // of each warp
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
@@ -437,7 +498,7 @@ struct SharedStorage {
   FullBarrier ticket_full;  // the ticket that the cluster's first block has taken is here
   int ticket;
 };
-static_assert(sizeof(SharedStorage) <= 231424);
+static_assert(sizeof(SharedStorage) <= 186368);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -651,6 +712,7 @@ struct Step {
   int row, tile;
   uint32_t parity;
   int head;  // of q
+  int next_row, next_head;  // of the step after, -1: there is none
 };
 
 // What a consumer's steps work with, beside registers.
@@ -678,10 +740,23 @@ struct Consumer {
   }
 };
 
+__device__ __forceinline__ Staging& staging_of(const Consumer& c) {
+  return c.shared.staging[c.consumer * 4 + threadIdx.x / 32 % 4];
+}
+// Begins to copy what changes the scores of a q tile.
+__device__ __forceinline__ void begin_staging(const Consumer& c, int row, int head) {
+  Score::stage(c.p, staging_of(c), c.work.sequence, head, row + c.row, c.column + threadIdx.x / 32 % 4 * 16);
+}
+// Begins to copy what changes those of the step after, when all warps have read this one's: after meet(), where
+// the fewest registers are in use.
+__device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step) {
+  if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
+}
 // What changes the scores of a step, in base 2.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  return Score::begin(c.p, c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2, column, kLog2E);
+  return Score(c.p, staging_of(c), c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2,
+               column, kLog2E);
 }
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
@@ -691,17 +766,19 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   const Score score = score_of(c, step);
+  Score::Eight eight;
+  Score::await();
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    if (i % 2 == 0) eight = score.read(4 * i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-      const Score::Two two = score.read(4 * i + j);
-      if (score.hides(4 * i + j, two)) x = __uint_as_float(kHidden);
-      if (score.hides(4 * i + j + 1, two)) y = __uint_as_float(kHidden);
-      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, two, -lse.x)));
-      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, two, -lse.y)));
+      if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
+      if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
+      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
+      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = steepen(low, x);
       y = steepen(high, y);
@@ -886,28 +963,24 @@ __device__ __forceinline__ void add(const Parameters& p, SharedStorage& shared, 
   }
 }
 
-// The steps of a consumer of a pair, one for each q tile: the scores of the next are multiplied while dq
-// leaves, dp while p is computed, dv while ds is, dk and the block's own half of dq while the peer's ds is on
-// its way. steps_overlapped.cuh says what the compiler must find.
+// The steps of a consumer of a pair, one for each q tile: one after the other, so that a stage of q may be the
+// only one. Within a step dp is multiplied while p is computed, dv while ds is, the block's own half of dq
+// while the peer's ds is on its way, and dk while dq leaves.
 struct Steps {
-  float scores[kScores];  // of the next step
-
-  __device__ __forceinline__ void begin(const Consumer& c, Position at) {
-    c.shared.q_full[at.stage].wait(at.phase);
-    multiply_scores(scores, c.k, c.staged_q(at) + c.row * kSpan / 16);
-    c.shared.v_full.wait(0);
-  }
+  __device__ __forceinline__ void begin(const Consumer& c, Position) { c.shared.v_full.wait(0); }
 
   __device__ __forceinline__ void next(const Consumer& c, float (&dk)[kGradients], float (&dv)[kGradients], Step step,
-                                       Position at, bool more) {
+                                       Position at, bool) {
     const Position of_do = beside(at, step.parity);
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
-    float dp[kScores], dq[kQueries];
+    float scores[kScores], dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
+    c.shared.q_full[at.stage].wait(at.phase);
+    multiply_scores(scores, c.k, c.staged_q(at) + half);
     c.shared.do_full[of_do.stage].wait(of_do.phase);
-    cute::warpgroup_wait<0>();  // the scores are there
-    fence(scores);
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
+    fence(scores);
     weigh(c, weights, scores, step, at);
     write(c, own_p(c, step), weights);
     meet();
@@ -920,33 +993,25 @@ struct Steps {
     write(c, c.own_ds(step), weights);
     meet();
     store_ds(c, step);
+    begin_staging_ahead(c, step);
     exchange(c, step);
-    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
     multiply_own_query(c, dq, step);
-    cute::warpgroup_wait<2>();  // dv is there; dk's and dq's products run on
-    fence(dv);
-    release(c.shared.do_empty[of_do.stage]);
     multiply_peer_query(c, dq, step);
-    // After the last step this multiplies what the stage happens to hold, and nobody looks at it.
-    Position ahead = at;
-    ahead.advance();
-    if (more) c.shared.q_full[ahead.stage].wait(ahead.phase);
-    multiply_scores(scores, c.k, c.staged_q(ahead) + half);
-    cute::warpgroup_wait<1>();  // dk and dq are there; the next scores' products run on
-    fence(dk);
+    multiply_gradient(dk, own_ds(c, step), c.staged_q(at) + c.columns<kQTile>(c.consumer));
+    cute::warpgroup_wait<1>();  // dv and dq are there; dk's products run on
+    fence(dv);
     fence(dq);
-    release(c.shared.q_empty[at.stage]);
+    release(c.shared.do_empty[of_do.stage]);
     await_stored_ds(c);
     release_ds(c);
     accumulate(c, dq, step);
+    cute::warpgroup_wait<0>();
+    fence(dk);
+    release(c.shared.q_empty[at.stage]);
   }
 
   // The peer reads the last box of ds, and says that it has: after that nobody touches the block's memory.
-  __device__ __forceinline__ void end(const Consumer& c, int count) {
-    cute::warpgroup_wait<0>();  // what was multiplied ahead of the last step's end reads a stage of q
-    fence(scores);
-    await_ds(c, {0, 0, count % 2u});
-  }
+  __device__ __forceinline__ void end(const Consumer& c, int count) { await_ds(c, {0, 0, count % 2u}); }
 };
 
 // Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
@@ -1014,6 +1079,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     Steps steps;
     Position position{0, 0};
     const int count = (work.end - work.begin) * ((p.sharing - rank() + kCluster - 1) / kCluster);
+    begin_staging(c, walk(p, work, work.begin) * kQTile, work.head * p.sharing + rank());
     shared.k_full.wait(0);
     steps.begin(c, position);  // waits for v, too
     int n = work.begin, tile = work.first_tile + rank() * p.q_tiles;  // of the head's first q tile
@@ -1021,13 +1087,16 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u, head}, position, i + 1 < count);
-      position.advance();
+      Step step{m * kQTile, tile + m, i % 2u, head};
       if (++n == work.end) {  // on to the next head
         n = work.begin;
         tile += kCluster * p.q_tiles;
         head += kCluster;
       }
+      step.next_row = i + 1 < count ? walk(p, work, n) * kQTile : -1;
+      step.next_head = head;
+      steps.next(c, dk, dv, step, position, i + 1 < count);
+      position.advance();
     }
     steps.end(c, count);
   }
@@ -1035,7 +1104,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_rows_overlap_2d316ff7(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -1086,7 +1155,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_rows_overlap_2d316ff7_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
@@ -1128,7 +1197,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_rows_overlap_2d316ff7_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_bf16_dim256_alibi_bias_fp32_masked_deterministic_bias_gradient_48x128_stages1_rows_900b8b45_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
