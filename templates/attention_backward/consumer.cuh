@@ -113,12 +113,12 @@ __device__ __forceinline__ Staging& staging_of(const Consumer& c) {
 __device__ __forceinline__ void begin_staging(const Consumer& c, int row, int head) {
   Score::stage(c.p, staging_of(c), c.work.sequence, head, row + c.row, c.column + threadIdx.x / 32 % 4 * 16);
 }
-{% endif %}
 // Begins to copy what changes those of the step after, when all warps have read this one's: after meet(), where
 // the fewest registers are in use.
 __device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step) {
   if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
 }
+{% endif %}
 // What changes the scores of a step, in base 2.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;

@@ -65,6 +65,9 @@ def test_the_smoke_set_reaches_every_choice_of_an_operation_and_a_schedule() -> 
     used |= {kind: [step for step in steps if type(step) is kind] for kind in map(type, STEPS)}
     for source, values in used.items():
         assert set(choices(source)) - reached(source, values) == set()
+    for name in ("attention_forward", "attention_backward"):
+        scored = [x for x in used[family(name).operation] if x.scored]
+        assert {(x.staged, x.hides) for x in scored} >= {(False, False), (True, True)}
     assert {step.token for step in STEPS} <= {step.token for step in steps}
     layouts = {(operation.layout_a, operation.layout_b) for operation in operations}
     assert layouts == {("row", "col"), ("row", "row"), ("col", "col"), ("col", "row")}
