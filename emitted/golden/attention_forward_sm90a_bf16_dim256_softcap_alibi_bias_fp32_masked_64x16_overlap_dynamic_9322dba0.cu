@@ -374,7 +374,8 @@ template <int kBytes> struct Staged {
       CUTE_UNROLL
       for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
         if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                      ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
                      : "memory");
       }

@@ -18,13 +18,14 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     kinds = ("dim",)
 
     def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
-        """Dimension, mask, lengths, blocks, a bias or mask, longer sequence, heads of a kv head."""
+        """Dimension, mask, lengths, what changes scores, longer sequence, heads of a kv head."""
         return {
             "dim": operation.dim,
             "mask": operation.mask,
             "lengths": operation.lengths,
             "blocks": operation.blocks,
             "hides": operation.hides,
+            "alibi": operation.alibi,
             "seq": max(shape.seq_q, shape.seq_k),
             "sharing": shape.sharing,
         }
