@@ -31,6 +31,7 @@ STARTING = 120.0  # seconds for torch, the GPU's context and warm clocks
 PREPARING = 120.0  # for operands and references
 TRYING = 20.0  # for one kernel, whatever is done with it
 DEATHS = 6  # in a row without a kernel that worked: then it is not the kernels
+IDLE_DEATHS = 2  # the same, where it was at no kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +135,8 @@ class GpuProcess:
                     self._deaths = 0
                 break
             except Died as death:
-                self._stop()
-                self._deaths += 1
-                if self._closed:
-                    break
-                if self._deaths >= DEATHS or (death.spec is None and self._deaths > 1):
-                    raise self._useless(death) from death
-                if death.spec is not None:
+                self._count(death, DEATHS if death.spec is not None else IDLE_DEATHS)
+                if death.spec is not None and not self._closed:
                     spec = left.pop(death.spec)
                     results[spec] = Result(spec.schedule, death.outcome, reason=death.reason)
         return results
@@ -199,14 +195,18 @@ class GpuProcess:
         except ValueError:
             return line
 
-    def _useless(self, death: Died) -> DeviceError:
-        """The error of a process that ended too often."""
-        return DeviceError(
-            f"the measuring process of GPU {self._visible} ended "
-            f"{self._deaths} times: {death.reason}",
-            rule="a GPU on which nothing can be measured ends the run",
-            fix="look at `nvidia-smi`; what was measured is kept in the journal, or in the result",
-        )
+    def _count(self, death: Died, most: int) -> None:
+        """End what is left of the process; DeviceError where it died so often in a row."""
+        self._stop()
+        self._deaths += 1
+        if self._deaths >= most and not self._closed:
+            raise DeviceError(
+                f"the measuring process of GPU {self._visible} ended "
+                f"{self._deaths} times: {death.reason}",
+                rule="a GPU on which nothing can be measured ends the run",
+                fix="look at `nvidia-smi`; what was measured is kept in the journal, or in the "
+                "result",
+            ) from death
 
     # ---- The process -----------------------------------------------------------------------------
 

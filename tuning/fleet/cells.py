@@ -50,10 +50,7 @@ class CellProcess(GpuProcess):
         try:
             answer = self._answer(self._send({"cell": dict(asked)}))
         except Died as death:
-            self._stop()
-            self._deaths += 1
-            if self._deaths >= DEATHS and not self._closed:
-                raise self._useless(death) from death
+            self._count(death, DEATHS)
             return {"ended": death.reason}
         self._deaths = 0
         return answer
