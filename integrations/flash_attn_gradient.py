@@ -81,7 +81,7 @@ class _Packed(torch.autograd.Function):
         ctx.save_for_backward(*tensors, out, lse, *read)
         ctx.set_materialize_grads(False)
         ctx.count, ctx.asked = len(tensors), Asked.of(Arguments(q, k, v, **keywords))
-        ctx.numbers = (keywords["scale"], keywords["softcap"])
+        ctx.numbers = (keywords["scale"], keywords["softcap"], 0.0)
         return out, lse
 
     @staticmethod

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from warploom.quantization.quantize import quantize
     from warploom.runtime.api import Explanation, counters, explain, load, warmup
     from warploom.runtime.families._attention.block_mask import BlockMask
+    from warploom.runtime.families._attention.dropout import dropout_mask
     from warploom.runtime.families._attention.given_blocks import block_mask
     from warploom.runtime.families.attention_append.api import attention_append
     from warploom.runtime.families.attention_decode.api import attention_decode
@@ -75,6 +76,7 @@ __all__ = [
     "autotune",
     "block_mask",
     "counters",
+    "dropout_mask",
     "explain",
     "gemm",
     "load",
@@ -105,6 +107,7 @@ _LAZY = {
     "autotune": "warploom.tuning.autotune.api",
     "block_mask": "warploom.runtime.families._attention.given_blocks",
     "counters": "warploom.runtime.api",
+    "dropout_mask": "warploom.runtime.families._attention.dropout",
     "explain": "warploom.runtime.api",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",

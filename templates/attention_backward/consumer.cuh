@@ -51,10 +51,10 @@ __device__ __forceinline__ float2 statistics(const float* of_rows, int i) {
   return reinterpret_cast<const float2*>(of_rows)[i * 4 + threadIdx.x % 4];
 }
 
-// A q tile: its first row, its number in storage, and whether the step's number is odd.
+// A q tile: its first row, its number in storage, and whether the step's number is odd{{ ", and half of it" if operation.dropout }}.
 struct Step {
   int row, tile;
-  uint32_t parity;
+  uint32_t parity{{ ", half_parity" if operation.dropout }};
 {% if operation.blocks %}
   int mask;  // of a listed tile, -1: all of it counts
 {% endif %}
@@ -98,6 +98,17 @@ struct Consumer {
   __device__ __forceinline__ uint64_t staged_ds(Step step) const {
     return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
+{% if operation.dropout %}
+
+  // Of the two rows of 8 that a thread has of fragment i, in bits 31 and 30: whether the weights of its columns are dropped.
+  __device__ __forceinline__ uint2 dropped(Step step, int i) const {
+    const int lane = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 4 * 2, column = threadIdx.x % 32 / 4;
+    const uint32_t* words = shared.words[step.parity][consumer * (kQRows / 16) + i / 2] + lane;
+    const uint2 two = *reinterpret_cast<const uint2*>(words);
+    const int shift = column / 2 * 2 + (1 - column % 2) * 8;
+    return make_uint2(two.x << shift << (1 - i % 2) * 16, two.y << shift << (1 - i % 2) * 16);
+  }
+{% endif %}
 };
 
 {% if operation.blocks %}
@@ -144,11 +155,17 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% if staged %}
   Score::await();
 {% endif %}
+{% if operation.dropout %}
+  c.shared.words_full[step.parity].wait(step.half_parity);
+{% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
 {% if scored %}
     if (i % 2 == 0) eight = score.read(4 * i);
+{% endif %}
+{% if operation.dropout %}
+    const uint2 dropped = c.dropped(step, i);
 {% endif %}
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
@@ -161,21 +178,40 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% else %}
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
 {% endif %}
+{% if operation.dropout %}
+      weights[i / 2][i % 2 * 2 + j / 2] = kept_pair(mark(low, dropped.x << j / 2), mark(high, dropped.y << j / 2));
+{% else %}
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
+{% endif %}
+{% if operation.dropout %}
+      x = mark(steepen(low, x), dropped.x << j / 2);
+      y = mark(steepen(high, y), dropped.y << j / 2);
+{% else %}
       x = steepen(low, x);
       y = steepen(high, y);
+{% endif %}
     }
   }
+{% if operation.dropout %}
+  release(c.shared.words_empty[step.parity]);
+{% endif %}
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left{{ ", marked" if operation.dropout }}.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
+{% if operation.dropout %}
+    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is marked
+      const float weight = weights[4 * i + j], less = fabsf(weight) * (j % 2 ? delta.y : delta.x);
+      dp[4 * i + j] = fmaf(fmaxf(weight, 0), dp[4 * i + j], -less);
+    }
+{% else %}
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
+{% endif %}
   }
 }
 
@@ -263,7 +299,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% if staged %}
       Step step{m * kQTile, tile + m, i % 2u, head};
 {% else %}
-      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", head" if scored }}}, position, i + 1 < count);
+      steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}{{ ", head" if scored }}}, position, i + 1 < count);
       position.advance();
 {% endif %}
       if (++n == work.end) {  // on to the next head

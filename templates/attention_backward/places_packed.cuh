@@ -10,7 +10,7 @@ __device__ __forceinline__ KvPlace place_kv(const Parameters& p, int tile, int k
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q), first_column = offset(p.cu_seqlens_k, b, p.total_k);
   const int rows = after ? 0 : offset(p.cu_seqlens_q, b + 1, p.total_q) - first_row;
   const int columns = (after ? p.total_k : offset(p.cu_seqlens_k, b + 1, p.total_k)) - first_column;
-  return { {first_row, rows, first_column, min(columns, (end - begin) * kKvTile){{ ", b" if scored }}}, kv_head, (tile - begin) * kKvTile,
+  return { {first_row, rows, first_column, min(columns, (end - begin) * kKvTile){{ ", b" if scored or operation.dropout }}}, kv_head, (tile - begin) * kKvTile,
            kv_head * p.sharing * p.q_tiles + (b == 0 ? 0 : first_row / kQTile + b)};
 }
 
@@ -20,5 +20,5 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q);
   const int rows = (b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q)) - first_row;
-  return { {first_row, rows, 0, 0}, head, (tile - begin) * kQTile};
+  return { {first_row, rows, 0, 0{{ ", b" if operation.dropout }}}, head, (tile - begin) * kQTile};
 }

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
         if (p.dlse != nullptr) delta -= p.dlse[place];
       }
       statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
-      statistics[kQTile + i] = delta;
+      statistics[kQTile + i] = delta{{ " * p.keep" if operation.dropout }};
 {% if operation.sinks != "none" %}
       if (lse < infinity && lse > -infinity{{ " && is_of_a_sequence(p, at, row)" if operation.lengths == "packed" }})
         sink_sum -= fast_exp2(sink - lse * kLog2E) * delta;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;
       CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * p.scale);
+      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * {{ "(p.scale / p.keep)" if operation.dropout else "p.scale" }});
       *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
     });
   }

@@ -52,6 +52,9 @@ struct Consumer {
   Sequence sequence;
   int head, own_row;  // the thread's first row as it is
 {% endif %}
+{% if operation.dropout %}
+  Ring<kWordStages> at_words;
+{% endif %}
 
   // Of the tile before; its v is read one step later than its k.
   __device__ __forceinline__ Position before() const {
@@ -131,7 +134,25 @@ struct Consumer {
     shared.v_full[position.stage].wait(position.phase);
     release(shared.v_empty[position.stage]);
     position.advance();
+{% if operation.dropout %}
+    shared.words_full[at_words.stage].wait(at_words.phase);
+    release(shared.words_empty[at_words.stage]);
+    at_words.advance();
+{% endif %}
   }
+{% if operation.dropout %}
+
+  // Reads which weights of the next tile are dropped.
+  __device__ __forceinline__ void take(Words& words) {
+    const int lane = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 32 / 4;
+    shared.words_full[at_words.stage].wait(at_words.phase);
+    CUTE_UNROLL
+    for (int i = 0; i < kKvTile / 16; ++i)
+      words[i] = shared.words[at_words.stage][index * (kKvTile / 16) + i][lane] << column;
+    release(shared.words_empty[at_words.stage]);
+    at_words.advance();
+  }
+{% endif %}
 };
 
 {% if operation.blocks %}
@@ -165,7 +186,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const int row = work.row + thread_row() + 8 * r;
     const bool exists = row < sequence.rows(c.p);
 {% if operation.sinks == "none" %}
-    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
       c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
 {% else %}
@@ -173,7 +194,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2(maximum - reference);
     const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
-    const float inverse = sum == 0 ? 0 : __fdividef(factor, sum);
+    const float inverse = sum == 0 ? 0 : __fdividef(factor, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
       c.p.lse[sequence.lse_at(c.p, work.head, row)] = (reference + fast_log2(sum)) * kLn2;
 {% endif %}

@@ -15,8 +15,15 @@ struct Steps {
 {% endif %}
     if (masked) {{ hide }};
     softmax<true, true>(scores, rows, c.scaling.exponent);
+{% if operation.dropout %}
+    Words words;
+    c.take(words);
+{% endif %}
     c.position.advance();
     pack(weights, scores);
+{% if operation.dropout %}
+    drop(weights, words);
+{% endif %}
   }
 
   template <bool kMasked>
@@ -42,6 +49,10 @@ struct Steps {
 {% endif %}
     if (kMasked) {{ hide }};
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
+{% if operation.dropout %}
+    Words words;
+    c.take(words);
+{% endif %}
     c.position.advance();
     // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
     // softmax runs under the output's products, which only long ones gain from.
@@ -50,6 +61,9 @@ struct Steps {
     fence(output);
     release(c.shared.v_empty[before.stage]);
     pack(weights, scores);
+{% if operation.dropout %}
+    drop(weights, words);
+{% endif %}
     if (!kRescalesBetween) rescale(output, rows);
   }
 

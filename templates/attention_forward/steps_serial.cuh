@@ -16,8 +16,15 @@ struct Steps {
 {% endif %}
     if (masked) {{ hide }};
     softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
+{% if operation.dropout %}
+    Words words;
+    c.take(words);
+{% endif %}
     if (!kFirst) rescale(output, rows);
     pack(weights, scores);
+{% if operation.dropout %}
+    drop(weights, words);
+{% endif %}
     c.shared.v_full[at.stage].wait(at.phase);
     multiply_output(output, weights, c.staged_v(at.stage));
     c.position.advance();

@@ -37,3 +37,8 @@ def staging_bytes(operation: Operation, rows: int, columns: int) -> int:
     bias = 2 if operation.bias in ("fp16", "bf16") else 0
     pieces = [columns * size // PIECE for size in (bias, int(operation.masked)) if size]
     return -(-rows // WARP_ROWS) * WARP_ROWS * sum((row | 1) * PIECE for row in pieces)
+
+
+def word_bytes(q_tile: int, kv_tile: int) -> int:
+    """What says which weights of a tile are kept: a bit for each, in two stages, by whole KiB."""
+    return -(-q_tile * kv_tile // 4096) * 1024

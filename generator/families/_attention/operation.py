@@ -50,6 +50,11 @@ class Operation:
     masked: bool = knob(
         default=False, later=True, doc="a truth value for each score: those of false do not count"
     )
+    dropout: bool = knob(
+        default=False,
+        later=True,
+        doc="weights are dropped behind the softmax, those that are kept divided by `keep`",
+    )
 
     @property
     def scored(self) -> bool:

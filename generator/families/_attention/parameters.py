@@ -30,6 +30,10 @@ SHARING: Attention = int32(
     "sharing", "query heads of one kv head", lambda at: at.problem.heads // at.problem.kv_heads
 )
 SCALE = scalar("scale", "of the products")
+DROPOUT = (
+    pointer("dropout_state", "int64_t", "[2]: what is drawn for each position follows from it"),
+    scalar("keep", "probability that a weight is kept, a multiple of 1 / 65536"),
+)
 SOFTCAP = scalar("softcap", "that no score gets beyond")
 
 

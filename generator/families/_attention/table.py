@@ -18,7 +18,7 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
     kinds = ("dim",)
 
     def features(self, operation: OperationT, shape: AttentionShape) -> dict[str, Feature]:
-        """Dimension, mask, lengths, what changes scores, longer sequence, heads of a kv head."""
+        """Dimension, mask, lengths, what changes scores or weights, seq, heads of a kv head."""
         return {
             "dim": operation.dim,
             "mask": operation.mask,
@@ -28,11 +28,13 @@ class AttentionTable(Table[OperationT, ScheduleT, AttentionShape]):
             "alibi": operation.alibi,
             "seq": max(shape.seq_q, shape.seq_k),
             "sharing": shape.sharing,
+            "dropout": operation.dropout,
         }
 
     def modelled(self, operation: OperationT) -> bool:
-        """No sweep had caps of scores, lists of blocks, or scores that are changed."""
-        return not (operation.softcap or operation.blocks or operation.scored)
+        """No sweep had caps of scores, lists of blocks, scores that are changed, or dropout."""
+        further = operation.blocks or operation.scored or operation.dropout
+        return not (operation.softcap or further)
 
     def reason(self, operation: OperationT, shape: AttentionShape, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""

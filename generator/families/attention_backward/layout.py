@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.families._attention.layout import Boxes, staging_bytes
+from warploom.generator.families._attention.layout import Boxes, staging_bytes, word_bytes
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
@@ -23,6 +23,8 @@ from warploom.generator.wgmma import WGMMA_M
 # What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
 # 255, but of those with overlap that are expected to need 244 ptxas serialises some.
 REGISTERS = {1: (0, 240), 2: (24, 240)}
+# Where warps of the producer's make random words, which takes most of what it has.
+REGISTERS_DROPOUT = {1: (0, 240), 2: (56, 224)}
 # Without overlap, (dim, q_tile, softcap, accumulate) that ptxas spills although there is room: of
 # all kernels of q_tile 80 and more, compiled, these alone.
 SPILLED = {
@@ -46,6 +48,8 @@ PACKED_HIDES_REGISTERS = 16
 ALIBI_SOFTCAP_REGISTERS = 16
 # Of all that changes scores, which is not live at once, nor with all that a softcap takes.
 MOST_SCORES_REGISTERS = 56
+DROPOUT_REGISTERS, DROPOUT_OVERLAP_REGISTERS, DROPOUT_PARTS_REGISTERS = 8, 8, 12
+DROPOUT_CLUSTER_REGISTERS, DROPOUT_MASK_REGISTERS, DROPOUT_TALL_REGISTERS = 8, 8, 8
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 HELD_REGISTERS = 12  # beside those that hold v
@@ -83,6 +87,7 @@ class AttentionBackwardLayout(Boxes):
     ds_stages: int  # two where there is room, so that nobody waits for one to be free
     sums_bytes: int  # staging of dq
     staging_bytes: int  # of a bias and a mask, of all warps
+    words_bytes: int  # of both stages: which weights are kept
     stages: int  # of q
     do_stages: int
     swap: bool
@@ -99,7 +104,7 @@ class AttentionBackwardLayout(Boxes):
         stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes
         scores = self.p_bytes + self.ds_stages * self.ds_bytes
         every = 2 * self.kv_bytes + self.peer_bytes + stages + scores + self.sums_bytes
-        every += self.staging_bytes + BARRIERS
+        every += self.staging_bytes + self.words_bytes + BARRIERS
         return -(-every // ALIGNMENT) * ALIGNMENT  # as long as the struct that the kernel declares
 
 
@@ -119,7 +124,8 @@ def attention_backward_layout(
     query_n = columns // splits
     # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
     span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
-    producer_registers, register_budget = REGISTERS[schedule.warpgroups]
+    shared_out = REGISTERS_DROPOUT if operation.dropout else REGISTERS
+    producer_registers, register_budget = shared_out[schedule.warpgroups]
     shares_rows = schedule.share == "rows"
     kv_rows = WGMMA_M if shares_rows else schedule.kv_tile
     q_rows = schedule.q_tile // schedule.warpgroups if shares_rows else schedule.q_tile
@@ -142,6 +148,7 @@ def attention_backward_layout(
         ds_stages=1,
         sums_bytes=schedule.q_tile * part * 4 if schedule.accumulate == "bulk" else 0,
         staging_bytes=WARPS * schedule.warpgroups * staging_bytes(operation, q_rows, WARP_COLUMNS),
+        words_bytes=word_bytes(schedule.q_tile, schedule.kv_tile) if operation.dropout else 0,
         stages=schedule.stages,
         do_stages=1 if schedule.single_do else schedule.stages,
         swap=swap,
@@ -188,6 +195,15 @@ def _registers(
         beside = SERIAL_REGISTERS + operation.softcap * (
             SOFTCAP_REGISTERS + (schedule.accumulate == "bulk") * SOFTCAP_BULK_REGISTERS
         )
+    if operation.dropout:
+        beside += DROPOUT_REGISTERS + schedule.overlap * DROPOUT_OVERLAP_REGISTERS
+        beside += (columns < operation.dim) * DROPOUT_PARTS_REGISTERS
+        beside += (schedule.cluster > 1) * DROPOUT_CLUSTER_REGISTERS
+        masked = operation.mask == "window" or (
+            operation.mask == "causal" and schedule.accumulate == "bulk"
+        )
+        beside += masked * DROPOUT_MASK_REGISTERS
+        beside += (q_rows > 96) * DROPOUT_TALL_REGISTERS
     return gradients + max(first, second) + beside + _score_registers(operation)
 
 

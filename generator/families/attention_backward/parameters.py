@@ -8,6 +8,7 @@ from functools import cached_property
 from warploom.generator.elements import element
 from warploom.generator.families._attention import launch
 from warploom.generator.families._attention.parameters import (
+    DROPOUT,
     SCALE,
     SHARING,
     SOFTCAP,
@@ -199,6 +200,8 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
         ]
     if operation.softcap:
         fields.append(SOFTCAP)
+    if operation.dropout:
+        fields += DROPOUT
     if operation.blocks:
         fields += _LISTS
     return block([*fields, *bounds(operation.mask, packed=packed)])

@@ -76,6 +76,10 @@ def schedule_reasons(
             else f"q_tile {schedule.q_tile} with dim {operation.dim}"
             f"{', softcap' if operation.softcap else ''} and no overlap: it spills registers; take "
             "another q_tile",
+            None
+            if not operation.dropout or layout.q_rows % 16 == 0
+            else f"share rows with q_tile {schedule.q_tile} and dropout: a warpgroup has words of "
+            "16 rows; take a multiple of 32",
             rules.fits_registers(layout.registers, layout.register_budget),
             rules.fits_shared(layout.shared_bytes, arch),
         ]

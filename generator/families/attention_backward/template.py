@@ -55,12 +55,16 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "staged": operation.staged,
         "leans": False,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
+        # Warps that make the words of dropout, beside those that add dq; a thread's at a time.
+        "makers": 1 if schedule.accumulate == "bulk" else 3,
+        "words_together": 2,
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         "shares_work": operation.deterministic
         or operation.lengths == "packed"
         or operation.blocks
         or operation.scored
+        or operation.dropout
         or crowded,
         "scaling_part": "softcap" if operation.softcap else "plain",
         "order_part": "listed"

@@ -11,7 +11,12 @@ from functools import lru_cache
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.families._attention.layout import WARP_ROWS, Boxes, staging_bytes
+from warploom.generator.families._attention.layout import (
+    WARP_ROWS,
+    Boxes,
+    staging_bytes,
+    word_bytes,
+)
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -24,6 +29,8 @@ from warploom.generator.wgmma import WGMMA_M
 REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
 # Where the producer has more to reckon: which sequence, two bounds, or which tile is next.
 REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
+# Where warps of the producer's make random words, which takes most of what it has.
+REGISTERS_DROPOUT = {**REGISTERS, 2: (56, 224), 3: (56, 152)}
 # Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
@@ -31,6 +38,7 @@ PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
 ALIBI_REGISTERS, BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 4, 16, 32, 32
 PACKED_SCORES_REGISTERS = 8  # beside those of packed lengths, where scores are changed
 MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at once
+DROPOUT_SERIAL_REGISTERS = 40  # without overlap
 
 BARRIERS_AND_WORK_BYTES = 1024
 WARPS = 4  # of a warpgroup
@@ -45,6 +53,7 @@ class AttentionLayout(Boxes):
     warpgroups: int
     staging_bytes: int  # of a bias and a mask, of all warps
     stages: int
+    words_bytes: int  # of all stages: which weights are kept
     q_stages: int  # 2 where there is room: the next tile's q arrives under this one's work
     registers: int  # that a consumer's thread is expected to need
     producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
@@ -55,7 +64,8 @@ class AttentionLayout(Boxes):
         """Dynamic shared memory of the launch."""
         q_bytes = self.q_stages * self.warpgroups * self.q_bytes
         kv_bytes = 2 * self.stages * self.kv_bytes
-        return q_bytes + kv_bytes + self.staging_bytes + BARRIERS_AND_WORK_BYTES
+        changing = self.staging_bytes + self.words_bytes  # scores, and weights
+        return q_bytes + kv_bytes + changing + BARRIERS_AND_WORK_BYTES
 
 
 @lru_cache(maxsize=1024)  # each is asked for a few times in a row
@@ -77,7 +87,10 @@ def attention_layout(
         schedule.warpgroups
     ]
     staging = WARPS * schedule.warpgroups * staging_bytes(operation, WARP_ROWS, schedule.kv_tile)
-    once = 2 * schedule.stages * kv_bytes + staging + BARRIERS_AND_WORK_BYTES
+    if operation.dropout:
+        producer_registers, register_budget = REGISTERS_DROPOUT[schedule.warpgroups]
+    words_bytes = word_bytes(schedule.q_tile, schedule.kv_tile) if operation.dropout else 0
+    once = 2 * schedule.stages * kv_bytes + staging + words_bytes + BARRIERS_AND_WORK_BYTES
     twice_fits = once + 2 * schedule.warpgroups * q_bytes <= arch.shared_bytes
     return AttentionLayout(
         span=span,
@@ -87,6 +100,7 @@ def attention_layout(
         staging_bytes=staging,
         warpgroups=schedule.warpgroups,
         stages=schedule.stages,
+        words_bytes=words_bytes,
         q_stages=2 if twice_fits else 1,
         registers=_registers(operation, schedule),
         producer_registers=producer_registers,
@@ -107,6 +121,7 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
         + (SOFTCAP_REGISTERS if operation.softcap else 0)
         + (schedule.kv_tile // 16 if operation.blocks else 0)  # bits of two rows
         + _score_registers(operation)
+        + (DROPOUT_SERIAL_REGISTERS if operation.dropout and not schedule.overlap else 0)
     )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from warploom.generator.elements import element
 from warploom.generator.families._attention import launch
 from warploom.generator.families._attention.parameters import (
+    DROPOUT,
     SCALE,
     SHARING,
     SOFTCAP,
@@ -127,6 +128,8 @@ def parameters(spec: AttentionSpec) -> ParameterBlock[AtLaunch]:
     ]
     if operation.softcap:
         fields.append(SOFTCAP)
+    if operation.dropout:
+        fields += DROPOUT
     if schedule.scheduler == "dynamic":
         fields.append(_COUNTER)
     if operation.blocks:

@@ -31,6 +31,8 @@ def of_further(call: Arguments) -> Fields:
         found["bias"] = BIASES[call.bias.dtype]
     if call.mask is not None:
         found["masked"] = True
+    if call.dropout_p:
+        found["dropout"] = True
     return found
 
 

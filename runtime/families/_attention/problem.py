@@ -6,7 +6,6 @@ sequences. Nothing here reads a tensor's contents.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from numbers import Real
@@ -19,6 +18,7 @@ from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.further import check_further
 from warploom.runtime.families._attention.given_blocks import converted
 from warploom.runtime.tensors import require_one_device, require_tensors, shown
@@ -47,6 +47,8 @@ class Keywords(TypedDict, total=False):
     alibi_slopes: torch.Tensor | None
     bias: torch.Tensor | None
     mask: torch.Tensor | None
+    dropout_p: float
+    dropout_state: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -73,9 +75,11 @@ class Arguments:
     alibi_slopes: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    dropout_state: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        """A softcap of 0 is none, as FlashAttention has it."""
+        """A softcap of 0 is none, as FlashAttention has it; a state that lacks is drawn."""
         if self.block_mask is not None:
             self.block_mask = converted(self.block_mask)
         softcap = self.softcap  # None in most calls, which ask no more
@@ -87,6 +91,8 @@ class Arguments:
                 rule="must be True, False or None",
                 fix="None follows torch.are_deterministic_algorithms_enabled()",
             )
+        if self.dropout_p != 0:
+            self.dropout_p, self.dropout_state = dropout.settled(self)
 
     def named(self) -> list[tuple[str, object]]:
         """The tensors of the call, by the names that messages have for them."""
@@ -103,11 +109,25 @@ class Arguments:
 
     @property
     def further(self) -> dict[str, torch.Tensor]:
-        """The tensors that scores or their sums depend on beside q and k, as launches take them."""
-        names = ("sinks", "alibi_slopes", "bias", "mask")
-        given = (self.sinks, self.alibi_slopes, self.bias, self.mask)
+        """The tensors that results depend on beside q, k and v, as launches take them."""
+        names = ("sinks", "alibi_slopes", "bias", "mask", "dropout_state")
+        state = self.dropout_state if self.dropout_p else None
+        given = (self.sinks, self.alibi_slopes, self.bias, self.mask, state)
         named = zip(names, given, strict=True)
         return {name: tensor for name, tensor in named if tensor is not None}
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the numbers that kernels of both passes are told."""
+        softcap, keep = ("softcap",) * (self.softcap is not None), ("keep",) * bool(self.dropout_p)
+        return ("scale", *softcap, *keep)
+
+    def told(self, scale: float) -> tuple[float, ...]:
+        """These numbers, with a scale where the call has none."""
+        found: tuple[float, ...] = (scale if self.scale is None else self.scale,)
+        if self.softcap is not None:
+            found += (self.softcap,)
+        return (*found, dropout.keep_of(self.dropout_p)) if self.dropout_p else found
 
     @property
     def device(self) -> int:
@@ -180,7 +200,7 @@ class Arguments:
     @property
     def _changed(self) -> bool:
         given = self.sinks, self.alibi_slopes, self.bias, self.mask
-        return any(one is not None for one in given)
+        return bool(self.dropout_p) or any(one is not None for one in given)
 
     @property
     def _lengths(self) -> object:
@@ -233,27 +253,6 @@ def require_kinds(call: Arguments) -> None:
             )
 
 
-def check_offsets(call: Arguments) -> None:
-    """Raise ProblemError for cu_seqlens of CPU tensors that are none, or too long a sequence."""
-    longest = (call.max_seqlen_q, call.max_seqlen_k)
-    named_offsets = zip(("q", "k"), call.offsets, (call.q, call.k), longest, strict=False)
-    for name, offsets, tensor, most in named_offsets:
-        starts, rows = offsets.tolist(), tensor.shape[0]
-        lengths = [after - before for before, after in itertools.pairwise(starts)]
-        if starts[0] != 0 or min(lengths, default=0) < 0 or starts[-1] > rows:
-            raise ProblemError(
-                f"cu_seqlens_{name} {shown(starts)} over {rows} rows",
-                rule="must begin with 0, never decrease, and end at no more than the rows",
-                fix="a cumulative sum of lengths that begins with 0",
-            )
-        if most is not None and max(lengths, default=0) > most:
-            raise ProblemError(
-                f"max_seqlen_{name} {most}",
-                rule=f"must be at least the longest sequence, {max(lengths)}",
-                fix="pass the largest length of a sequence, or any larger number",
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Extents:
     """The sizes of a call; packed: `batch` counts sequences, `seq_q` and `seq_k` the longest."""
@@ -295,6 +294,8 @@ def extents(call: Arguments) -> Extents:
     """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
     require_kinds(call)
     q, k, v = call.q, call.k, call.v
+    if call.dropout_p:
+        dropout.check_state(call.dropout_state, q.device)
     packed = _is_packed(call)
     rank = 3 if packed else 4
     layout = "[total, heads, dim]" if packed else "[batch, heads, seq, dim]"

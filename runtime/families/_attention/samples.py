@@ -21,7 +21,7 @@ from warploom.runtime.families._attention.operation import Operation
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
 
-SOFTCAP = 30.0
+SOFTCAP, DROPOUT_P = 30.0, 0.1
 BLOCK, DENSITY = 128, 0.25  # rows and columns of a block; the share of blocks that count
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
@@ -31,12 +31,12 @@ def further(
     scores: tuple[int, int, int, int],
     device: str,
     random: torch.Generator | None,
-) -> dict[str, torch.Tensor]:
-    """Tensors beside q, k and v that calls of an operation are given, by their keywords.
+) -> dict[str, Any]:
+    """What beside q, k and v that calls of an operation are given, by their keywords.
 
     scores   their extents: batch, heads, rows, columns; a bias and a mask serve all batches
     """
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {}
     _, heads, rows, columns = scores
 
     def drawn(*extents: int) -> torch.Tensor:
@@ -52,6 +52,9 @@ def further(
         found["bias"] = room_for(columns, drawn(1, heads, rows, columns).to(TORCH[operation.bias]))
     if operation.masked:
         found["mask"] = room_for(columns, drawn(1, 1, rows, columns) > -1)
+    if operation.dropout:
+        found["dropout_p"] = DROPOUT_P
+        found["dropout_state"] = torch.randint(1 << 62, (2,), generator=random, device=device)
     return found
 
 

@@ -175,7 +175,7 @@ class BackwardCall:
             choice,
             None if sizes.empty else self._problem(details),
             (*_TENSORS, *offsets, *lists, *self._further),
-            ("scale", "softcap") if capped else ("scale",),
+            forward.numbers,
             copies,
             details,
         )
@@ -280,8 +280,7 @@ class BackwardCall:
         if details.tile is not None:
             addresses += block_lists.of_columns(forward.block_mask, details.tile).addresses
         addresses += tuple(one.data_ptr() for one in self._further.values())
-        scale = details.scale if forward.scale is None else forward.scale
-        return addresses, (scale,) if forward.softcap is None else (scale, forward.softcap)
+        return addresses, forward.told(details.scale)
 
     def check(self, details: Details, results: Gradients) -> None:
         """Raise ProblemError for missing memory and bad numbers."""

@@ -151,7 +151,7 @@ class _Chunk:
     dout: torch.Tensor
     s: torch.Tensor  # the scores, masked ones being -inf
     p: torch.Tensor
-    difference: torch.Tensor  # dout v^T - rowsum(dout out) + dlse
+    difference: torch.Tensor  # dout v^T behind the dropout - rowsum(dout out) + dlse
     capped: torch.Tensor  # the scores before anything is added or masked
 
 
@@ -170,7 +170,8 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
     p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
     added = forward.terms(given.q, given.k, function, chunk, wide)
     capped = torch.where(s == -torch.inf, 0, s - added)
-    return _Chunk(rows(given.q), keys, values, dout, s, p, dout @ values.mT - delta, capped)
+    difference = function.weighted(dout @ values.mT, chunk) - delta
+    return _Chunk(rows(given.q), keys, values, dout, s, p, difference, capped)
 
 
 def _grouped(tensor: torch.Tensor, given: Tensors) -> torch.Tensor:
@@ -196,7 +197,7 @@ def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradien
         ds = one.p * one.difference * _slope(one, function) * function.scale
         dq[rows.batch, :, rows.rows] = (ds @ one.keys).flatten(1, 2)
         dk[rows.batch] += (ds.mT @ one.queries).sum(2)
-        dv[rows.batch] += (one.p.mT @ one.dout).sum(2)
+        dv[rows.batch] += (function.weighted(one.p, rows).mT @ one.dout).sum(2)
     return dq, dk, dv
 
 
@@ -315,7 +316,8 @@ def _bound(
         of_rows = (ds_error + over_rows * ds.abs()) * function.scale
         dq[at] = (of_columns @ one.keys.abs()).flatten(1, 2)
         dk[rows.batch] += (of_rows.mT @ one.queries.abs()).sum(2)
-        dv[rows.batch] += ((p_error + over_rows * one.p).mT @ one.dout.abs()).sum(2)
+        of_values = function.weighted(p_error + over_rows * one.p, rows)
+        dv[rows.batch] += (of_values.mT @ one.dout.abs()).sum(2)
     for found, error in zip(_gradients(given, function, torch.float64), (dq, dk, dv), strict=True):
         error += unit * (found.abs() + error + smallest * (error > 0))
     return dq, dk, dv
@@ -350,7 +352,7 @@ def score_gradient_error(
     off = off + FLOAT_ROUNDOFF * (dim + 4) * mass
     if given.dlse is not None:
         off = off + FLOAT_ROUNDOFF * _grouped(given.dlse[at].double(), given)[..., None].abs()
-    size = one.dout.abs() @ one.values.mT.abs()
+    size = function.weighted(one.dout.abs() @ one.values.mT.abs(), rows)
     off = off + (accumulated(dtype, dim) + 4 * FLOAT_ROUNDOFF) * size
     difference = one.difference.abs()
     error = p_error * difference + (one.p + p_error) * (off + 4 * FLOAT_ROUNDOFF * difference)

@@ -74,6 +74,8 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_state: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q k^T) v, exactly, without the scores in memory.
 
@@ -107,6 +109,12 @@ def attention(
     bias      fp16, bf16 or fp32, [batch, heads, seq_q, seq_k] (packed: [sequences, heads,
               max_seqlen_q, max_seqlen_k]) or what broadcasts to it: is added to scores, likewise
     mask      truth values of the shapes of a bias: scores of False do not count
+    dropout_p   the probability with which a weight of the softmax is dropped, to the nearest
+              multiple of 2^-16; the others are divided by the probability with which they are kept.
+              On a GPU it goes with neither block_mask, alibi_slopes, bias nor mask
+    dropout_state  int64 [2] on the device of q: which weights are dropped follows from it and from
+              their places (see `warploom.dropout_mask`), in the gradients too. None: one is drawn
+              from torch's generator, a new one in each replay of a CUDA graph
 
     A row that attends to nothing gives 0, and -inf as its log-sum-exp, or its head's sink. Both
     results are differentiable, once, in q, k, v, sinks and bias; these, the result and its
@@ -126,10 +134,11 @@ def attention(
     further = (sinks, block_mask, alibi_slopes, bias, mask)
     usual = out is None and spec is None and backward_spec is None
     usual = usual and all(one is None for one in further)
+    usual = usual and type(dropout_p) in (float, int) and dropout_p == 0
     if usual and not torch.compiler.is_dynamo_compiling():
         asked = repeated.asked(causal, window, softcap, deterministic, offsets, longest)
     if asked is not None:
-        found = repeated.again(asked, (scale, softcap), q, k, v, offsets)
+        found = repeated.again(asked, (scale, softcap, 0.0), q, k, v, offsets)
         if found is not None:
             return found if return_lse else found[0]
     call = AttentionCall(
@@ -149,6 +158,8 @@ def attention(
         deterministic,
         backward_spec,
         *further,
+        dropout_p,
+        dropout_state,
     )
     if forward_ad._current_level >= 0:
         refuse_dual("warploom.attention", (q, k, v, out, *call.further.values()))

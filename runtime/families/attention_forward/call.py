@@ -21,6 +21,7 @@ from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
 from warploom.runtime.families._attention.further import copies_of, problem_fields
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.offsets import check_offsets
 from warploom.runtime.families._attention.operands import (
     check_apart,
     check_out,
@@ -41,7 +42,6 @@ from warploom.runtime.families._attention.problem import (
     Arguments,
     Extents,
     check_numbers,
-    check_offsets,
     extents,
 )
 from warploom.runtime.families.attention_backward.call import choose
@@ -82,8 +82,7 @@ class AttentionCall(Arguments):
         operands = {"q": self.q, "k": self.k, "v": self.v}
         copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
         copies += copies_of(self)
-        softcap, further = self.softcap is not None, of_further(self)
-        blocks = self.block_mask is not None
+        further, blocks = of_further(self), self.block_mask is not None
         choice = self._choice(sizes, masked, target, further)
         wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
@@ -103,7 +102,7 @@ class AttentionCall(Arguments):
             choice,
             None if sizes.empty else self._problem(details, choice.spec.operation),
             ("q", "k", "v", "o", "lse", *offsets, *lists, *self.further),
-            ("scale", "softcap") if softcap else ("scale",),
+            self.numbers,
             copies,
             details,
         )
@@ -165,8 +164,7 @@ class AttentionCall(Arguments):
         if details.tile is not None:
             addresses += block_lists.of_rows(self.block_mask, details.tile).addresses
         addresses += tuple(one.data_ptr() for one in self.further.values())
-        scale = details.scale if self.scale is None else self.scale
-        return addresses, (scale,) if self.softcap is None else (scale, self.softcap)
+        return addresses, self.told(details.scale)
 
     def check(self, details: Details, results: Pair) -> None:
         """Raise ProblemError for missing memory, bad numbers, a shared out, offsets on the CPU."""

@@ -1,7 +1,7 @@
 """Attention as autograd sees it: what is saved for the backward pass, and what that computes.
 
-Saved are q, k, v, out and lse (with the offsets of packed sequences and what else scores depend
-on), never the probabilities. A
+Saved are q, k, v, out and lse (with the offsets of packed sequences and what else results depend
+on), never the probabilities, or which are dropped. A
 second derivative is refused when it is asked for, not before.
 """
 
@@ -46,7 +46,8 @@ def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
     if call.backward_spec is not None:
         plan.backward_choice(call.deterministic, call.backward_spec)
     given = (q, k, v, *call.offsets, *further.values())
-    return apply(lambda *_: plan.run(call), Asked.of(call), (call.scale, call.softcap), *given)
+    numbers = (call.scale, call.softcap, call.dropout_p)
+    return apply(lambda *_: plan.run(call), Asked.of(call), numbers, *given)
 
 
 def refuse_out() -> NoReturn:

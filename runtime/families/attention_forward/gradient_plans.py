@@ -62,8 +62,8 @@ class Asked(NamedTuple):
         )
 
 
-Numbers = tuple[float | None, float | None]
-"""scale and softcap."""
+Numbers = tuple[float | None, float | None, float]
+"""scale, softcap, and the probability with which weights are dropped."""
 
 _BOUND = 4096  # kinds of passes remembered
 
@@ -138,7 +138,7 @@ class _Pass:
         at_dlse = 0 if dlse is None else dlse.data_ptr()
         written = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
         addresses = (q, k, v, out, dout.data_ptr(), lse, at_dlse, *written, *offsets)
-        scale, softcap = numbers
+        scale, softcap, _ = numbers
         scale = self.plan.details.scale if scale is None else scale
         scalars = (scale,) if softcap is None else (scale, softcap)
         results = (dq, dk, dv)
@@ -170,7 +170,7 @@ def _call(
 ) -> BackwardCall:
     # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
     causal = "bottom_right" if asked.causal is True else asked.causal
-    scale, softcap = numbers
+    scale, softcap, dropout_p = numbers
     queries, keys = rest[:2] if asked.offsets else (None, None)
     further: dict[str, Any] = dict(zip(asked.further, rest[-len(asked.further) :], strict=False))
     forward = Arguments(
@@ -188,6 +188,7 @@ def _call(
         deterministic=asked.deterministic,
         backward_spec=asked.backward_spec,
         block_mask=asked.block_mask,
+        dropout_p=dropout_p,
         **further,
     )
     made = BackwardCall(forward, out, lse, dout, dlse, into)

@@ -40,6 +40,7 @@ class _Function(NamedTuple):
     cu_seqlens_k: Annotated[torch.Tensor | None, "Tensor?"]
     max_seqlen_q: Annotated[int | None, "SymInt?"]
     max_seqlen_k: Annotated[int | None, "SymInt?"]
+    dropout_p: Annotated[float | None, "float?"]
 
 
 class _Spec(NamedTuple):
@@ -60,21 +61,23 @@ class _Options(NamedTuple):
 
 
 class _Further(NamedTuple):
-    """The tensors that scores or their sums depend on beside q and k, of those that have any."""
+    """The tensors that results depend on beside q, k and v, of those that have any."""
 
     sinks: Annotated[torch.Tensor | None, "Tensor?", "=None"]
     alibi_slopes: Annotated[torch.Tensor | None, "Tensor?", "=None"]
     bias: Annotated[torch.Tensor | None, "Tensor?", "=None"]
     mask: Annotated[torch.Tensor | None, "Tensor?", "=None"]
+    dropout_state: Annotated[torch.Tensor | None, "Tensor?", "=None"]
 
 
 class _Wanted(NamedTuple):
-    """Which of their gradients are wanted: never those of slopes and masks."""
+    """Which of their gradients are wanted: never those of slopes, masks and states."""
 
     of_sinks: Annotated[bool, "bool"]
     of_alibi_slopes: Annotated[bool, "bool"]
     of_bias: Annotated[bool, "bool"]
     of_mask: Annotated[bool, "bool"]
+    of_dropout_state: Annotated[bool, "bool"]
 
 
 class _Arriving(NamedTuple):
@@ -101,10 +104,10 @@ def _call(inputs: tuple[Any, ...], further: tuple[torch.Tensor | None, ...]) -> 
     aligned: Any = causal == "equal" if causal in (None, "equal") else causal
     window = None if left is None and right is None else (left, right)
     q, k, v = inputs[:3]
-    call = AttentionCall(q, k, v, aligned, window, *function[3:])
-    for name, tensor in zip(_Further._fields, further, strict=False):
-        setattr(call, name, tensor)
-    return call
+    others: tuple[Any, ...] = function[3:-1]
+    given: dict[str, Any] = dict(zip(_Further._fields, further, strict=False))
+    given["dropout_p"] = function.dropout_p or 0.0
+    return AttentionCall(q, k, v, aligned, window, *others, **given)
 
 
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,7 +242,7 @@ def _differentiate(
     function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     needed = ctx.needs_input_grad
     given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further)
-    wanted = needed[_BEFORE_FURTHER:]  # torch leaves out the last ones that are None
+    wanted = needed[_BEFORE_FURTHER:]  # the last of None are left out
     if any(wanted):
         asked = _Wanted(*wanted, *[False] * (len(_Wanted._fields) - len(wanted)))
         found = torch.ops.warploom.attention_backward_further(*given, *asked)
@@ -248,7 +251,7 @@ def _differentiate(
     first = (one if need else None for one, need in zip(found[:3], needed, strict=False))
     rest = iter(found[3:])
     last = (next(rest) if need else None for need in wanted)
-    return (*first, *[None] * (len(needed) - 3 - len(wanted)), *last)
+    return (*first, *[None] * (_BEFORE_FURTHER - 3), *last)
 
 
 register(
@@ -297,6 +300,7 @@ class _FurtherAsGiven(NamedTuple):
     alibi_slopes: Annotated[torch.Tensor | None, "Tensor?"]
     bias: Annotated[torch.Tensor | None, "Tensor?"]
     mask: Annotated[torch.Tensor | None, "Tensor?"]
+    dropout_state: Annotated[torch.Tensor | None, "Tensor?"]
 
 
 register(
@@ -343,6 +347,7 @@ def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.cu_seqlens_k,
         call.max_seqlen_q,
         call.max_seqlen_k,
+        call.dropout_p or None,
     )
     spec, further = _name(call.spec), call.further
     values = tuple(further.get(name) for name in _Further._fields) if further else ()

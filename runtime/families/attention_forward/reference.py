@@ -17,6 +17,7 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.block_mask import BlockMask
+from warploom.runtime.families._attention.dropout import Dropout, keep_of
 from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments
@@ -31,7 +32,7 @@ EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of thei
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What is computed between the products: the factor, the cap, the mask, sinks [heads].
+    """What is computed between the products: factor, cap, mask, sinks [heads], dropout.
 
     alibi_slopes [batch or 1, heads], and bias and mask as [batch, heads, seq_q, seq_k] or broadcast
     """
@@ -44,6 +45,15 @@ class Function:
     alibi_slopes: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     mask: torch.Tensor | None = None
+    dropout: Dropout | None = None
+
+    def weighted(self, p: torch.Tensor, chunk: Rows) -> torch.Tensor:
+        """Weights of a chunk, [batch, kv_heads, heads of one, rows, seq_k], behind the dropout."""
+        if self.dropout is None:
+            return p
+        batches = slice(chunk.batch.start, chunk.batch.start + p.shape[0])
+        kept = self.dropout.kept(batches, chunk.rows, p.shape[-1])
+        return p * kept.reshape(p.shape) / self.dropout.keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +100,15 @@ def plain_rows(
         s = torch.cat([s, of_sinks(function.sinks, s, 1)], -1)
     hidden = s.detach().amax(-1, keepdim=True) == -torch.inf
     p = torch.softmax(s, -1).masked_fill(hidden, 0)[..., : k.shape[2]]
+    p = function.weighted(p, chunk)
     return times_values(p, v[chunk.batch]), s.float().logsumexp(-1).flatten(1, 2)
 
 
 def function_of(call: Arguments, band: Band) -> Function:
     """Return what a call computes between the products."""
     slopes, bias, mask = call.alibi_slopes, call.bias, call.mask
+    state = call.dropout_state if call.dropout_p else None
+    dropped = None if state is None else Dropout(state, keep_of(call.dropout_p), call.q.shape[1])
     return Function(
         call.scaling,
         call.softcap,
@@ -105,6 +118,7 @@ def function_of(call: Arguments, band: Band) -> Function:
         None if slopes is None else slopes.reshape(-1, slopes.shape[-1]),
         None if bias is None else four(bias),
         None if mask is None else four(mask),
+        dropped,
     )
 
 
@@ -120,6 +134,7 @@ def of_sequence(function: Function, index: int, rows: int, columns: int) -> Func
         alibi_slopes=None if slopes is None else _one(slopes, index),
         bias=scores_of(bias),
         mask=scores_of(mask),
+        dropout=None if function.dropout is None else replace(function.dropout, batch=index),
     )
 
 
@@ -189,6 +204,7 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
             # Far below its sink, what a row has becomes 0 where its factor is no normal number.
             error = error + SMALLEST * (s - top).exp()
         rounded = error + unit * p + denormal * largest(p) * (p > 0)
+        p, rounded = function.weighted(p, chunk), function.weighted(rounded, chunk)
         exact_out = times_values(p, v[chunk.batch].double())
         mass = times_values(p, v[chunk.batch].double().abs())
         off = times_values(rounded, v[chunk.batch].double().abs())
@@ -232,6 +248,7 @@ def _attention(
         total = total_of(s, function)
         lse[chunk.batch, :, chunk.rows] = total.squeeze(-1).flatten(1, 2)
         p = (s - total.masked_fill(total == -torch.inf, 0)).exp()
+        p = function.weighted(p, chunk)
         out[chunk.batch, :, chunk.rows] = times_values(p, v[chunk.batch].to(wide)).to(out.dtype)
     return out, lse
 

@@ -59,7 +59,7 @@ class _Kind:
         )
         if offsets:
             addresses += (offsets[0].data_ptr(), offsets[1].data_ptr())
-        scale, softcap = numbers
+        scale, softcap, _ = numbers
         scale = self.plan.details.scale if scale is None else scale
         scalars = (scale,) if softcap is None else (scale, softcap)
         given = (asked, numbers, q, k, v, *offsets)
@@ -142,7 +142,7 @@ def _call(
     v: torch.Tensor,
     *offsets: torch.Tensor,
 ) -> AttentionCall:
-    scale, softcap = numbers
+    scale, softcap, _ = numbers
     queries, keys = offsets or (None, None)
     return AttentionCall(
         q,

@@ -41,14 +41,18 @@ def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False, sharing: in
 def operations(dim: int, packed: bool) -> Iterator[Operation]:
     """Every operation of both families for a head dimension."""
     lengths: Any = "packed" if packed else "fixed"
-    for element, mask, softcap in product(
-        ("fp16", "bf16"), ("none", "causal", "window"), (False, True)
+    for element, mask, softcap, dropout in product(
+        ("fp16", "bf16"), ("none", "causal", "window"), (False, True), (False, True)
     ):
         shared: Any = (element, sizes(dim, 1, 1).kernel_dim, mask, softcap, lengths)
-        yield AttentionOperation(*shared)
+        yield AttentionOperation(*shared, dropout=dropout)
         for deterministic in (False, True):
-            yield AttentionBackwardOperation(*shared, deterministic)
-        if mask == "none" and not packed:
+            yield AttentionBackwardOperation(*shared, deterministic=deterministic, dropout=dropout)
+        if element == "bf16" and not (softcap or dropout):
+            for scores in ({"alibi": True}, {"masked": True}):
+                yield AttentionOperation(*shared, **scores)
+                yield AttentionBackwardOperation(*shared, **scores)
+        if mask == "none" and not (packed or dropout):
             yield AttentionOperation(*shared, blocks=True)
             for deterministic in (False, True):
                 yield AttentionBackwardOperation(*shared, deterministic, blocks=True)
@@ -77,10 +81,13 @@ def test_the_dim_of_a_kernel_is_the_next_there_is() -> None:
 def test_every_schedule_of_the_table_is_legal_for_some_operation(name: str) -> None:
     described = family(name)
     for row in family(name).table.classes:
-        keys = {"dim", "mask", "lengths", "deterministic", "sharing", "seq", "schedules", "blocks"}
-        assert set(row) <= keys
-        mask, blocks = row.get("mask", ["none"])[0], row.get("blocks", False)
-        wanted = described.operation("bf16", row["dim"], mask, blocks=blocks)
+        keys = {"dim", "mask", "lengths", "deterministic", "dropout", "sharing", "seq", "schedules"}
+        assert set(row) <= keys | {"blocks", "hides", "alibi"}
+        dims = row["dim"] if isinstance(row["dim"], list) else [row["dim"]]
+        given = ("blocks", "alibi", "dropout", "deterministic")
+        fields = {name: row[name] for name in given if name in row}
+        fields |= {"masked": True} if row.get("hides") else {}
+        wanted = described.operation("bf16", dims[-1], row.get("mask", ["none"])[0], **fields)
         legal = [
             described.reasons(
                 architecture("sm_90a"), wanted, described.complete("sm_90a", wanted, fields)

@@ -1,0 +1,162 @@
+"""Which weights of an attention are dropped: a function of a state and of their places.
+
+Kernels of both passes, the reference and `dropout_mask` agree bit by bit, whatever the tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.runtime.tensors import shown
+
+if TYPE_CHECKING:
+    from warploom.runtime.families._attention.problem import Arguments
+
+STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS
+_LOW = (1 << 32) - 1
+_FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_ODD = 0x9E3779B1
+_ROUNDS = 7  # the fewest with which Philox4x32 passes BigCrush (Salmon et al., 2011)
+
+
+def keep_of(dropout_p: float) -> float:
+    """The probability that a weight is kept: 1 - dropout_p, to the nearest that kernels have.
+
+    1 where nothing is dropped; never 0. Raises ProblemError for a dropout_p beyond [0, 1).
+    """
+    number = isinstance(dropout_p, Real) and not isinstance(dropout_p, bool)
+    if not (number and 0 <= dropout_p < 1):
+        raise ProblemError(
+            f"dropout_p {shown(dropout_p)}",
+            rule="must be at least 0 and less than 1: the probability that a weight is dropped",
+            fix="pass 0.0 where nothing is to be dropped, as in evaluation",
+        )
+    return max(1, round((1 - dropout_p) * STEPS)) / STEPS
+
+
+def drawn(device: torch.device) -> torch.Tensor:
+    """A new state of torch's generator of the device: captured graphs draw one at each replay."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64, device=device)
+
+
+def settled(call: Arguments) -> tuple[float, torch.Tensor | None]:
+    """The probability of a call, 0 where kernels drop nothing, and its state, drawn if it lacks."""
+    if keep_of(call.dropout_p) == 1:
+        return 0.0, call.dropout_state
+    if call.dropout_state is None and isinstance(call.q, torch.Tensor):
+        return call.dropout_p, drawn(call.q.device)
+    return call.dropout_p, call.dropout_state
+
+
+def check_state(state: object, device: torch.device) -> None:
+    """Raise ProblemError for a state that kernels cannot read."""
+    if not isinstance(state, torch.Tensor):
+        raise ProblemError(
+            f"dropout_state {shown(state)}",
+            rule="must be a tensor, or None to have one drawn",
+            fix="torch.randint(2**62, (2,), device=q.device) makes one",
+        )
+    if (
+        state.shape != (2,)
+        or state.dtype != torch.int64
+        or state.device != device
+        or not state.is_contiguous()
+    ):
+        raise ProblemError(
+            f"dropout_state {list(state.shape)} {state.dtype} on {state.device}",
+            rule="must be int64 [2], contiguous, on the device of q",
+            fix="torch.randint(2**62, (2,), device=q.device) makes one",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """What is dropped of scores that begin at a place.
+
+    state   int64 [2]
+    keep    the probability that a weight is kept, a multiple of 1 / STEPS
+    heads   query heads of one batch
+    batch, row, column   of the first score
+    """
+
+    state: torch.Tensor
+    keep: float
+    heads: int
+    batch: int = 0
+    row: int = 0
+    column: int = 0
+
+    def kept(self, batches: slice, rows: slice, seq_k: int) -> torch.Tensor:
+        """Which weights are kept: bool [batches, heads, rows, seq_k], on the state's device."""
+        device = self.state.device
+        batch, head, row, column = (
+            torch.arange(first + at.start, first + at.stop, device=device)
+            for first, at in (
+                (self.batch, batches),
+                (0, slice(0, self.heads)),
+                (self.row, rows),
+                (self.column, slice(0, seq_k)),
+            )
+        )
+        of_row, of_column = row // 16 * 8 + row % 8, column // 16
+        first_row, first_column = int(self.row + rows.start) // 16 * 8, self.column // 16
+        across = torch.arange(first_column, (self.column + seq_k - 1) // 16 + 1, device=device)
+        down = torch.arange(first_row, (self.row + rows.stop - 1) // 16 * 8 + 8, device=device)
+        all_head = (batch[:, None] * self.heads + head)[..., None, None]
+        words = self._words(all_head, down[:, None], across)
+        words = words[:, :, (of_row - first_row)[:, None], of_column - first_column]
+        bit = column % 2 * 8 + 7 - column // 8 % 2 - column % 8 // 2 * 2
+        return (words >> bit + (row // 8 % 2 * 16)[:, None] & 1) == 0
+
+    def _words(self, head: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """Words that tell of 16 columns of rows 16 (row / 8) + row % 8 and 8 below what is dropped.
+
+        Numbers of 8 bits are held against the threshold rounded down or up, as that of a word says.
+        """
+        threshold, share = divmod(round(self.keep * STEPS), 1 << 8)
+        key = [self.state[0] & _LOW, self.state[0] >> 32 & _LOW]
+        low, high = self.state[1] & _LOW, self.state[1] >> 32 & _LOW
+        first, second = (_philox((row * 2 + i, column, head ^ high, low), key) for i in range(2))
+        number = first[0] * _ODD + first[1] & _LOW
+        dropped = torch.where(number < share << 24, 0, _LOW)
+        for bit, one in enumerate((*first, *second)):
+            dropped = one & dropped if threshold >> bit & 1 else one | dropped
+        return dropped
+
+
+def _philox(counter: tuple[torch.Tensor, ...], key: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32's four words, in int64: products wrap, and hold all 64 bits."""
+    a, b, c, d = counter
+    first, second = key
+    for _ in range(_ROUNDS):
+        left, right = a * _FACTORS[0], c * _FACTORS[1]
+        a, b = (right >> 32 & _LOW) ^ b ^ first, right & _LOW
+        c, d = (left >> 32 & _LOW) ^ d ^ second, left & _LOW
+        first, second = first + _WEYL[0] & _LOW, second + _WEYL[1] & _LOW
+    return a, b, c, d
+
+
+def dropout_mask(
+    state: torch.Tensor, dropout_p: float, batch: int, heads: int, seq_q: int, seq_k: int
+) -> torch.Tensor:
+    """Return which weights `warploom.attention` keeps: bool [batch, heads, seq_q, seq_k].
+
+    state       int64 [2], the `dropout_state` of the call; the mask is on its device
+    dropout_p   the probability that a weight is dropped, as the call had it
+    batch, heads, seq_q, seq_k   extents of the scores: query heads; of packed sequences how many
+                there are, and the longest: each begins at row and column 0
+
+    Weights that are kept are divided by the probability with which they are: 1 - dropout_p, to the
+    nearest multiple of 2^-16. Takes 8 bytes a weight while it computes. Raises ProblemError for a
+    state or probability that no call can have.
+    """
+    check_state(state, state.device if isinstance(state, torch.Tensor) else torch.device("cpu"))
+    keep = keep_of(dropout_p)
+    if keep == 1:
+        return torch.ones(batch, heads, seq_q, seq_k, dtype=torch.bool, device=state.device)
+    return Dropout(state, keep, heads).kept(slice(0, batch), slice(0, seq_q), seq_k)

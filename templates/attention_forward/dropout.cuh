@@ -1,0 +1,40 @@
+// ---- Makers of words: ahead of the consumers, for every kv tile that the block walks ---------------------
+{% set heads = "p.all_heads" if operation.lengths == "packed" else "p.heads" %}
+__device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared) {
+  constexpr int kPatches = kKvTile / 16;
+  const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
+  Ring<kWordStages> at{0, 1};
+  for (Ring<kQStages> q{0, 0};; q.advance()) {
+    shared.q_full[q.stage][0].wait(q.phase);
+    const Work& work = shared.work[q.stage][0];
+    const int more = work.more, begin = work.begin, end = work.end + work.skipped;
+    const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * {{ heads }} + work.head, rows = work.row / 2 + threadIdx.x % 32;
+    release(shared.q_empty[q.stage][0]);
+    if (!more) return;
+    CUTE_NO_UNROLL
+    for (int n = end - 1; n >= begin; --n) {
+      shared.words_empty[at.stage].wait(at.phase);
+      make_words(shared.words[at.stage], dropout, head, [&](int i) {
+        return make_uint2(rows + i / kPatches * (kWgmmaM / 2), n * kPatches + i % kPatches);
+      });
+      release(shared.words_full[at.stage]);
+      at.advance();
+    }
+  }
+}
+
+// Of 16 columns after the other, of which a thread has 8 weights.
+using Words = uint32_t[kKvTile / 16];
+
+// Makes 0 of the weights that are dropped: pairs of them side by side, by the sign bits of two bytes of a word.
+__device__ __forceinline__ void drop(Weights& weights, const Words& words) {
+  CUTE_UNROLL
+  for (int i = 0; i < kKvTile / 16; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint32_t dropped;  // not by __byte_perm(), which knows no signs
+      asm("prmt.b32 %0, %1, 0, %2;" : "=r"(dropped) : "r"(words[i] << j / 2), "r"(j % 2 ? 0xbbaa : 0x9988));
+      weights[i][j] &= ~dropped;
+    }
+  }
+}

@@ -1,0 +1,247 @@
+"""Dropout on the CPU: a mask says what is dropped, in both passes, on every path, in every call."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import warploom
+from warploom.errors import ProblemError, WarploomError
+from warploom.runtime.families._attention.dropout import Dropout, keep_of
+
+BF16 = torch.bfloat16
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": "bottom_right"},
+    "window": {"window": (3, 1)},
+    "softcap": {"softcap": 2.0, "causal": "top_left"},
+}
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def state(seed: int = 0) -> torch.Tensor:
+    return torch.randint(1 << 62, (2,), generator=torch.Generator().manual_seed(seed))
+
+
+def leaves() -> list[torch.Tensor]:
+    """q, k and v: four query heads over two."""
+    shapes = ((2, 4, 19, 40), (2, 2, 37, 40), (2, 2, 37, 40))
+    given = [random(*shape, seed=i).to(BF16) for i, shape in enumerate(shapes)]
+    return [one.requires_grad_() for one in given]
+
+
+def shown(keywords: dict[str, Any]) -> torch.Tensor:
+    """Which of 19 rows attends to which of 37 columns, by the words of the documentation."""
+    row, column = torch.arange(19)[:, None], torch.arange(37)
+    diagonal = row if keywords.get("causal") == "top_left" else row + 18
+    left, right = keywords.get("window", (99, 0 if "causal" in keywords else 99))
+    return (column >= diagonal - left) & (column <= diagonal + right)
+
+
+def expected(
+    given: list[torch.Tensor], keywords: dict[str, Any], kept: torch.Tensor, keep: float
+) -> torch.Tensor:
+    q, k, v = given
+    s = q @ k.repeat_interleave(2, 1).mT * 40**-0.5
+    if cap := keywords.get("softcap"):
+        s = cap * torch.tanh(s / cap)
+    p = torch.softmax(s.masked_fill(~shown(keywords), -torch.inf), -1)
+    return (p * kept / keep) @ v.repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_are_those_of_weights_that_the_mask_keeps(name: str) -> None:
+    given, keywords = leaves(), CALLS[name]
+    told = {"dropout_p": 0.3, "dropout_state": state()}
+    out, lse = warploom.attention(*given, return_lse=True, **keywords, **told)
+    arriving = random(*out.shape).to(BF16)
+    found = (out, *torch.autograd.grad(out, given, arriving))
+    kept = warploom.dropout_mask(state(), 0.3, 2, 4, 19, 37)
+    wide = [one.detach().double().requires_grad_() for one in given]
+    result = expected(wide, keywords, kept, keep_of(0.3))
+    gradients = torch.autograd.grad(result, wide, arriving.double())
+    for one, wanted in zip(found, (result, *gradients), strict=True):
+        assert torch.allclose(one.double(), wanted, rtol=2e-2, atol=3e-2)
+    assert torch.equal(lse, warploom.attention(*given, return_lse=True, **keywords)[1])
+
+
+def test_packed_sequences_are_batches_that_begin_at_0() -> None:
+    lengths = [5, 0, 33]
+    offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    q, k, v = (random(38, 2, 40, seed=i).to(BF16) for i in range(3))
+    told: dict[str, Any] = {"dropout_p": 0.5, "dropout_state": state()}
+    packed = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 33}
+    out = warploom.attention(q, k, v, max_seqlen_k=33, **packed, **told)
+    whole = warploom.dropout_mask(state(), 0.5, 3, 2, 33, 33)
+    for index, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
+        if first == last:
+            continue
+        one = [t[first:last].double().transpose(0, 1) for t in (q, k, v)]
+        p = torch.softmax(one[0] @ one[1].mT * 40**-0.5, -1)
+        p = p * whole[index, :, : last - first, : last - first] * 2
+        assert torch.allclose(out[first:last].double().transpose(0, 1), p @ one[2], atol=3e-2)
+
+
+def test_the_mask_is_a_function_of_the_place_alone() -> None:
+    whole = warploom.dropout_mask(state(), 0.4, 3, 5, 70, 90)
+    part = Dropout(state(), keep_of(0.4), 5, batch=1, row=21, column=37)
+    assert torch.equal(part.kept(slice(0, 2), slice(4, 40), 50), whole[1:, :, 25:61, 37:87])
+    for other in (
+        torch.stack([state()[0], state()[1] + 1]),
+        torch.stack([state()[0] + 1, state()[1]]),
+    ):
+        assert not torch.equal(warploom.dropout_mask(other, 0.4, 3, 5, 70, 90), whole)
+    planes = whole.flatten(0, 1).flatten(1).double()
+    correlation = torch.corrcoef(planes) - torch.eye(15)
+    assert float(correlation.abs().max()) < 5 / math.sqrt(70 * 90)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 1 / 3, 0.5, 0.999, 1 - 2.0**-9, 1 - 3 * 2.0**-16])
+def test_so_many_are_kept_as_said(p: float) -> None:
+    kept = warploom.dropout_mask(state(7), p, 2, 8, 256, 256).double()
+    keep = keep_of(p)
+    assert abs(keep - (1 - p)) <= 2.0**-17
+    deviation = math.sqrt(keep * (1 - keep) / kept.numel())
+    assert abs(float(kept.mean()) - keep) < 4 * deviation
+
+
+def test_weights_of_a_word_correlate_no_more_than_rounding_asks_for() -> None:
+    # Of 2^-9 each is kept where its 8 bits are 0 and its word rounds up, as half of them do: two of
+    # a word both are with 2^-17, where 2^-18 would be without the word's number.
+    kept = warploom.dropout_mask(state(3), 1 - 2.0**-9, 1, 16, 512, 512)
+    of_words = kept.reshape(16, 32, 2, 8, 32, 16).sum((2, 5))
+    pairs, expected = int((of_words * (of_words - 1) // 2).sum()), of_words.numel() * 496 * 2.0**-17
+    assert abs(pairs - expected) < 6 * math.sqrt(expected)
+    apart = int((kept & kept.roll(16, -1)).sum())
+    assert abs(apart - kept.numel() * 2.0**-18) < 6 * math.sqrt(kept.numel() * 2.0**-18)
+
+
+def test_more_are_kept_of_the_same_where_fewer_are_dropped() -> None:
+    most = warploom.dropout_mask(state(), 0.2, 1, 2, 40, 40)
+    fewer = warploom.dropout_mask(state(), 0.6, 1, 2, 40, 40)
+    assert bool((most | ~fewer).all())
+
+
+def test_a_state_is_drawn_from_torchs_generator() -> None:
+    given = leaves()
+    torch.manual_seed(1)
+    first, second = (warploom.attention(*given, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(warploom.attention(*given, dropout_p=0.5), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_drops_the_same_when_it_computes_again(reentrant: bool) -> None:
+    given = leaves()
+
+    def layer(*given: torch.Tensor) -> torch.Tensor:
+        return warploom.attention(*given, dropout_p=0.4)
+
+    torch.manual_seed(3)
+    out = checkpoint(layer, *given, use_reentrant=reentrant)
+    out.float().square().sum().backward()
+    found = [one.grad for one in given]
+    torch.manual_seed(3)
+    plain = torch.autograd.grad(layer(*given).float().square().sum(), given)
+    assert all(map(torch.equal, found, plain))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_torch_compile_takes_and_differentiates_it(with_sinks: bool) -> None:
+    given = [*leaves(), *([random(4).requires_grad_()] if with_sinks else [])]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        sinks = given[3] if with_sinks else None
+        told = {"dropout_p": 0.3, "dropout_state": state_given, "sinks": sinks}
+        return warploom.attention(*given[:3], **told).float().square().sum()
+
+    state_given = state()
+    run = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(run(*given), given)
+    assert all(map(torch.equal, found, torch.autograd.grad(loss(*given), given)))
+
+
+def test_compiled_calls_draw_a_state_each() -> None:
+    given = leaves()
+    run = torch.compile(
+        lambda *given: warploom.attention(*given, dropout_p=0.5),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    assert not torch.equal(run(*given), run(*given))
+
+
+def test_torch_finds_no_fault_with_the_operators() -> None:
+    given = leaves()
+    function = ("bottom_right", 3, None, 2.0, None, None, None, None, None, 0.3)
+    arguments = (*given, *function, None, None, None, None, None, None, None, state())
+    torch.library.opcheck(torch.ops.warploom.attention.default, arguments)
+    out, lse = torch.ops.warploom.attention(*arguments)
+    results = (torch.randn_like(out), None, *given, out, lse)
+    results = tuple(one if one is None else one.detach() for one in results)
+    backward = (*results, *function, False, None, None, None, None, None, state())
+    torch.library.opcheck(torch.ops.warploom.attention_backward.default, backward)
+
+
+def test_where_nothing_is_dropped_a_state_plays_no_part() -> None:
+    given = leaves()
+    plain = warploom.attention(*given)
+    assert torch.equal(warploom.attention(*given, dropout_p=2.0**-20), plain)
+    assert torch.equal(warploom.attention(*given, dropout_p=0, dropout_state=state()), plain)
+    assert bool(warploom.dropout_mask(state(), 0.0, 1, 1, 3, 4).all())
+
+
+@pytest.mark.parametrize(
+    ("p", "given", "message"),
+    [
+        (1.0, None, "dropout_p 1.0.*at least 0 and less than 1"),
+        (-0.1, None, "dropout_p -0.1"),
+        (math.nan, None, "dropout_p nan"),
+        (True, None, "dropout_p True"),
+        ("0.1", None, "dropout_p '0.1'"),
+        (0.1, torch.zeros(2), r"torch.float32.*int64 \[2\]"),
+        (0.1, torch.zeros(3, dtype=torch.int64), r"dropout_state \[3\]"),
+        (0.1, torch.zeros(2, dtype=torch.int64, device="meta"), "on the device of q|device"),
+        (0.1, torch.zeros(4, dtype=torch.int64)[::2], "contiguous"),
+        (0.1, 17, "dropout_state 17"),
+    ],
+    ids=str,
+)
+def test_probabilities_and_states_that_are_none_are_named(
+    p: object, given: object, message: str
+) -> None:
+    with pytest.raises(ProblemError, match=message):
+        warploom.attention(*leaves(), dropout_p=p, dropout_state=given)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("further", "named"),
+    [
+        ({"bias": torch.zeros(19, 37)}, "dropout with alibi, bias or masked"),
+        ({"mask": torch.ones(19, 37, dtype=torch.bool)}, "dropout with alibi, bias or masked"),
+        ({"alibi_slopes": torch.ones(4)}, "dropout with alibi, bias or masked"),
+    ],
+    ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
+)
+def test_what_no_kernel_has_beside_dropout_is_named(further: dict[str, Any], named: str) -> None:
+    with pytest.raises(WarploomError, match=named):
+        warploom.explain(*leaves(), dropout_p=0.1, gpu="NVIDIA H200", **further)
+
+
+def test_the_kernels_are_those_of_dropout() -> None:
+    found = warploom.explain(*leaves(), dropout_p=0.1, gpu="NVIDIA H200")
+    assert "_dropout" in found.kernel
+    assert "_dropout" in str(found.backward)
+    q = torch.empty(1, 8, 1, 128, dtype=BF16, device="meta")
+    k = torch.empty(1, 2, 8192, 128, dtype=BF16, device="meta")
+    few = warploom.explain(q, k, k, dropout_p=0.1, gpu="NVIDIA H200").kernel
+    assert few.startswith("attention_forward")
