@@ -128,6 +128,21 @@ SCORED = [
         for further in ({"alibi": True}, {"bias": "bf16", "masked": True})
     ),
 ]
+DROPOUT = [
+    *(
+        chosen(
+            dim,
+            element=next(_element),
+            mask=next(_mask),
+            lengths=lengths,
+            deterministic=dim % 128 == 0 and lengths == "packed",
+            further={"dropout": True},
+        )
+        for dim, lengths in product(DIMS, ("fixed", "packed"))
+    ),
+    *(chosen(dim, mask="causal", softcap=True, further={"dropout": True}) for dim in (64, 128)),
+    chosen(128, mask="causal", further={"dropout": True, "sinks": "fp32"}),
+]
 _cluster = cycle((2, 4, 8))
 CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the other
     spec(dim, {**fields, "cluster": cluster}, element=next(_element), mask=mask, lengths=lengths)
@@ -250,6 +265,7 @@ SIMPLE = {  # for tests of something else than the kernel itself
     "long": chosen(128, mask="causal"),
     "wide": chosen(256, mask="causal", seq=512),
     "packed": chosen(64, mask="causal", lengths="packed", seq=512),
+    "dropout": chosen(64, further={"dropout": True}),
     "deterministic": chosen(64, mask="causal", deterministic=True, seq=512),
     "deterministic, packed": chosen(64, mask="causal", lengths="packed", deterministic=True),
     "cluster": spec(
@@ -280,7 +296,7 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS, *SCORED),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS, *SCORED, *DROPOUT),
             *(*CLUSTERS, *DETERMINISTIC_CLUSTERS, *HELD),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )

@@ -68,6 +68,9 @@ WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with wh
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 HIDE = ")) x = __uint_as_float(kHidden);\n"
+HEAD = "    const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;\n"
+AWAIT_WORDS = "      shared.words_empty[at.stage].wait(at.phase);\n"
+READ_WORDS = "  c.shared.words_full[step.parity].wait(step.half_parity);\n"
 
 MUTANTS = {
     "dq is multiplied before the other warpgroup has written its part of ds": Mutant(
@@ -144,6 +147,19 @@ MUTANTS = {
         wrong=((BIAS, BIAS.replace("column", "column + 1")),),
         shape=LONG,
         kernel=chosen(128, further={"bias": "fp32", "bias_gradient": True}),
+        keywords={},
+    ),
+    "other weights are dropped than in the forward pass": Mutant(
+        wrong=((HEAD, HEAD.replace("+ i;", "+ i + 1;")),),
+        shape=LONG,
+        kernel=SIMPLE["dropout"],
+        keywords={},
+    ),
+    "words are made anew before they were read": Mutant(
+        wrong=((AWAIT_WORDS, ""),),
+        shape=LONG,
+        pauses=((READ_WORDS, PAUSE + READ_WORDS),),
+        kernel=SIMPLE["dropout"],
         keywords={},
     ),
 }

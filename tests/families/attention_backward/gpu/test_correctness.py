@@ -280,6 +280,21 @@ def test_both_passes_change_the_same_scores_alike(kernel: KernelSpec) -> None:
                 arena.verify(arena.make(kernel, shape, turned=index % 2 == 1, **keywords))
 
 
+# ---- Dropout -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dlse", [False, True])
+@pytest.mark.parametrize("kernel", cases.DROPOUT, ids=short)
+def test_gradients_are_those_of_the_weights_that_were_kept(kernel: KernelSpec, dlse: bool) -> None:
+    for keywords in MASKS[operation(kernel).mask]:
+        if operation(kernel).lengths == "packed":
+            for name in LENGTHS:
+                arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, dlse=dlse, **keywords))
+        else:
+            for shape in FEW:
+                arena.verify(arena.make(kernel, shape, dlse=dlse, **keywords))
+
+
 # ---- From the front door -------------------------------------------------------------------------
 
 

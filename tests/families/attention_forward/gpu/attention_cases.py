@@ -175,6 +175,16 @@ SCORED = [
     ),
     *(chosen(128, further=further) for further in FURTHER),
 ]
+DROPOUT = [
+    *(
+        chosen(dim, element=next(_element), mask=mask, lengths=lengths, further={"dropout": True})
+        for (dim, mask), lengths in product(
+            zip(DIMS, cycle(("none", "causal", "window")), strict=False), ("fixed", "packed")
+        )
+    ),
+    chosen(64, mask="causal", softcap=True, further={"dropout": True}),
+    chosen(128, mask="causal", further={"dropout": True, "sinks": "fp32"}),
+]
 SCHEDULES = [
     spec(q_tile, kv_tile, dim=dim, mask="causal", **others)
     for q_tile, kv_tile, dim, others in (
@@ -216,6 +226,7 @@ ALL = list(
             *PACKED,
             *SINKS,
             *SCORED,
+            *DROPOUT,
             *SCHEDULES,
             *RESCALES,
             *SIMPLE.values(),

@@ -110,6 +110,8 @@ RELEASE_K = "    c.release_operands(n);\n"
 RELEASE_Q = "    if (kQStages == 1 && n == begin) release_q();\n"
 RELEASE_V = "    release(c.shared.v_empty[before.stage]);\n"
 BIAS = "* p.bias_batch + head * p.bias_head + row * p.bias_row + column;\n"
+AWAIT_WORDS = "    shared.words_full[at_words.stage].wait(at_words.phase);\n"
+MAKE_WORDS = "    dropout.make(found, head, rows, columns);\n"
 
 MUTANTS = {
     "scores are multiplied before their k is there": Mutant(
@@ -175,6 +177,17 @@ MUTANTS = {
         wrong=((BIAS, BIAS.replace("column", "column + 1")),),
         shape=SEVERAL_TILES,
         kernel=cases.chosen(128, further={"bias": "fp32"}),
+    ),
+    "words are read before they are made": Mutant(
+        wrong=((AWAIT_WORDS, ""),),
+        shape=ONE_LAP,
+        pauses=((MAKE_WORDS, PAUSE + MAKE_WORDS),),
+        kernel=cases.DROPOUT[0],
+    ),
+    "weights of another column are dropped": Mutant(
+        wrong=(("n * kPatches + i % kPatches)", "n * kPatches + i % kPatches + 1)"),),
+        shape=SEVERAL_TILES,
+        kernel=cases.DROPOUT[0],
     ),
 }
 

@@ -233,6 +233,74 @@ def test_what_is_added_to_scores_and_what_is_masked_is_of_their_row_and_column(
             verify_masks(kernel, shape)
 
 
+# ---- Dropout -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", cases.DROPOUT, ids=short)
+def test_weights_are_dropped_where_the_mask_says(kernel: KernelSpec) -> None:
+    if operation(kernel).lengths == "packed":
+        for name, keywords in product(LENGTHS, MASKS[operation(kernel).mask]):
+            arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, **keywords))
+    else:
+        for shape in MOST.values():
+            verify_masks(kernel, shape)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.125, 1 / 3, 0.5, 0.99])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_mask_is_that_of_both_passes_bit_for_bit(dim: int, p: float) -> None:
+    # With equal scores, and v of one column's 1, each element of out and of dv tells of one weight:
+    # a backward pass that does not repeat the mask, or repeats another's, would differ.
+    state = torch.randint(-(1 << 62), 1 << 62, (2,), device="cuda")
+    kept = warploom.dropout_mask(state, p, 3, 4, 333, dim)
+    q = torch.zeros(3, 4, 333, dim, device="cuda", dtype=torch.bfloat16)
+    k, one = q[:, :, :dim], torch.eye(dim, device="cuda", dtype=torch.bfloat16)
+    v = one.expand(3, 4, dim, dim).clone().requires_grad_()
+    out = warploom.attention(q, k, v, dropout_p=p, dropout_state=state)
+    assert torch.equal(out != 0, kept)
+    for first in range(0, 333, dim):
+        dout = torch.zeros_like(out)
+        some = dout[:, :, first : first + dim]
+        some.copy_(one[: some.shape[2]].expand_as(some))
+        (dv,) = torch.autograd.grad(out, v, dout, retain_graph=True)
+        rows = kept[:, :, first : first + dim]
+        assert torch.equal((dv != 0).mT[:, :, : rows.shape[2]], rows)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 1 / 3, 0.5])
+def test_the_mean_of_the_output_is_that_of_what_is_attended_to(p: float) -> None:
+    # fp16: rounding to bf16 moves the mean by more than three deviations of the mask.
+    q = torch.zeros(1, 16, 2048, 64, device="cuda", dtype=torch.float16)
+    state = torch.tensor([7, 1], device="cuda")
+    out = warploom.attention(q, q, torch.ones_like(q), dropout_p=p, dropout_state=state)
+    keep = round((1 - p) * 65536) / 65536
+    deviation = ((1 - keep) / keep / (16 * 2048 * 2048)) ** 0.5
+    shift = 2.0**-15  # of rounding to fp16, at most
+    assert abs(float(out[..., 0].double().mean()) - 1) < 3 * deviation + shift
+
+
+def test_replays_of_a_graph_drop_others_and_a_state_that_is_given_the_same() -> None:
+    q = torch.randn(1, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
+    state = torch.tensor([1, 2], device="cuda")
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = warploom.attention(q, q, q, dropout_p=0.5)
+        return drawn, warploom.attention(q, q, q, dropout_p=0.5, dropout_state=state)
+
+    both()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both()
+    graph.replay()
+    first = [one.clone() for one in found]
+    graph.replay()
+    assert not torch.equal(first[0], found[0])
+    assert torch.equal(first[1], found[1])
+    state.copy_(torch.tensor([3, 4]))
+    graph.replay()
+    assert not torch.equal(first[1], found[1])
+
+
 # ---- The bound, repeats --------------------------------------------------------------------------
 
 
