@@ -5,7 +5,8 @@ As in FlashAttention 2.8: q is [batch, seq, heads, dim], or [total, heads, dim] 
 them before heads. fp16 or bf16, dim up to 256; heads is a multiple of heads_k. Results have the
 layout of q. Every function takes
 
-    dropout_p          0.0: any other is refused
+    dropout_p          the probability that a weight is dropped, by torch's generator: others than
+                       FlashAttention drops. 0.0 with alibi_slopes
     softmax_scale      of the scores; None is dim ** -0.5
     causal             the last query attends to every key, whatever the lengths
     window_size        (left, right) columns beside that diagonal; -1 is no bound
@@ -21,8 +22,8 @@ layout of q. Every function takes
 
 Tensors are read where they lie, except that a dim which is no multiple of 8 is padded with zeros
 first. Gradients of kv and qkv are one contiguous tensor that the kernel writes; in a compiled graph
-torch stacks them. On CPU tensors the float reference computes the same. All raise ProblemError
-before anything is launched.
+and under dropout torch stacks them. On CPU tensors the float reference computes the same. All raise
+ProblemError before anything is launched.
 """
 
 from __future__ import annotations

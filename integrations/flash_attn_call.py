@@ -38,13 +38,6 @@ class Options:
 
     def keywords(self) -> dict[str, Any]:
         """Those of `warploom.attention`; ProblemError for what it does not compute."""
-        if self.dropout_p:
-            raise ProblemError(
-                f"dropout_p {shown(self.dropout_p)}",
-                rule="must be 0.0: attention here drops no probability",
-                fix="pass dropout_p=0.0, or take torch's scaled_dot_product_attention where "
-                "dropout is wanted",
-            )
         scale = self.softmax_scale
         if scale is not None and not (isinstance(scale, float | int) and scale > 0):
             raise ProblemError(
@@ -59,6 +52,8 @@ class Options:
             "scale": scale,
             "deterministic": True if self.deterministic else None,
         }
+        if self.dropout_p:
+            found["dropout_p"] = self.dropout_p
         if self.alibi_slopes is not None:  # those of a batch may be one row, repeated
             slopes = named_tensor("alibi_slopes", self.alibi_slopes)
             found["alibi_slopes"] = slopes.contiguous()

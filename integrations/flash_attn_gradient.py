@@ -35,7 +35,9 @@ def attend(tensors: Tensors, keywords: dict[str, Any]) -> Pair:
     `keywords` are those of `warploom.attention`; with cu_seqlens the tensors are
     [total, .., heads, dim], without [batch, seq, .., heads, dim].
     """
-    if not _written_together(tensors):
+    # Whose state is drawn within, and kept there for the gradients.
+    dropped = "dropout_p" in keywords
+    if dropped or not _written_together(tensors):
         q, k, v = _views(tensors, packed="cu_seqlens_q" in keywords)
         pair: Pair = attention(q, k, v, return_lse=True, **keywords)
         return pair

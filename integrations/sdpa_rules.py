@@ -65,7 +65,7 @@ def refusal_anywhere(
 def not_computed(dropout_p: float, is_causal: bool, scale: float | None) -> str | None:
     """Why torch computes what these arguments ask for, on tensors of any shape."""
     if dropout_p != 0.0:
-        return f"Warploom's kernels have no dropout: dropout_p is {dropout_p}"
+        return f"by Warploom such calls have no dropout: dropout_p is {dropout_p}"
     if type(is_causal) is not bool:
         return f"is_causal is a {type(is_causal).__name__}"
     if scale is not None and not (scale > 0 and math.isfinite(scale)):
