@@ -27,7 +27,8 @@ test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint cpu-test
 
 cpu-test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses $(WORKERS) --dist loadscope
+	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses $(WORKERS) --dist loadscope \
+		--no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .

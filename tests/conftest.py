@@ -11,6 +11,7 @@ import functools
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,26 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
     settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
     settings.load_profile("any machine")
 
+# What takes longest of all, in this order, the rest by how many tests there are: so that processes
+# that share them end together, and those that wait have others beside them that do not.
+LONGEST = (
+    "compile/test_smoke.py",
+    "unit/test_guide.py",
+    "property/test_compiled.py",
+    "tuning/test_fleet_ray.py",
+    "examples/test_train_gpt.py",
+    "tuning/test_tune_command.py",
+    "integrations/test_patch_compiled.py",
+    "integrations/test_sharding.py",
+    "tuning/test_autotune_processes.py",
+    "families/gemm/test_bench.py",
+    "unit/test_packaging.py",
+    "unit/test_benchmarks_checkouts.py",
+    "unit/test_record.py",
+    "unit/test_same_kernels.py",
+    "toy/test_generator.py",
+)
+
 helpers = {
     path.parent
     for path in TESTS.rglob("*.py")
@@ -54,6 +75,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="a checkout of FlashAttention 2.8, whose own tests are run against ours",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order files for several processes, which take them in this order (--no-loadscope-reorder)."""
+    if workers:
+        ranks = {TESTS / file: rank for rank, file in enumerate(LONGEST)}
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda one: (ranks.get(one.path, len(ranks)), -counts[one.path]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
