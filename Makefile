@@ -11,24 +11,29 @@ FAMILY :=
 GPU_TESTS := $(if $(FAMILY),tests/families/$(FAMILY)/gpu,tests/gpu $(wildcard tests/integrations/gpu tests/families/*/gpu))
 RECORD := tests
 WORKERS := 4
+# Tests that wait for a cluster of processes most of their time: beside the others, they cost little.
+WAITING := tests/tuning/test_fleet_ray.py
 # A pip of this year reads indices in half the time of the one that comes with Python 3.11. Of 12,000
 # installed files most are never imported: Python compiles those that are, once.
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
-.PHONY: demo test cpu-test lint gpu-test clean
+.PHONY: demo test cpu-test waiting-test lint gpu-test clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python -m warploom.demo
 
 # Side by side: each alone leaves cores idle.
 test: $(INSTALLED)
-	$(MAKE) --no-print-directory --jobs 2 lint cpu-test
+	$(MAKE) --no-print-directory --jobs 3 lint waiting-test cpu-test
 
 cpu-test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses $(WORKERS) --dist loadscope \
-		--no-loadscope-reorder
+		--no-loadscope-reorder $(WAITING:%=--ignore=%)
+
+waiting-test: $(INSTALLED)
+	$(VENV)/bin/python -m pytest -q -m "not gpu" $(WAITING)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .

@@ -37,12 +37,11 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
     settings.load_profile("any machine")
 
 # What takes longest of all, in this order, the rest by how many tests there are: so that processes
-# that share them end together, and those that wait have others beside them that do not.
+# that share them end together.
 LONGEST = (
     "compile/test_smoke.py",
     "unit/test_guide.py",
     "property/test_compiled.py",
-    "tuning/test_fleet_ray.py",
     "examples/test_train_gpt.py",
     "tuning/test_tune_command.py",
     "integrations/test_patch_compiled.py",
