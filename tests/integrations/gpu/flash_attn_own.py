@@ -21,7 +21,7 @@ import warploom.flash_attn
 
 # Of parameters, the values that ask for something that is not there.
 LEFT_OUT: dict[str, Callable[[object], bool]] = {
-    "dropout_p": bool,  # no probability is dropped
+    "dropout_p": bool,  # weights are dropped, but others than FlashAttention's
 }
 LEFT_OUT_OF: dict[str, dict[str, Callable[[object], bool]]] = {
     # Keys of packed sequences lie in one piece, not in pages; None is that.
