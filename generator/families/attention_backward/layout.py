@@ -45,6 +45,7 @@ OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16,
 OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
 BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 8, 24, 8
 PACKED_HIDES_REGISTERS = 16
+ROWS_HIDES_REGISTERS = 12  # of a pair with overlap that shares rows
 ALIBI_SOFTCAP_REGISTERS = 16
 # Of all that changes scores, which is not live at once, nor with all that a softcap takes.
 MOST_SCORES_REGISTERS = 56
@@ -190,6 +191,8 @@ def _registers(
                 + (operation.mask != "none") * OVERLAP_MASK_REGISTERS
                 + (columns < operation.dim) * OVERLAP_PARTS_REGISTERS
             )
+        elif operation.hides:
+            beside += ROWS_HIDES_REGISTERS
     else:
         second = query_n // 2 + 2 * weights  # dq, while dk is multiplied
         beside = SERIAL_REGISTERS + operation.softcap * (

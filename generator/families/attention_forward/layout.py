@@ -38,6 +38,8 @@ PACKED_REGISTERS, WINDOW_REGISTERS, SOFTCAP_REGISTERS = 4, 4, 20
 ALIBI_REGISTERS, BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 4, 16, 32, 32
 PACKED_SCORES_REGISTERS = 8  # beside those of packed lengths, where scores are changed
 MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at once
+# Found by compiling: of tiles beyond 128 columns, a mask beside 32 bits, sinks beside both others.
+PACKED_LONG_REGISTERS, WIDE_MASKED_REGISTERS, SINKS_SCORES_REGISTERS = 12, 12, 36
 DROPOUT_SERIAL_REGISTERS = 40  # without overlap
 
 BARRIERS_AND_WORK_BYTES = 1024
@@ -120,16 +122,24 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
         + (WINDOW_REGISTERS if operation.mask == "window" else 0)
         + (SOFTCAP_REGISTERS if operation.softcap else 0)
         + (schedule.kv_tile // 16 if operation.blocks else 0)  # bits of two rows
-        + _score_registers(operation)
+        + _score_registers(operation, schedule)
         + (DROPOUT_SERIAL_REGISTERS if operation.dropout and not schedule.overlap else 0)
     )
 
 
-def _score_registers(operation: AttentionOperation) -> int:
+def _score_registers(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
+    packed, columns = operation.lengths == "packed", schedule.kv_tile
+    both = operation.alibi and operation.bias != "none"
+    beside = (columns > 128 and packed and operation.scored) * PACKED_LONG_REGISTERS
+    if operation.dim >= 128:
+        wide = operation.bias == "fp32" and operation.masked
+        beside += (columns > 64 and wide) * WIDE_MASKED_REGISTERS
+        sinks = both and operation.sinks != "none" and not packed
+        beside += (columns > 112 and sinks) * SINKS_SCORES_REGISTERS
     registers = (
         (ALIBI_REGISTERS if operation.alibi else 0)
         + {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
         + (MASKED_REGISTERS if operation.masked else 0)
-        + (PACKED_SCORES_REGISTERS if operation.scored and operation.lengths == "packed" else 0)
+        + (PACKED_SCORES_REGISTERS if operation.scored and packed else 0)
     )
-    return min(registers, MOST_SCORES_REGISTERS)
+    return min(registers, MOST_SCORES_REGISTERS) + beside

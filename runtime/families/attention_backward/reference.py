@@ -223,14 +223,16 @@ def dsinks_bound(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
     mass = (given.dout.double() * given.out.double()).abs().sum(-1)
     if given.dlse is not None:
         mass = mass + given.dlse.double().abs()
-    exponent = sinks.double()[:, None].abs() + given.lse.double().abs().nan_to_num(posinf=0.0)
+    largest = sinks.double().nan_to_num(neginf=0.0).abs()[:, None]
+    exponent = largest + given.lse.double().abs().nan_to_num(posinf=0.0)
     off = weight * FLOAT_ROUNDOFF * (given.q.shape[-1] + 4) * mass
     off = off + torch.expm1(EXP2_ERROR + 4 * FLOAT_ROUNDOFF * exponent) * weight * delta.abs()
     rows = given.q.shape[0] * given.q.shape[2]
     off = off + FLOAT_ROUNDOFF * (64 + rows / 64) * weight * delta.abs()
     total = off.sum((0, 2))
-    unit = unit_roundoff(sinks.dtype)
-    return total + unit * (dsinks_following(given, sinks).abs() + total)
+    info, unit = torch.finfo(sinks.dtype), unit_roundoff(sinks.dtype)
+    denormal = info.smallest_normal * info.eps / 2  # rounding below the normal numbers
+    return total + unit * (dsinks_following(given, sinks).abs() + total) + denormal
 
 
 def dsinks_of_call(

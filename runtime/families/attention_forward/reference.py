@@ -199,7 +199,8 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
         relative = error.sum(-1, keepdim=True)
         if function.sinks is not None:
             sink = of_sinks(function.sinks, s, 1)
-            off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (sink.abs() + top.abs())
+            finite = sink.nan_to_num(neginf=0.0)  # one of -inf has no share, and none is off
+            off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (finite.abs() + top.abs())
             relative += torch.expm1(off) * (sink - total).exp().nan_to_num(0.0)
             # Far below its sink, what a row has becomes 0 where its factor is no normal number.
             error = error + SMALLEST * (s - top).exp()

@@ -258,7 +258,7 @@ def test_each_gradient_is_there_where_it_is_wanted(wanted: tuple[int, ...], comp
 def test_torch_finds_no_fault_with_the_operators() -> None:
     given, keywords = given_of("all")
     q, k, v, added, sinks = given
-    function = ("bottom_right", None, None, None, None, None, None, None, None)
+    function = ("bottom_right", *(None,) * 9)
     others = (sinks, keywords["alibi_slopes"], added, keywords["mask"])
     arguments = (q, k, v, *function, None, None, None, *others)
     torch.library.opcheck(torch.ops.warploom.attention.default, arguments)

@@ -56,7 +56,10 @@ class Pass:
         forward = self.forward
         guarded = (forward.q, forward.k, forward.v, forward.out, self.dout)
         rows = (self.lse,) if self.dlse is None else (self.lse, self.dlse)
-        return (*(one.room for one in guarded), *(one.view(torch.int32) for one in rows))
+        state = forward.keywords.get("dropout_state")
+        states = () if state is None else (state,)
+        rooms = (one.room for one in guarded)
+        return (*rooms, *(one.view(torch.int32) for one in rows), *states)
 
     def run(self) -> Gradients:
         """Run the kernels; return dq, dk and dv."""

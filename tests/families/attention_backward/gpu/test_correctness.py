@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 MOST = {name: shape for name, shape in SHAPES.items() if shape.heads < 16}  # the rest take long
 over_most_shapes = pytest.mark.parametrize("shape", MOST.values(), ids=MOST)
 FEW = [Shape(2, 4, 2, 257, 193), SHAPES["few rows"], SHAPES["few columns"]]
-USUAL = [name for name in SIMPLE if "packed" not in name and name != "none"]
+USUAL = [name for name in SIMPLE if "packed" not in name and name not in ("none", "dropout")]
 
 
 def test_no_kernel_spills_or_has_its_products_serialised(
@@ -63,7 +63,7 @@ def test_a_softcap_has_its_derivative(kernel: KernelSpec, shape: Shape) -> None:
     verify_masks(kernel, shape)
 
 
-@pytest.mark.parametrize("name", [*USUAL, "none"])
+@pytest.mark.parametrize("name", [*USUAL, "none", "dropout"])
 def test_more_tiles_than_multiprocessors_are_all_worked_off(name: str) -> None:
     shape = SHAPES["more tiles than multiprocessors"]
     arena.verify(arena.make(SIMPLE[name], shape, **MASKS[operation(SIMPLE[name]).mask][0]))
@@ -254,10 +254,11 @@ def test_a_sink_has_the_gradient_of_its_heads_rows(kernel: KernelSpec, dlse: boo
 
 def test_the_gradient_of_sinks_is_bit_equal_from_run_to_run() -> None:
     for kernel in cases.SINKS[2:6]:
+        keywords = MASKS[operation(kernel).mask][0]
         if operation(kernel).lengths == "packed":
-            made = arena.packed(kernel, [131, 1, 700], [1030, 5, 700], causal="bottom_right")
+            made = arena.packed(kernel, [131, 1, 700], [1030, 5, 700], **keywords)
         else:
-            made = arena.make(kernel, MANY_TILES, causal="bottom_right")
+            made = arena.make(kernel, MANY_TILES, **keywords)
         arena.verify(made)
         assert made.dsinks is not None
         first = made.dsinks.clone()
@@ -286,13 +287,17 @@ def test_both_passes_change_the_same_scores_alike(kernel: KernelSpec) -> None:
 @pytest.mark.parametrize("dlse", [False, True])
 @pytest.mark.parametrize("kernel", cases.DROPOUT, ids=short)
 def test_gradients_are_those_of_the_weights_that_were_kept(kernel: KernelSpec, dlse: bool) -> None:
+    # Where a row attends to one column, the plain expression's differences of equal numbers are 0,
+    # and here out is v over the probability, which is rounded: the bound alone is for that.
     for keywords in MASKS[operation(kernel).mask]:
         if operation(kernel).lengths == "packed":
             for name in LENGTHS:
-                arena.verify(arena.packed(kernel, *LENGTHS[name], past=5, dlse=dlse, **keywords))
+                made = arena.packed(kernel, *LENGTHS[name], past=5, dlse=dlse, **keywords)
+                arena.verify(made, beside_plain=False)
         else:
             for shape in FEW:
-                arena.verify(arena.make(kernel, shape, dlse=dlse, **keywords))
+                made = arena.make(kernel, shape, dlse=dlse, **keywords)
+                arena.verify(made, beside_plain=False)
 
 
 # ---- From the front door -------------------------------------------------------------------------

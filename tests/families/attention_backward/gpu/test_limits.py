@@ -86,8 +86,13 @@ def test_no_offsets_lead_a_backward_pass_outside_or_let_it_wait_for_ever(
     dq, dk, dv = (banded(gradient.view) for gradient in made.gradients)
     made.gradients = (dq, dk, dv)
 
+    of_scores = {name: forward.keywords.get(name) for name in ("bias", "mask")}
+
     def run(values: tuple[int, ...], longest: int = TOTAL) -> list[torch.Tensor]:
         forward.keywords |= offsets(values) | {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        forward.keywords |= {
+            name: one[..., :longest, :longest] for name, one in of_scores.items() if one is not None
+        }
         for gradient in made.gradients:
             gradient.view.fill_(POISON)
         found = made.run()
