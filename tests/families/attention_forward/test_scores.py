@@ -256,6 +256,8 @@ def test_each_gradient_is_there_where_it_is_wanted(wanted: tuple[int, ...], comp
 
 
 def test_torch_finds_no_fault_with_the_operators() -> None:
+    from warploom.runtime.families.attention_forward import operators  # noqa: F401 (registers)
+
     given, keywords = given_of("all")
     q, k, v, added, sinks = given
     function = ("bottom_right", *(None,) * 9)
@@ -266,8 +268,8 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     results = [one.detach() for one in (torch.randn_like(out), q, k, v, out, lse)]
     held = [one.detach() for one in others]
     for wanted in product((False, True), repeat=2):
-        backward = (results[0], None, *results[1:], *function, False, None, *held)
-        named = (wanted[0], False, wanted[1], False)
+        backward = (results[0], None, *results[1:], *function, False, None, *held, None)
+        named = (wanted[0], False, wanted[1], False, False)
         operator = torch.ops.warploom.attention_backward_further.default
         torch.library.opcheck(operator, (*backward, *named))
 
