@@ -141,13 +141,14 @@ def test_a_call_is_run_again_only_where_nothing_changed() -> None:
     q, k, v = fixed()
     k.requires_grad_()
     none = (None, None)
+    numbers = (None, None, 0.0)  # scale, softcap, dropout_p
 
     def again(
         q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v, **changed: Any
     ) -> object:
         options = {"causal": True, "window": None, "softcap": None, "deterministic": None}
         asked = repeated.asked(**(options | changed), offsets=none, longest=none)
-        return asked and repeated.again(asked, none, q, k, v, none)
+        return asked and repeated.again(asked, numbers, q, k, v, none)
 
     attention((q, k, v), causal=True)
     others: dict[str, Callable[[], object]] = {
@@ -360,7 +361,8 @@ def test_gradients_go_into_the_places_that_are_given(launches: list[Plan[Any, An
 
     def differentiate(into: Any = None) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
         saved = (*given, out, lse)
-        return gradient_plans.differentiate(asked, (None, None), arriving, None, *saved, into=into)
+        numbers = (None, None, 0.0)
+        return gradient_plans.differentiate(asked, numbers, arriving, None, *saved, into=into)
 
     expected = differentiate()
     launches.clear()
