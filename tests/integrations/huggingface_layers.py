@@ -1,10 +1,11 @@
-"""Layers of transformers' models whose masks and biases are tensors, and the check of both tests.
+"""What tests of transformers' models share: layers whose masks and biases are tensors, gradients.
 
-What is right is torch's own computation in fp64.
+What is right of a layer is torch's own computation in fp64.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from warploom.integrations import transformers_attention
 
 HEADS, KV_HEADS = 4, 2
+FEW = 16  # numbers
 _FURTHER = ("position_bias", "s_aux")  # what has a gradient beside query, key and value
 
 LAYERS: dict[str, Callable[[int], dict[str, Any]]] = {  # by the number of rows
@@ -85,3 +87,19 @@ def verify(name: str, rows: int, device: str, monkeypatch: pytest.MonkeyPatch) -
     for got, wanted in zip(found, computed(torch.float64), strict=True):
         assert got.shape == wanted.shape
         assert (got.double() - wanted).norm() < 0.02 * wanted.norm()
+
+
+def gradients(learning: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of a model's parameters in fp32, flat, by name.
+
+    A module that has one of FEW numbers has all of its gradients together: how far bf16 is off in
+    few numbers is luck, and no yardstick.
+    """
+    found: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, module in learning.named_modules():
+        own = [(key, one) for key, one in module.named_parameters(name, recurse=False)]
+        together = any(one.numel() <= FEW for _, one in own)
+        for key, one in own:
+            if one.grad is not None:
+                found[name if together else key].append(one.grad.float().flatten())
+    return {key: torch.cat(those) for key, those in found.items()}

@@ -6,7 +6,7 @@ Here Warploom computes by its reference on CPU tensors: no tensor is `elsewhere`
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 import huggingface_layers as layers
@@ -161,22 +161,17 @@ def test_checkpoints_compute_again_with_the_same_bounds(paths: Counter[str]) -> 
 def test_gradients_are_those_of_eager_attention(name: str, case: str, paths: Counter[str]) -> None:
     """Gradients of every weight, sinks and those before a softcap among them, and none of padding.
 
-    Held against fp32 by what eager attention in bf16 is off, as norms over a module: a bias of few
-    numbers alone may be right by luck.
+    Held against fp32 by what eager attention in bf16 is off, as norms.
     """
     keywords = CASES[case]
     counts = keywords.get("attention_mask", torch.ones_like(IDS)).bool()
 
     def gradients(attention: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         learning = model(name, attention, dtype)
-        of_modules: dict[str, list[torch.Tensor]] = defaultdict(list)
         logits = learning(IDS, **keywords).logits[:, :-1][counts[:, 1:] & counts[:, :-1]]
         wanted = IDS[:, 1:][counts[:, 1:] & counts[:, :-1]]
         torch.nn.functional.cross_entropy(logits.float(), wanted).backward()
-        for key, parameter in learning.named_parameters():
-            if parameter.grad is not None:
-                of_modules[key.rpartition(".")[0]].append(parameter.grad.float().flatten())
-        return {key: torch.cat(gradients) for key, gradients in of_modules.items()}
+        return layers.gradients(learning)
 
     exact, rough = gradients("eager", torch.float32), gradients("eager", torch.bfloat16)
     found = gradients("warploom", torch.bfloat16)
