@@ -14,7 +14,10 @@ FUNCTION = (
 )
 OPTIONS = "bool? deterministic, str? backward_spec"
 # These joined later, with defaults: graphs that were exported before do without them.
-FURTHER = "Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None"
+FURTHER = (
+    "Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, "
+    "Tensor? dropout_state=None, float? dropout_p=None"
+)
 PRODUCT = (
     "Tensor a, Tensor b, str[] kinds, Tensor[] operands, float[] numbers, ScalarType out_dtype, "
     "str accumulation, str? spec"
@@ -52,15 +55,7 @@ SCHEMAS = {
 }
 
 
-# dropout_p stands among their function's numbers, with no default: graphs that were exported before
-# have to be exported again, until it joins FURTHER.
-MOVED = pytest.mark.xfail(reason="dropout_p is not at the end, by default None", strict=True)
-BROKEN = ("attention", "attention_into", "attention_backward")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MOVED if name in BROKEN else ()) for name in SCHEMAS]
-)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_operators_have_the_schemas_that_graphs_were_exported_with(name: str) -> None:
     for one in families.names():
         family(one)

@@ -40,7 +40,6 @@ class _Function(NamedTuple):
     cu_seqlens_k: Annotated[torch.Tensor | None, "Tensor?"]
     max_seqlen_q: Annotated[int | None, "SymInt?"]
     max_seqlen_k: Annotated[int | None, "SymInt?"]
-    dropout_p: Annotated[float | None, "float?"]
 
 
 class _Spec(NamedTuple):
@@ -61,13 +60,18 @@ class _Options(NamedTuple):
 
 
 class _Further(NamedTuple):
-    """The tensors that results depend on beside q, k and v, of those that have any."""
+    """What joined later: tensors that results depend on beside q, k and v, and dropout_p.
 
-    sinks: Annotated[torch.Tensor | None, "Tensor?", "=None"]
-    alibi_slopes: Annotated[torch.Tensor | None, "Tensor?", "=None"]
-    bias: Annotated[torch.Tensor | None, "Tensor?", "=None"]
-    mask: Annotated[torch.Tensor | None, "Tensor?", "=None"]
-    dropout_state: Annotated[torch.Tensor | None, "Tensor?", "=None"]
+    Graphs that were exported before do without: what joins these joins at the end, by default None.
+    Torch leaves out the last ones that are None.
+    """
+
+    sinks: Annotated[torch.Tensor | None, "Tensor?", "=None"] = None
+    alibi_slopes: Annotated[torch.Tensor | None, "Tensor?", "=None"] = None
+    bias: Annotated[torch.Tensor | None, "Tensor?", "=None"] = None
+    mask: Annotated[torch.Tensor | None, "Tensor?", "=None"] = None
+    dropout_state: Annotated[torch.Tensor | None, "Tensor?", "=None"] = None
+    dropout_p: Annotated[float | None, "float?", "=None"] = None
 
 
 class _Wanted(NamedTuple):
@@ -93,21 +97,22 @@ class _Results(NamedTuple):
 _ALIGNMENTS: dict[bool | str, str | None] = {False: None, True: "equal"}
 
 
+_TENSORS = _Further._fields[:-1]
 _GIVEN = len(_Operands._fields) + len(_Function._fields)
 _BEFORE_FURTHER = _GIVEN + len(_Spec._fields) + len(_Options._fields)
 
 
-def _call(inputs: tuple[Any, ...], further: tuple[torch.Tensor | None, ...]) -> AttentionCall:
+def _call(inputs: tuple[Any, ...], further: tuple[Any, ...]) -> AttentionCall:
     """The call that the arguments of _Operands, _Function and _Further stand for."""
     function = _Function(*inputs[3:])
     causal, left, right = function[:3]
     aligned: Any = causal == "equal" if causal in (None, "equal") else causal
     window = None if left is None and right is None else (left, right)
     q, k, v = inputs[:3]
-    others: tuple[Any, ...] = function[3:-1]
-    given: dict[str, Any] = dict(zip(_Further._fields, further, strict=False))
-    given["dropout_p"] = function.dropout_p or 0.0
-    return AttentionCall(q, k, v, aligned, window, *others, **given)
+    others: tuple[Any, ...] = function[3:]
+    given = _Further(*further)
+    dropped: dict[str, Any] = {"dropout_p": given.dropout_p or 0.0}
+    return AttentionCall(q, k, v, aligned, window, *others, **(given._asdict() | dropped))
 
 
 def _attention(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,7 +156,7 @@ def _attention_backward_further(
 ) -> list[torch.Tensor]:
     wanted = _Wanted(*rest[-len(_Wanted._fields) :])
     made = _pass(dout, dlse, q, k, v, out, lse, rest[: -len(wanted)])
-    prepare(made, tuple(n for n, one in zip(_Further._fields, wanted, strict=True) if one))
+    prepare(made, tuple(n for n, one in zip(_TENSORS, wanted, strict=True) if one))
     return [*attention_backward(made), *made.further_gradients]
 
 
@@ -202,11 +207,11 @@ def _fake_attention_backward(
 
 def _fake_attention_backward_further(*given: Any) -> list[torch.Tensor]:
     wanted = _Wanted(*given[-len(_Wanted._fields) :])
-    further = _Further(*given[-len(wanted) - len(_Further._fields) : -len(wanted)])
+    further = _Further(*given[-len(wanted) - len(_Further._fields) : -len(wanted)])[: len(wanted)]
     made = [
         torch.empty_like(one)
         for one, need in zip(further, wanted, strict=True)
-        if need and one is not None
+        if need and isinstance(one, torch.Tensor)
     ]
     return [*_fake_attention_backward(*given), *made]
 
@@ -221,14 +226,15 @@ def _save(
 ) -> None:
     q, k, v, *given = inputs
     count = len(_Function._fields)
-    function, (_, deterministic, backward_spec, *further) = _Function(*given[:count]), given[count:]
+    function, rest = _Function(*given[:count]), given[count:]
+    _, deterministic, backward_spec, *further, dropout_p = rest
     offsets = function.cu_seqlens_q, function.cu_seqlens_k
     ctx.save_for_backward(q, k, v, *output, *offsets, *further)
     ctx.set_materialize_grads(False)
     # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
     causal = "bottom_right" if function.causal == "equal" else function.causal
     ctx.function = function._replace(causal=causal, cu_seqlens_q=None, cu_seqlens_k=None)
-    ctx.options = (deterministic, backward_spec)
+    ctx.options, ctx.dropout_p = (deterministic, backward_spec), dropout_p
 
 
 def _differentiate(
@@ -241,10 +247,11 @@ def _differentiate(
         dout = torch.zeros_like(out)
     function = ctx.function._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     needed = ctx.needs_input_grad
-    given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further)
+    given = (dout, dlse, q, k, v, out, lse, *function, *ctx.options, *further, ctx.dropout_p)
     wanted = needed[_BEFORE_FURTHER:]  # the last of None are left out
     if any(wanted):
-        asked = _Wanted(*wanted, *[False] * (len(_Wanted._fields) - len(wanted)))
+        count = len(_Wanted._fields)
+        asked = _Wanted(*wanted[:count], *[False] * (count - len(wanted)))
         found = torch.ops.warploom.attention_backward_further(*given, *asked)
     else:
         found = torch.ops.warploom.attention_backward(*given)
@@ -301,6 +308,7 @@ class _FurtherAsGiven(NamedTuple):
     bias: Annotated[torch.Tensor | None, "Tensor?"]
     mask: Annotated[torch.Tensor | None, "Tensor?"]
     dropout_state: Annotated[torch.Tensor | None, "Tensor?"]
+    dropout_p: Annotated[float | None, "float?"]
 
 
 register(
@@ -347,10 +355,11 @@ def attention(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         call.cu_seqlens_k,
         call.max_seqlen_q,
         call.max_seqlen_k,
-        call.dropout_p or None,
     )
     spec, further = _name(call.spec), call.further
-    values = tuple(further.get(name) for name in _Further._fields) if further else ()
+    values: tuple[Any, ...] = ()
+    if further:
+        values = (*(further.get(name) for name in _TENSORS), call.dropout_p or None)
     out = call.out
     if out is None:
         result: tuple[torch.Tensor, torch.Tensor] = torch.ops.warploom.attention(

@@ -182,13 +182,13 @@ def test_compiled_calls_draw_a_state_each() -> None:
 
 def test_torch_finds_no_fault_with_the_operators() -> None:
     given = leaves()
-    function = ("bottom_right", 3, None, 2.0, None, None, None, None, None, 0.3)
-    arguments = (*given, *function, None, None, None, None, None, None, None, state())
+    function = ("bottom_right", 3, None, 2.0, None, None, None, None, None)
+    arguments = (*given, *function, None, None, None, None, None, None, None, state(), 0.3)
     torch.library.opcheck(torch.ops.warploom.attention.default, arguments)
     out, lse = torch.ops.warploom.attention(*arguments)
     results = (torch.randn_like(out), None, *given, out, lse)
     results = tuple(one if one is None else one.detach() for one in results)
-    backward = (*results, *function, False, None, None, None, None, None, state())
+    backward = (*results, *function, False, None, None, None, None, None, state(), 0.3)
     torch.library.opcheck(torch.ops.warploom.attention_backward.default, backward)
 
 

@@ -254,7 +254,7 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
 
     given, keywords = given_of("all")
     q, k, v, added, sinks = given
-    function = ("bottom_right", *(None,) * 9)
+    function = ("bottom_right", *(None,) * 8)
     others = (sinks, keywords["alibi_slopes"], added, keywords["mask"])
     arguments = (q, k, v, *function, None, None, None, *others)
     torch.library.opcheck(torch.ops.warploom.attention.default, arguments)
@@ -262,7 +262,7 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     results = [one.detach() for one in (torch.randn_like(out), q, k, v, out, lse)]
     held = [one.detach() for one in others]
     for wanted in product((False, True), repeat=2):
-        backward = (results[0], None, *results[1:], *function, False, None, *held, None)
+        backward = (results[0], None, *results[1:], *function, False, None, *held, None, None)
         named = (wanted[0], False, wanted[1], False, False)
         operator = torch.ops.warploom.attention_backward_further.default
         torch.library.opcheck(operator, (*backward, *named))

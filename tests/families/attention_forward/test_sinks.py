@@ -111,7 +111,7 @@ def test_each_gradient_is_there_where_it_is_wanted(wanted: tuple[int, ...], comp
 
 def test_torch_finds_no_fault_with_the_operators() -> None:
     *given, sinks = leaves()
-    function = ("bottom_right", 3, None, 2.0, None, None, None, None, None, None)
+    function = ("bottom_right", 3, None, 2.0, None, None, None, None, None)
     arguments = (*given, *function, None, None, None, sinks)
     torch.library.opcheck(torch.ops.warploom.attention.default, arguments)
     out, lse = torch.ops.warploom.attention(*arguments)
@@ -119,7 +119,7 @@ def test_torch_finds_no_fault_with_the_operators() -> None:
     results = tuple(one if one is None else one.detach() for one in results)
     for wanted in (False, True):
         named = (wanted, False, False, False, False)
-        none = (None,) * 4
+        none = (None,) * 5
         backward = (*results, *function, False, None, sinks.detach(), *none, *named)
         torch.library.opcheck(torch.ops.warploom.attention_backward_further.default, backward)
     into = (*(one.detach() for one in given), *function, None, torch.empty_like(out).detach())

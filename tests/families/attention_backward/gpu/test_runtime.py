@@ -314,7 +314,7 @@ def test_torch_compile_differentiates_without_a_graph_break(backend: str) -> Non
 def test_torch_finds_no_fault_with_the_operators() -> None:
     given = leaves()
     warploom.attention(*given)  # the operators are registered when the runtime is first used
-    function = ("equal", None, None, None, 0.2, None, None, None, None, None)
+    function = ("equal", None, None, None, 0.2, None, None, None, None)
     torch.library.opcheck(
         torch.ops.warploom.attention.default, (*given, *function, None, True, None)
     )

@@ -218,7 +218,7 @@ def test_torch_compile_writes_to_out() -> None:
 
 def test_torch_finds_no_fault_with_the_operators() -> None:
     made = make("causal")
-    arguments = (*made.given, "equal", None, None, None, 0.2, *[None] * 6)
+    arguments = (*made.given, "equal", None, None, None, 0.2, *[None] * 5)
     torch.library.opcheck(torch.ops.warploom.attention.default, (*arguments, None, None))
     into = (*arguments, torch.zeros_like(made.q.view))
     torch.library.opcheck(torch.ops.warploom.attention_into.default, into)
