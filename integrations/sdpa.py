@@ -35,14 +35,17 @@ class Sdpa:
         """Return what torch.nn.functional.scaled_dot_product_attention does, of the same arguments.
 
         query is [..., heads, length, dim], key and value [..., kv_heads, key length, dim]. Warploom
-        computes fp16 and bf16 on a GPU that it has kernels for, without dropout, at one head
-        dimension that is a multiple of 8 up to 256, where tensors can be read as they lie. Any
-        other call is torch's own function, which gets the arguments as they are and raises its own
-        errors; `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
+        computes fp16 and bf16 on a GPU that it has kernels for, at one head dimension that is a
+        multiple of 8 up to 256, where tensors can be read as they lie. Any other call is torch's
+        own function, which gets the arguments as they are and raises its own errors;
+        `warploom.explain(warploom.sdpa, query, key, value, ...)` says which, and why.
 
         attn_mask is read where it lies, broadcast by strides, if its rows are contiguous and begin
         at multiples of 16 bytes; else it is copied first. What is added to scores has a gradient; a
         row whose every score is -inf then, in fp32, gives 0.
+
+        dropout_p is the probability with which a weight is dropped, by a state that is drawn from
+        torch's generator of the device: other weights than torch's own kernels drop by it.
 
         is_causal aligns at the top left, as torch does: row i sees the keys 0 to i. The result has
         the shape of query and its order of strides. Differentiable, and one operator of a compiled
@@ -64,10 +67,11 @@ class Sdpa:
             )
         causal, shape = _causal(is_causal), query.shape
         if len(shape) == 4 and attn_mask is None:
-            return attention(query, key, value, causal=causal, scale=scale)
+            return attention(query, key, value, causal=causal, scale=scale, dropout_p=dropout_p)
         folded = (_folded(tensor) for tensor in (query, key, value))
         masked: Any = sdpa_mask.keywords(attn_mask)
-        out: torch.Tensor = attention(*folded, causal=causal, scale=scale, **masked)
+        told: Any = {"causal": causal, "scale": scale, "dropout_p": dropout_p, **masked}
+        out: torch.Tensor = attention(*folded, **told)
         return out if len(shape) == 4 else out.view(shape)
 
     def explanation(
@@ -91,8 +95,11 @@ class Sdpa:
         if reason:
             return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
         folded = (_folded(tensor) for tensor in (query, key, value))
-        masked: Any = sdpa_mask.keywords(attn_mask)
-        return explain(*folded, causal=_causal(is_causal), scale=scale, gpu=gpu, **masked)
+        told: Any = {"causal": _causal(is_causal), "scale": scale, **sdpa_mask.keywords(attn_mask)}
+        if dropout_p:  # nothing is drawn
+            state = query.new_empty(2, dtype=torch.int64)
+            told |= {"dropout_p": dropout_p, "dropout_state": state}
+        return explain(*folded, gpu=gpu, **told)
 
     def activate(self) -> sdpa_activation.Activation:
         """Let torch's own scaled_dot_product_attention run Warploom's kernels, in all code.

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from warploom.generator.families._attention import DIMS
-from warploom.integrations import sdpa_mask
+from warploom.integrations import dropout_rules, sdpa_mask
 from warploom.integrations.devices import unserved
 from warploom.integrations.transforms import foreign, transforming
 from warploom.runtime.kinds import Kinds
@@ -55,17 +55,17 @@ def refusal_anywhere(
     enable_gqa: bool,
 ) -> str | None:
     """Why torch computes a call of `warploom.sdpa` on any GPU, if it does."""
-    found = not_computed(dropout_p, is_causal, scale) or misfit(query, key, value, enable_gqa)
-    if found or attn_mask is None:
-        return found
-    masked = sdpa_mask.misfit(attn_mask, query, key, is_causal=is_causal)
-    return masked or transformed((attn_mask,))
+    found = not_computed(is_causal, scale) or misfit(query, key, value, enable_gqa)
+    if found is None and attn_mask is not None:
+        found = sdpa_mask.misfit(attn_mask, query, key, is_causal=is_causal)
+        found = found or transformed((attn_mask,))
+    if found is None and dropout_p != 0.0:
+        return dropout_rules.refusal(dropout_p, (attn_mask,))
+    return found
 
 
-def not_computed(dropout_p: float, is_causal: bool, scale: float | None) -> str | None:
+def not_computed(is_causal: bool, scale: float | None) -> str | None:
     """Why torch computes what these arguments ask for, on tensors of any shape."""
-    if dropout_p != 0.0:
-        return f"by Warploom such calls have no dropout: dropout_p is {dropout_p}"
     if type(is_causal) is not bool:
         return f"is_causal is a {type(is_causal).__name__}"
     if scale is not None and not (scale > 0 and math.isfinite(scale)):

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
-from warploom.integrations import torch_attention
+from warploom.integrations import dropout_rules, torch_attention
 from warploom.integrations import transformers_scores as scores
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations.bounds import Bounds, Sequences
@@ -86,10 +86,11 @@ def refusal(call: Arguments, mask: torch.Tensor | None = None) -> str | None:
     """Why torch computes an attention whose mask is known by bounds, or a tensor, if it does."""
     return (
         elsewhere(call.query)
-        or not_computed(call.dropout, False, call.scale)
+        or not_computed(False, call.scale)
         or transformed(scores.read(call, mask))
         or _unfit(call)
         or scores.refusal(call, mask)
+        or (dropout_rules.refusal(call.dropout, (mask, call.bias)) if call.dropout else None)
     )
 
 
@@ -97,9 +98,10 @@ def step_refusal(call: Arguments) -> str | None:
     """Why torch computes a step of generation by a cache of a fixed size, if it does."""
     return (
         elsewhere(call.query)
-        or not_computed(call.dropout, False, call.scale)
+        or not_computed(False, call.scale)
         or transformed((call.query, call.key, call.value))
         or ("steps of generation add no bias to scores" if call.bias is not None else None)
+        or ("steps of generation have no dropout" if call.dropout else None)
         or steps.refusal(call)
     )
 
@@ -167,6 +169,7 @@ def _by_kernels(call: Arguments, bounds: Bounds, mask: torch.Tensor | None = Non
         "window": None if bounds.window is None else (bounds.window, right),
         "softcap": call.softcap,
         "scale": dim**-0.5 if call.scale is None else call.scale,
+        "dropout_p": call.dropout,
         **scores.keywords(call, mask, bounds.keys),
     }
     if bounds.sequences is None:

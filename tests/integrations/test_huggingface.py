@@ -128,20 +128,6 @@ def test_decoders_attend_to_encoders(name: str, paths: Counter[str]) -> None:
         assert off(says("eager", torch.float32, torch.ones_like(IDS)), exact) > allowed
 
 
-def test_dropout_in_training_is_torchs(paths: Counter[str]) -> None:
-    """A kernel without dropout would train another model; evaluated, there is none."""
-    learning = model("Llama", "warploom", attention_dropout=0.5)
-    outcomes = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        outcomes.append(learning.train()(IDS).logits)
-    assert paths == {"by_torch": 6}
-    assert torch.equal(outcomes[0], outcomes[1])
-    assert not torch.equal(outcomes[0], outcomes[2])
-    learning.eval()(IDS)
-    assert paths == {"by_torch": 6, "by_kernels": 2}
-
-
 def test_checkpoints_compute_again_with_the_same_bounds(paths: Counter[str]) -> None:
     """Layers that are computed again in the backward pass get the mask that they got before."""
     gradients = []

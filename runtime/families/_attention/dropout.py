@@ -41,7 +41,8 @@ def keep_of(dropout_p: float) -> float:
 
 def drawn(device: torch.device) -> torch.Tensor:
     """A new state of torch's generator of the device: captured graphs draw one at each replay."""
-    return torch.randint(-(1 << 63), (1 << 63) - 1, (2,), dtype=torch.int64, device=device)
+    # Bounds of 31 bits: torch.compile has those of its GPU kernels as int32.
+    return torch.randint((1 << 31) - 1, (2,), dtype=torch.int64, device=device)
 
 
 def settled(call: Arguments) -> tuple[float, torch.Tensor | None]:
