@@ -52,6 +52,11 @@ def ordered_strides(q: torch.Tensor) -> tuple[int, ...]:
     return tuple(steps)
 
 
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor like this one, with its order of dimensions."""
+    return tensor.new_empty_strided(tensor.shape, ordered_strides(tensor))
+
+
 def check_out(call: Arguments) -> None:
     """Raise ProblemError for an `out` that the result cannot be stored in."""
     out, q = call.out, call.q
