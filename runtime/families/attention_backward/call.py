@@ -10,19 +10,15 @@ from typing import cast
 
 import torch
 
-from warploom.errors import ProblemError
 from warploom.generator.families.attention_backward import AttentionBackwardProblem
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.specification import KernelSpec
 from warploom.runtime import call as calls
-from warploom.runtime import dispatch
 from warploom.runtime.call import Draft, Key
-from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
-from warploom.runtime.families._attention.further import copies_of, four, problem_fields, row_pitch
+from warploom.runtime.families._attention.further import copies_of, problem_fields
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
@@ -32,13 +28,7 @@ from warploom.runtime.families._attention.operands import (
     placed,
     strides,
 )
-from warploom.runtime.families._attention.operation import (
-    Fields,
-    backward_operation,
-    of_further,
-    of_gradients,
-    shape,
-)
+from warploom.runtime.families._attention.operation import of_further, of_gradients
 from warploom.runtime.families._attention.problem import (
     Arguments,
     Extents,
@@ -46,8 +36,9 @@ from warploom.runtime.families._attention.problem import (
     extents,
 )
 from warploom.runtime.families.attention_backward import reference, score_gradients
+from warploom.runtime.families.attention_backward.checks import check_results
+from warploom.runtime.families.attention_backward.choice import choose
 from warploom.runtime.families.attention_backward.reference import Gradients
-from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import require_memory
 
 _TENSORS = ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
@@ -181,26 +172,6 @@ class BackwardCall:
         )
 
     @property
-    def further_gradients(self) -> tuple[torch.Tensor, ...]:
-        """Those of sinks and bias that are wanted, once the pass has run.
-
-        That of a bias is the sum, in fp32 and in an order that does not change, over what is
-        broadcast.
-        """
-        found = () if self.dsinks is None else (self.dsinks,)
-        bias = self.forward.bias
-        if self.ds is None or bias is None:
-            return found
-        whole = four(bias)
-        broadcast = [i for i, extent in enumerate(whole.shape) if extent != self.ds.shape[i]]
-        total = self.ds
-        if broadcast:
-            # Torch sums 16 bits in fp32, and rounds once; told of a type it writes all of that.
-            wide = None if bias.dtype == self.ds.dtype else torch.float32
-            total = self.ds.sum(broadcast, keepdim=True, dtype=wide)
-        return (*found, total.to(bias.dtype).reshape(bias.shape))
-
-    @property
     def _wanted(self) -> tuple[str, ...]:
         """The further tensors whose gradients are wanted."""
         places = (("sinks", self.dsinks), ("bias", self.ds))
@@ -303,95 +274,3 @@ class BackwardCall:
             computed = reference.of_call(self, details.band, reference.gradients)
         for result, tensor in zip(results, computed, strict=True):
             result.copy_(tensor)
-
-
-def prepare(call: BackwardCall, wanted: tuple[str, ...]) -> None:
-    """Make room for the gradients of the further tensors that are named."""
-    sinks = call.forward.sinks
-    if "sinks" in wanted and sinks is not None:
-        call.dsinks = torch.empty_like(sinks)
-    if "bias" in wanted:
-        call.ds = room_of_ds(call.forward)
-
-
-def room_of_ds(forward: Arguments) -> torch.Tensor:
-    """Where the gradients of scores go: [batch, heads, seq_q, seq_k] in the type of q.
-
-    Packed, [sequences, heads, max_seqlen_q, max_seqlen_k]. Zeros where a kernel may not write.
-    """
-    q, sizes = forward.q, extents(forward)
-    rows, columns = sizes.seq_q, sizes.seq_k
-    if sizes.packed:
-        rows, columns = forward.max_seqlen_q or 0, forward.max_seqlen_k or 0
-    pitch = row_pitch(q, columns)
-    writes_all = not sizes.packed and band(forward, sizes).mask == "none"
-    room = q.new_empty if writes_all else q.new_zeros
-    return room((sizes.batch, sizes.heads, rows, pitch))[..., :columns]
-
-
-def choose(
-    element: str,
-    sizes: Extents,
-    masked: Band,
-    *,
-    softcap: bool,
-    deterministic: bool | None,
-    further: Fields,
-    spec: KernelSpec | str | None,
-    target: DeviceLimits,
-) -> Choice:
-    """The kernel that gradients get on a GPU.
-
-    Raises ProblemError for a spec that computes something else.
-    """
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    wanted = backward_operation(
-        element, sizes, masked, softcap=softcap, deterministic=deterministic, further=further
-    )
-    given = dispatch.named(spec)
-    return dispatch.choose(wanted, shape(sizes, masked), spec=given, device=target)
-
-
-def check_results(call: BackwardCall, sizes: Extents) -> None:
-    """Raise ProblemError where results or gradients are not those of the call's forward pass."""
-    forward = call.forward
-    q = forward.q
-    for name, tensor, operand in zip(
-        ("dq", "dk", "dv"), call.into or (), (q, forward.k, forward.v), strict=False
-    ):
-        if tensor.shape != operand.shape or tensor.dtype != q.dtype or not in_place(tensor):
-            raise ProblemError(
-                f"{name} {list(tensor.shape)} {tensor.dtype} with strides {list(tensor.stride())}",
-                rule=f"must be {list(operand.shape)} of {q.dtype}, its last dimension contiguous, "
-                "its address and other strides multiples of 16 bytes",
-                fix="leave it out to have it made",
-            )
-        refuse_repeated(name, tensor)
-    sinks, dsinks = forward.sinks, call.dsinks
-    if dsinks is not None and (
-        sinks is None
-        or (dsinks.shape, dsinks.dtype, dsinks.device) != (sinks.shape, sinks.dtype, sinks.device)
-        or not dsinks.is_contiguous()
-    ):
-        raise ProblemError(
-            f"dsinks {list(dsinks.shape)} {dsinks.dtype}",
-            rule="must be contiguous, and like the sinks of the call",
-            fix="torch.empty_like(sinks)",
-        )
-    for name, tensor in (("out", call.out), ("dout", call.dout)):
-        if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
-            raise ProblemError(
-                f"{name} {list(tensor.shape)} {tensor.dtype} on {tensor.device}",
-                rule=f"must be {list(q.shape)} of {q.dtype} on the device of q",
-                fix="pass what warploom.attention returned, and its gradient",
-            )
-    for name, rows in (("lse", call.lse), ("dlse", call.dlse)):
-        if rows is not None and (
-            rows.shape != sizes.lse_shape or rows.dtype != torch.float32 or rows.device != q.device
-        ):
-            raise ProblemError(
-                f"{name} {list(rows.shape)} {rows.dtype} on {rows.device}",
-                rule=f"must be {list(sizes.lse_shape)} of torch.float32 on the device of q",
-                fix="pass what warploom.attention returned with return_lse=True, or its gradient",
-            )

@@ -21,8 +21,8 @@ from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments, extents
 from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families.attention_backward import reference
-from warploom.runtime.families.attention_backward.call import BackwardCall, prepare
+from warploom.runtime.families.attention_backward import further_gradients, reference
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward import api
@@ -165,7 +165,7 @@ class AttentionBackwardTrial(AttentionData):
         into: Gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
         made = BackwardCall(forward, out, lse, dout, None, into)
         sinks = ["sinks"] * (self.operation.sinks != "none")
-        prepare(made, (*sinks, *["bias"] * self.operation.bias_gradient))
+        further_gradients.prepare(made, (*sinks, *["bias"] * self.operation.bias_gradient))
         return made
 
 

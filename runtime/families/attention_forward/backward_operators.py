@@ -11,7 +11,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from warploom.runtime.families._attention.operands import empty_like
-from warploom.runtime.families.attention_backward.call import BackwardCall, prepare
+from warploom.runtime.families.attention_backward import further_gradients
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward import gradient
@@ -82,8 +83,8 @@ def _attention_backward_further(
 ) -> list[torch.Tensor]:
     wanted = _Wanted(*rest[-len(_Wanted._fields) :])
     made = _pass(dout, dlse, q, k, v, out, lse, rest[: -len(wanted)])
-    prepare(made, tuple(n for n, one in zip(TENSORS, wanted, strict=True) if one))
-    return [*attention_backward(made), *made.further_gradients]
+    further_gradients.prepare(made, tuple(n for n, one in zip(TENSORS, wanted, strict=True) if one))
+    return [*attention_backward(made), *further_gradients.of_pass(made)]
 
 
 def _pass(

@@ -44,7 +44,7 @@ from warploom.runtime.families._attention.problem import (
     check_numbers,
     extents,
 )
-from warploom.runtime.families.attention_backward.call import choose
+from warploom.runtime.families.attention_backward.choice import choose
 from warploom.runtime.families.attention_decode import short_queries
 from warploom.runtime.families.attention_decode.operation import shape as decode_shape
 from warploom.runtime.families.attention_forward import reference

@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
-from warploom.runtime.families.attention_backward.call import BackwardCall, prepare
+from warploom.runtime.families.attention_backward import further_gradients
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.kinds import Kinds
@@ -85,7 +86,7 @@ def differentiate(
         dout = torch.zeros_like(saved[3])
     if asked.further:
         call = _call(asked, numbers, into, dout, dlse, *saved)
-        return (*planned(call, AttentionBackwardPlan).run(call), *call.further_gradients)
+        return (*planned(call, AttentionBackwardPlan).run(call), *further_gradients.of_pass(call))
     shared = len(saved) > 5 and saved[5] is saved[6]
     read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
     if dlse is not None:
@@ -192,5 +193,5 @@ def _call(
         **further,
     )
     made = BackwardCall(forward, out, lse, dout, dlse, into)
-    prepare(made, asked.wanted)
+    further_gradients.prepare(made, asked.wanted)
     return made

@@ -20,8 +20,12 @@ import warploom
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.problem import Arguments, extents
-from warploom.runtime.families.attention_backward import reference, score_gradients
-from warploom.runtime.families.attention_backward.call import BackwardCall, room_of_ds
+from warploom.runtime.families.attention_backward import (
+    further_gradients,
+    reference,
+    score_gradients,
+)
+from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.families.attention_forward import reference as forward_reference
@@ -86,7 +90,7 @@ def _pass(forward: arena.Call, seed: int, *, turned: bool, dlse: bool) -> Pass:
     )
     fill(made, seed)
     if forward.spec is not None and cast("Any", forward.spec.operation).bias_gradient:
-        made.ds = room_of_ds(made.call.forward)
+        made.ds = further_gradients.room_of_ds(made.call.forward)
     return made
 
 
