@@ -35,7 +35,7 @@ from warploom.runtime.families._attention.problem import (
     check_numbers,
     extents,
 )
-from warploom.runtime.families.attention_backward import reference, score_gradients
+from warploom.runtime.families.attention_backward import reference, score_gradients, sink_gradients
 from warploom.runtime.families.attention_backward.checks import check_results
 from warploom.runtime.families.attention_backward.choice import choose
 from warploom.runtime.families.attention_backward.reference import Gradients
@@ -262,7 +262,7 @@ class BackwardCall:
         """Without a product, nothing depends on anything; else this is a call on CPU tensors."""
         if self.dsinks is not None and self.forward.sinks is not None:
             sinks = self.forward.sinks.detach()
-            self.dsinks.copy_(reference.dsinks_of_call(self, sinks, reference.dsinks))
+            self.dsinks.copy_(sink_gradients.dsinks_of_call(self, sinks, sink_gradients.dsinks))
         if details.sizes.empty:
             for result in (*results, *(() if self.ds is None else (self.ds,))):
                 result.zero_()

@@ -7,9 +7,6 @@ sequence where they are packed. With s the scores before the cap, p = exp(cap(s)
     dv = p^T dout
     ds = scale p cap'(s) (dout v^T - rowsum(dout out) + dlse)
     dq = ds k    dk = ds^T q
-
-and where there are sinks, of which lse has its share: dsinks = -sum(exp(sinks - lse) delta), by
-heads, of delta = rowsum(dout out) - dlse.
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ from warploom.runtime.families.attention_forward.reference import (
     Function,
     Rows,
     chunks,
+    grouped,
     products,
     score_error,
     scores,
@@ -159,7 +157,7 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
     """Return what gradients of a chunk have in common, in `wide`."""
 
     def rows(tensor: torch.Tensor) -> torch.Tensor:
-        return _grouped(tensor[chunk.batch, :, chunk.rows].to(wide), given)
+        return grouped(tensor[chunk.batch, :, chunk.rows].to(wide), given.k)
 
     keys, values = (t[chunk.batch, :, None].to(wide) for t in (given.k, given.v))
     dout, lse = rows(given.dout), rows(given.lse)[..., None]
@@ -172,13 +170,6 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
     capped = torch.where(s == -torch.inf, 0, s - added)
     difference = function.weighted(dout @ values.mT, chunk) - delta
     return _Chunk(rows(given.q), keys, values, dout, s, p, difference, capped)
-
-
-def _grouped(tensor: torch.Tensor, given: Tensors) -> torch.Tensor:
-    """Tell apart the query heads of each kv head: [batch, kv_heads, heads of one, ..]."""
-    batch, heads, *rest = tensor.shape
-    kv_heads = given.k.shape[1]
-    return tensor.reshape(batch, kv_heads, heads // kv_heads, *rest)
 
 
 def _slope(one: _Chunk, function: Function) -> torch.Tensor:
@@ -199,69 +190,6 @@ def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradien
         dk[rows.batch] += (ds.mT @ one.queries).sum(2)
         dv[rows.batch] += (function.weighted(one.p, rows).mT @ one.dout).sum(2)
     return dq, dk, dv
-
-
-# ---- Sinks ---------------------------------------------------------------------------------------
-
-
-def dsinks(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of sinks [heads] in their type, as out and lse are, summed in fp32."""
-    return _dsinks(given, sinks, torch.float32).to(sinks.dtype)
-
-
-def dsinks_following(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of sinks [heads] in float64, of out and lse as they are."""
-    return _dsinks(given, sinks, torch.float64)
-
-
-def dsinks_bound(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
-    """Return how far a kernel's gradient of sinks may be from `dsinks_following`, in float64.
-
-    Each row's share has the errors of its exponent and of rowsum(dout out); their sums are fp32.
-    """
-    weight, delta = _shares(given, sinks, torch.float64)
-    mass = (given.dout.double() * given.out.double()).abs().sum(-1)
-    if given.dlse is not None:
-        mass = mass + given.dlse.double().abs()
-    largest = sinks.double().nan_to_num(neginf=0.0).abs()[:, None]
-    exponent = largest + given.lse.double().abs().nan_to_num(posinf=0.0)
-    off = weight * FLOAT_ROUNDOFF * (given.q.shape[-1] + 4) * mass
-    off = off + torch.expm1(EXP2_ERROR + 4 * FLOAT_ROUNDOFF * exponent) * weight * delta.abs()
-    rows = given.q.shape[0] * given.q.shape[2]
-    off = off + FLOAT_ROUNDOFF * (64 + rows / 64) * weight * delta.abs()
-    total = off.sum((0, 2))
-    info, unit = torch.finfo(sinks.dtype), unit_roundoff(sinks.dtype)
-    denormal = info.smallest_normal * info.eps / 2  # rounding below the normal numbers
-    return total + unit * (dsinks_following(given, sinks).abs() + total) + denormal
-
-
-def dsinks_of_call(
-    call: BackwardCall,
-    sinks: torch.Tensor,
-    compute: Callable[[Tensors, torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU."""
-    offsets = call.forward.offsets
-    q, k, v = call.forward.q, call.forward.k, call.forward.v
-    given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
-    if offsets:  # every row of a sequence has its share, whichever it is of
-        given = sequence_of(given, slice(0, int(offsets[0][-1])), slice(0, 0))
-    return compute(given, sinks)
-
-
-def _dsinks(given: Tensors, sinks: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
-    weight, delta = _shares(given, sinks, wide)
-    return -(weight * delta).sum((0, 2))
-
-
-def _shares(
-    given: Tensors, sinks: torch.Tensor, wide: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What of each row the sink has, and rowsum(dout out) - dlse: [batch, heads, seq_q]."""
-    lse = given.lse.to(wide)
-    weight = (sinks.to(wide)[:, None] - lse).exp().masked_fill(lse == -torch.inf, 0)
-    delta = (given.dout.to(wide) * given.out.to(wide)).sum(-1)
-    return weight, delta if given.dlse is None else delta - given.dlse.to(wide)
 
 
 # ---- Bounds --------------------------------------------------------------------------------------
@@ -331,7 +259,7 @@ def probability_error(
     """How far p may be off: by its score, by lse and by exp2."""
 
     def column(tensor: torch.Tensor) -> torch.Tensor:
-        return _grouped(tensor, given)[..., None].nan_to_num(neginf=0.0)
+        return grouped(tensor, given.k)[..., None].nan_to_num(neginf=0.0)
 
     lse = column(given.lse[rows.batch, :, rows.rows])
     exponent = score_error(given.q, given.k, function, rows, one.s, lse)
@@ -349,11 +277,11 @@ def score_gradient_error(
     """The gradient of the scores over `scale`, and how far it may be off before it is rounded."""
     dim, dtype = given.q.shape[-1], given.q.dtype
     at = (rows.batch, slice(None), rows.rows)
-    mass = (one.dout * _grouped(given.out[at], given)).abs().sum(-1, keepdim=True)
-    off = (one.dout.abs() * _grouped(out_error, given)).sum(-1, keepdim=True)
+    mass = (one.dout * grouped(given.out[at], given.k)).abs().sum(-1, keepdim=True)
+    off = (one.dout.abs() * grouped(out_error, given.k)).sum(-1, keepdim=True)
     off = off + FLOAT_ROUNDOFF * (dim + 4) * mass
     if given.dlse is not None:
-        off = off + FLOAT_ROUNDOFF * _grouped(given.dlse[at].double(), given)[..., None].abs()
+        off = off + FLOAT_ROUNDOFF * grouped(given.dlse[at].double(), given.k)[..., None].abs()
     size = function.weighted(one.dout.abs() @ one.values.mT.abs(), rows)
     off = off + (accumulated(dtype, dim) + 4 * FLOAT_ROUNDOFF) * size
     difference = one.difference.abs()

@@ -24,6 +24,7 @@ from warploom.runtime.families.attention_backward import (
     further_gradients,
     reference,
     score_gradients,
+    sink_gradients,
 )
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
@@ -178,8 +179,8 @@ def assert_sinks_right(made: Pass) -> None:
     if made.dsinks is None:
         return
     exact, allowed = (
-        reference.dsinks_of_call(made.call, made.forward.keywords["sinks"], compute)
-        for compute in (reference.dsinks_following, reference.dsinks_bound)
+        sink_gradients.dsinks_of_call(made.call, made.forward.keywords["sinks"], compute)
+        for compute in (sink_gradients.dsinks_following, sink_gradients.dsinks_bound)
     )
     arena.assert_within("dsinks", made.dsinks, exact, allowed)
 
