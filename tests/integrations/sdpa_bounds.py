@@ -14,6 +14,7 @@ from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_backward import reference as backward
 from warploom.runtime.families.attention_forward import reference as forward
+from warploom.runtime.families.attention_forward.scores import FLOAT_ROUNDOFF, chunks
 
 Tensors = tuple[torch.Tensor, ...]
 Attention = Callable[..., torch.Tensor]
@@ -92,12 +93,12 @@ def _of_added(
 
     `errors` are those of out and lse.
     """
-    (rows,) = forward.chunks(given.q, given.k)  # few enough for one
+    (rows,) = chunks(given.q, given.k)  # few enough for one
     one = backward.chunk_of(given, function, rows, torch.float64)
     p_error = backward.probability_error(given, function, rows, one, errors[1])
     ds, error = backward.score_gradient_error(given, function, rows, one, p_error, errors[0])
     unit, smallest = unit_roundoff(given.q.dtype), torch.finfo(given.q.dtype).smallest_normal
     error += unit * (ds.abs() + error + smallest * (one.p > 0))
     error, size = (each.flatten(1, 2).sum_to_size(added.shape) for each in (error, ds.abs()))
-    rounding = unit_roundoff(added.dtype) + forward.FLOAT_ROUNDOFF * ds.numel()
+    rounding = unit_roundoff(added.dtype) + FLOAT_ROUNDOFF * ds.numel()
     return error + rounding * (size + error)

@@ -21,17 +21,19 @@ from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_forward import reference as forward
-from warploom.runtime.families.attention_forward.reference import (
+from warploom.runtime.families.attention_forward.reference import Function
+from warploom.runtime.families.attention_forward.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
+    SMALLEST,
     TANH_ERROR,
-    Function,
     Rows,
     chunks,
     grouped,
     products,
     score_error,
     scores,
+    terms,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +168,7 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
     if given.dlse is not None:
         delta -= rows(given.dlse)[..., None]
     p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
-    added = forward.terms(given.q, given.k, function, chunk, wide)
+    added = terms(given.q, given.k, function, chunk, wide)
     capped = torch.where(s == -torch.inf, 0, s - added)
     difference = function.weighted(dout @ values.mT, chunk) - delta
     return _Chunk(rows(given.q), keys, values, dout, s, p, difference, capped)
@@ -263,7 +265,7 @@ def probability_error(
 
     lse = column(given.lse[rows.batch, :, rows.rows])
     exponent = score_error(given.q, given.k, function, rows, one.s, lse)
-    return torch.expm1(exponent + column(lse_error)) * one.p + forward.SMALLEST * (one.p > 0)
+    return torch.expm1(exponent + column(lse_error)) * one.p + SMALLEST * (one.p > 0)
 
 
 def score_gradient_error(

@@ -18,7 +18,8 @@ from warploom.runtime.families.attention_backward.reference import (
     sequence_of,
 )
 from warploom.runtime.families.attention_forward import reference as forward
-from warploom.runtime.families.attention_forward.reference import Function, Rows, chunks
+from warploom.runtime.families.attention_forward.reference import Function
+from warploom.runtime.families.attention_forward.scores import Rows, chunks
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_backward.call import BackwardCall

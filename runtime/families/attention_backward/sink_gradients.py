@@ -13,7 +13,7 @@ import torch
 
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families.attention_backward.reference import Tensors, sequence_of
-from warploom.runtime.families.attention_forward.reference import EXP2_ERROR, FLOAT_ROUNDOFF
+from warploom.runtime.families.attention_forward.scores import EXP2_ERROR, FLOAT_ROUNDOFF
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_backward.call import BackwardCall

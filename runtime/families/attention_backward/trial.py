@@ -26,7 +26,8 @@ from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward import api
-from warploom.runtime.families.attention_forward.reference import TANH_ERROR, Function
+from warploom.runtime.families.attention_forward.reference import Function
+from warploom.runtime.families.attention_forward.scores import TANH_ERROR
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import sets_for
 

@@ -18,7 +18,7 @@ from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
-from warploom.runtime.families.attention_forward.reference import (
+from warploom.runtime.families.attention_forward.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
     TANH_ERROR,

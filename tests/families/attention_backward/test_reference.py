@@ -16,6 +16,7 @@ from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.families.attention_forward import reference as forward
+from warploom.runtime.families.attention_forward import scores
 from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.measure import largest_share
 
@@ -53,8 +54,8 @@ def kernel(given: Tensors, function: Function) -> Gradients:
     delta = (dout * given.out.float()).sum(-1, keepdim=True)
     if given.dlse is not None:
         delta = delta - given.dlse[..., None]
-    chunk = forward.Rows(slice(0, 1), slice(0, q.shape[2]))
-    visible = forward.visible(given.q, given.k, function.band, chunk)
+    chunk = scores.Rows(slice(0, 1), slice(0, q.shape[2]))
+    visible = scores.visible(given.q, given.k, function.band, chunk)
     dq, dk, dv = torch.zeros(q.shape), torch.zeros(keys.shape), torch.zeros(values.shape)
     for first in reversed(range(0, keys.shape[2], TILE)):
         at = (slice(None), slice(None), slice(first, first + TILE))
@@ -156,11 +157,11 @@ def unmask_the_next(given: Tensors, function: Function) -> Gradients:
 
 def lose_the_slope(given: Tensors, function: Function) -> Gradients:
     """The gradient of a score as if the cap were not there, its value as it is."""
-    capped = forward.scores(
+    capped = scores.scores(
         given.q,
         given.k,
         replace(function, band=Band()),
-        forward.Rows(slice(0, 1), slice(0, given.q.shape[2])),
+        scores.Rows(slice(0, 1), slice(0, given.q.shape[2])),
         torch.float32,
     ).flatten(1, 2)
     keys, values = (t.repeat_interleave(2, 1).float() for t in (given.k, given.v))
@@ -221,7 +222,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     functions = (reference.exact, reference.plain, reference.bound, reference.gradients)
     whole = [function(given, FUNCTIONS[name]) for function in functions]
     for size in (4 * 51 * 10, 4 * 51 * 37 * 2):
-        monkeypatch.setattr(forward, "_CHUNK", size)
+        monkeypatch.setattr(scores, "_CHUNK", size)
         for function, wanted in zip(functions, whole, strict=True):
             tolerance = 1e-2 if function is reference.plain else 1e-3
             for found, expected in zip(function(given, FUNCTIONS[name]), wanted, strict=True):

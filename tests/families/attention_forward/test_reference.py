@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference
+from warploom.runtime.families.attention_forward import reference, scores
 from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.measure import largest_share
 
@@ -41,8 +41,8 @@ def kernel(
     s = q.float() @ k.mT * function.scale
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
-    chunk = reference.Rows(slice(0, 1), slice(0, q.shape[2]))
-    s = s.masked_fill(~reference.visible(q, k, function.band, chunk), -torch.inf)
+    chunk = scores.Rows(slice(0, 1), slice(0, q.shape[2]))
+    s = s.masked_fill(~scores.visible(q, k, function.band, chunk), -torch.inf)
     top = torch.full((*q.shape[:-1], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros(q.shape)
     for first in reversed(range(0, k.shape[2], TILE)):
@@ -149,7 +149,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     functions = (reference.exact, reference.plain, reference.bound, reference.attention)
     whole = [function(*given, FUNCTIONS[name]) for function in functions]
     for size in (1, 4 * 51 * 10, 4 * 51 * 37 * 2):
-        monkeypatch.setattr(reference, "_CHUNK", size)
+        monkeypatch.setattr(scores, "_CHUNK", size)
         for function, (out, lse) in zip(functions, whole, strict=True):
             found = function(*given, FUNCTIONS[name])
             # A score below 8 that is rounded the other way, by 2**-8, moves its row by as much.

@@ -1,0 +1,158 @@
+"""The scores of attention in plain torch, and how far off a kernel's may be.
+
+Those of a chunk of rows are [batch, kv_heads, heads of one, rows, seq_k], of q [batch, heads,
+seq_q, dim] and k [batch, kv_heads, seq_k, dim].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from warploom.generator.families._attention import UNBOUNDED
+from warploom.runtime.accumulation import accumulated
+from warploom.runtime.families._attention.mask import Band
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_forward.reference import Function
+
+_CHUNK = 1 << 25  # scores held at a time
+FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
+TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
+SMALLEST = 2.0**-126  # of fp32's normal numbers: exp2 has 0 for less
+EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One chunk of the scores of whole sequences: some of the batch, a range of the rows."""
+
+    batch: slice
+    rows: slice
+
+
+def chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
+    """Cover the batch and the rows in chunks of at most _CHUNK scores (but at least one row)."""
+    batch, heads, seq_q, _ = q.shape
+    row = max(1, heads * k.shape[2])
+    rows = max(1, min(seq_q, _CHUNK // row))
+    together = max(1, _CHUNK // (row * rows)) if rows == seq_q else 1
+    for first in range(0, batch, together):
+        for row in range(0, seq_q, rows):
+            yield Rows(slice(first, first + together), slice(row, min(row + rows, seq_q)))
+
+
+def products(
+    q: torch.Tensor, k: torch.Tensor, chunk: Rows, dtype: torch.dtype, *, magnitude: bool = False
+) -> torch.Tensor:
+    """Return q k^T [batch, kv_heads, heads of one, rows, seq_k], of absolute values if asked."""
+    kv_heads = k.shape[1]
+    together = (kv_heads, q.shape[1] // kv_heads)
+    rows = q[chunk.batch, :, chunk.rows].to(dtype)
+    queries = rows.reshape(rows.shape[0], *together, *rows.shape[2:])
+    keys = k[chunk.batch, :, None].to(dtype).mT
+    return queries.abs() @ keys.abs() if magnitude else queries @ keys
+
+
+def scores(
+    q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the scores of a chunk in `dtype`, each step rounded to it; masked ones are -inf."""
+    s = products(q, k, chunk, dtype) * function.scale
+    if function.softcap is not None:
+        s = torch.tanh(s / function.softcap) * function.softcap
+    s = s + terms(q, k, function, chunk, dtype)
+    if function.mask is not None:
+        s = s.masked_fill(~_of_chunk(function.mask, q, k, chunk), -torch.inf)
+    if function.blocks is not None:
+        shown = function.blocks.dense(chunk.batch, chunk.rows)
+        together = s.shape[1:3] if shown.shape[1] > 1 else (1, 1)
+        shown = shown.reshape(shown.shape[0], *together, *shown.shape[2:])
+        return s.masked_fill(~shown, -torch.inf)
+    return s.masked_fill(~visible(q, k, function.band, chunk), -torch.inf)
+
+
+def terms(
+    q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return what is added to the scores of a chunk, in `dtype`: of their shape, or a 0."""
+    found = torch.zeros((), dtype=dtype, device=q.device)
+    slopes, bias = function.alibi_slopes, function.bias
+    if slopes is not None:
+        seq_q, seq_k = q.shape[2], k.shape[2]
+        row = torch.arange(chunk.rows.start, chunk.rows.stop, device=q.device)[:, None]
+        distance = (row + seq_k - seq_q - torch.arange(seq_k, device=q.device)).abs().to(dtype)
+        whole = slopes.to(dtype).expand(q.shape[0], q.shape[1])[chunk.batch]
+        found = found - grouped(whole, k)[..., None, None] * distance
+    if bias is not None:
+        found = found + _of_chunk(bias, q, k, chunk).to(dtype)
+    return found
+
+
+def grouped(tensor: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Tell apart the query heads of each kv head: [batch, kv_heads, heads of one, ..]."""
+    heads, kv_heads = tensor.shape[1], k.shape[1]
+    return tensor.reshape(tensor.shape[0], kv_heads, heads // kv_heads, *tensor.shape[2:])
+
+
+def _of_chunk(tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor, chunk: Rows) -> torch.Tensor:
+    whole = tensor.expand(*q.shape[:3], k.shape[2])
+    return grouped(whole[chunk.batch, :, chunk.rows], k)
+
+
+def visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch.Tensor:
+    """Return which scores of a chunk are not masked, [rows, seq_k]."""
+    seq_q, seq_k = q.shape[2], k.shape[2]
+    offset = seq_k - seq_q if band.bottom_right else 0
+    row = torch.arange(chunk.rows.start, chunk.rows.stop, device=q.device)[:, None] + offset
+    column = torch.arange(seq_k, device=q.device)
+    shown = torch.ones(row.shape[0], seq_k, dtype=torch.bool, device=q.device)
+    if band.right < UNBOUNDED:
+        shown &= column <= row + band.right
+    if band.left < UNBOUNDED:
+        shown &= column >= row - band.left
+    return shown
+
+
+def largest(s: torch.Tensor) -> torch.Tensor:
+    """Return the largest score of each row; 0 where it attends to nothing."""
+    if s.shape[-1] == 0:
+        return s.new_zeros((*s.shape[:-1], 1))
+    return s.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+
+
+def of_sinks(sinks: torch.Tensor, s: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return sinks [heads] as so many scores of each row of s, [.., kv_heads, group, rows, ..]."""
+    one = sinks.to(s.dtype).reshape(*s.shape[1:3], 1, 1)
+    return one.expand(*s.shape[:-1], columns)
+
+
+def total_of(s: torch.Tensor, function: Function) -> torch.Tensor:
+    """Return the log-sum-exp of each row of scores, [.., rows, 1]: with its head's sink, if any."""
+    total = s.logsumexp(-1, keepdim=True)
+    if function.sinks is None:
+        return total
+    return torch.logaddexp(total, of_sinks(function.sinks, s, 1))
+
+
+def score_error(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    function: Function,
+    chunk: Rows,
+    s: torch.Tensor,
+    base: torch.Tensor,
+) -> torch.Tensor:
+    """Return how far a kernel's s - base may be off, with that of its exp2: s are the scores."""
+    size = products(q, k, chunk, torch.float64, magnitude=True) * function.scale
+    error = accumulated(q.dtype, q.shape[-1]) * size + EXP2_ERROR
+    finite = s.masked_fill(s == -torch.inf, 0)
+    error += 4 * FLOAT_ROUNDOFF * (finite.abs() + base.abs())
+    added = terms(q, k, function, chunk, torch.float64).nan_to_num(neginf=0.0).abs()
+    error = error + 8 * FLOAT_ROUNDOFF * added
+    if function.softcap is not None:
+        error += TANH_ERROR * (finite.abs() + added)
+    return error
