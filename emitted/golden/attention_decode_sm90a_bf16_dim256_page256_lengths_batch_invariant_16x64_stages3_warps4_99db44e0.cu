@@ -154,7 +154,8 @@ struct Item {
   Sequence sequence;
   int batch, head, row_tile;
   int begin, end, first, weight;
-  int parts, part_place;  // the place of the part of this block
+  int each, here;         // tiles of a chunk, each of which is a part; how many of them the block has done
+  int parts, part_place;  // the place of the next one
   int first_place;        // that of the item's first part; others are side by side
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
@@ -164,6 +165,12 @@ struct Item {
   }
   __device__ __forceinline__ int place_of(int part) const {
     return first_place + part;
+  }
+  __device__ __forceinline__ int chunk_end() const { return min(begin + each, end); }
+  // Whether the block has another chunk of the item, to which this goes.
+  __device__ __forceinline__ bool to_next_chunk() {
+    begin += each, ++here, ++part_place;
+    return begin < end;
   }
 };
 
@@ -233,10 +240,12 @@ struct Walk {
     return start + index * item.weight;
   }
 
-  // An item is cut by its own length alone: in up to kMostChunks equal chunks of at least kLeastTiles tiles.
-  static constexpr int kLeastTiles = 8, kMostChunks = 16;
+  // An item is cut by its own length alone, in equal chunks: of how many tiles.
   __device__ __forceinline__ static int chunk(int weight) {
-    return max(kLeastTiles, (weight + kMostChunks - 1) / kMostChunks);
+    constexpr int kWhole = 8, kLeast = 4, kLong = 16;
+    constexpr int kFew = 8, kMost = 16;
+    if (weight <= kWhole) return weight;
+    return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
   }
 
   // To the first chunk that begins in the block's range.
@@ -246,11 +255,14 @@ struct Walk {
     at = start + min(item.weight, (at - start + each - 1) / each * each);
   }
 
+  // All chunks of an item that begin in the block's range.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
     if (at >= stop) return false;
     const int start = locate(p, item), each = chunk(item.weight);
+    item.each = each;
+    item.here = 0;
     item.begin = at - start;
-    item.end = min(item.weight, item.begin + each);
+    item.end = min(item.weight, (min(item.weight, stop - start) + each - 1) / each * each);
     item.parts = (item.weight + each - 1) / each;
     item.first_place = item.number(p) * p.chunks;
     item.part_place = item.first_place + item.begin / each;
@@ -640,9 +652,9 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
 __device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
 
 // Counts what a warp has written before this, and lets it see what others have that counted before.
-__device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
+__device__ __forceinline__ uint32_t count_up(uint32_t* counter, int by) {
   uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(by) : "memory");
   return before;
 }
 
@@ -653,6 +665,8 @@ struct Merge {
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
+  int here = item.here + 1;  // chunks of the item that the block has done, with this one
+  bool last_chunk = item.begin + item.each >= item.end;
   int there = rows_there(p, item);
 
   // What the warps have of four columns of a row.
@@ -692,7 +706,7 @@ struct Merge {
         else leave_part(row, column, total);
       }
     }
-    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
+    if (last_chunk && item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
   }
 
   __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
@@ -706,14 +720,15 @@ struct Merge {
   __device__ __forceinline__ bool last_to_leave(int warp) const {
     uint32_t before = 0;
     __syncwarp();
+    if (here == item.parts) return true;  // nobody else has any
     if (lane() == 0) {
       uint32_t* const counter = p.counters + item.number(p) * kWarps + warp;
-      before = count_up(counter);
-      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it
+      before = count_up(counter, here);
+      if (before + here == item.parts) *counter = 0;  // as the next launch must find it
     }
     before = __shfl_sync(~0u, before, 0);
     __syncwarp();
-    return before + 1 == item.parts;
+    return before + here == item.parts;
   }
 
   // Adds up all parts of the warp's rows. From L2, where other blocks left them.
@@ -835,7 +850,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     const int begin_key = item.begin_key(p), end_key = item.end_key(p);  // that some row sees
     const int last_row = item.sequence.rows - 1;
     const int full_begin = item.sequence.begin(p, last_row), full_end = item.sequence.end(p, 0);  // that all rows see
-    const int end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
+    const int end = min(item.first + item.chunk_end(), (end_key + kKeys - 1) / kKeys);
     CUTE_NO_UNROLL
     for (int tile = item.first + item.begin; tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
@@ -846,8 +861,10 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    more = walk.next(p, item);
-    if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
+    if (!item.to_next_chunk()) {
+      more = walk.next(p, item);
+      if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
+    }
     Merge{p, shared, done}.store(outputs, rows, scaling.exponent, warp);
   }
 }

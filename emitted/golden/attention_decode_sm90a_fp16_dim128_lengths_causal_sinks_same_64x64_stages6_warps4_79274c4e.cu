@@ -607,10 +607,36 @@ __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
   return before;
 }
 
+// Starts a load from L2 of part `at` of those that are `apart` bytes from each other; 0 where there are no more than that.
+// Addresses are made here: else the compiler has all of them ready from the kernel's start.
+__device__ __forceinline__ void read_part(float4& found, const float* from, int apart, int at, int there) {
+  asm volatile("{.reg .pred is; .reg .u64 place; setp.lt.s32 is, %6, %7; mad.wide.s32 place, %6, %5, %4;\n"
+               "mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+               "@is ld.global.cg.v4.f32 { %0, %1, %2, %3}, [place];}"
+               : "=&f"(found.x), "=&f"(found.y), "=&f"(found.z), "=&f"(found.w)
+               : "l"(from), "r"(apart), "r"(at), "r"(there));
+}
+
+// The largest, or the sum, of what `kLanes` lanes side by side hold.
+template <int kLanes> __device__ __forceinline__ float maximum_of(float x) {
+  CUTE_UNROLL
+  for (int by = 1; by < kLanes; by *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, by));
+  return x;
+}
+template <int kLanes> __device__ __forceinline__ float sum_of(float x) {
+  CUTE_UNROLL
+  for (int by = 1; by < kLanes; by *= 2) x += __shfl_xor_sync(~0u, x, by);
+  return x;
+}
+__device__ __forceinline__ float4 sum_of(const float4& x, float factor, const float4& y) {
+  return {x.x + factor * y.x, x.y + factor * y.y, x.z + factor * y.z, x.w + factor * y.w};
+}
+
 // Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
 // always in the same order.
 struct Merge {
   static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
+  static constexpr int kNext = kWarps * kRowsAtOnce;  // from a warp's rows to its next ones
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
@@ -645,15 +671,28 @@ struct Merge {
       if (part > 0) synchronise_warps();
       leave(shared.merged[warp], outputs, part);
       synchronise_warps();
-      CUTE_NO_UNROLL
-      for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
-        const int row = i / kFours, column = part * kMerged + i % kFours * 4;
-        const Total total = of_warps(row, i % kFours);
-        if (item.parts == 1) finish(p, item, row, column, total);
-        else leave_part(row, column, total);
-      }
+      if (there <= kNext) add_warps<1>(warp, part);
+      else add_warps<2>(warp, part);
     }
     if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
+  }
+
+  // Adds up some columns of the warp's rows, of so many steps from row to row at a time.
+  template <int kSteps> __device__ __forceinline__ void add_warps(int warp, int part) const {
+    const int four = lane() % kFours, column = part * kMerged + four * 4;
+    CUTE_NO_UNROLL
+    for (int first = warp * kRowsAtOnce + lane() / kFours; first < there; first += kSteps * kNext) {
+      Total totals[kSteps];
+      CUTE_UNROLL
+      for (int i = 0; i < kSteps; ++i) totals[i] = of_warps(first + i * kNext, four);
+      CUTE_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        const int row = first + i * kNext;
+        if (row >= there) continue;
+        if (item.parts == 1) finish(p, item, row, column, totals[i]);
+        else leave_part(row, column, totals[i]);
+      }
+    }
   }
 
   __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
@@ -677,31 +716,55 @@ struct Merge {
     return before + 1 == item.parts;
   }
 
-  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
+  // Adds up all parts of the warp's rows, from L2, where they were left. That is far away, so much of it is on its way
+  // together: eight parts of four rows, whose maxima and sums the lanes have, each that of one row and part.
   __device__ __forceinline__ void combine() const {
-    constexpr int kAtOnce = 8;  // that are on their way together
+    constexpr int kTogether = 4, kSteps = kTogether / kRowsAtOnce, kParts = 32 / kTogether;
+    constexpr int kApart = 2;
+    const int own = lane() / kParts, own_row = own / kRowsAtOnce * kNext + own % kRowsAtOnce, lane_row = lane() / kFours;
     CUTE_NO_UNROLL
     for (int columns = 0; columns < kDim; columns += kMerged) {
+      const int column = columns + lane() % kFours * 4;
       CUTE_NO_UNROLL
-      for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
-        const int row = i / kFours, column = columns + i % kFours * 4;
-        Total total;
+      for (int begin = threadIdx.x / 32 * kRowsAtOnce; begin < there; begin += kSteps * kNext) {
+        float maximum = minus_infinity(), sum = 0;  // of the row that the lane has sums of
+        float4 values[kSteps] = {};
         CUTE_NO_UNROLL
-        for (int part = 0; part < item.parts; part += kAtOnce) {
-          float2 sums[kAtOnce];
-          float4 values[kAtOnce];
+        for (int part = 0; part < item.parts; part += kParts) {
+          float4 found[kSteps][kParts];
+          const int left = item.parts - part, summed = begin + own_row, which = lane() % kParts;
+          const bool is = summed < there && which < left;
+          const float2 has = is ? __ldcg(p.sums + place(item.place_of(part + which), summed)) : float2{minus_infinity(), 0};
           CUTE_UNROLL
-          for (int j = 0; j < kAtOnce; ++j) {
-            const int64_t at = place(item.place_of(min(part + j, item.parts - 1)), row);
-            sums[j] = __ldcg(p.sums + at);
-            values[j] = __ldcg(reinterpret_cast<const float4*>(p.parts + at * kDim + column));
+          for (int i = 0; i < kSteps; ++i) {
+            const int row = begin + i * kNext + lane_row;
+            const float* const first = p.parts + place(item.place_of(part), row) * kDim + column;
+            const float* const others = first - (part == 0) * p.part_rows * kDim;
+            CUTE_UNROLL
+            for (int j = 0; j < kParts; ++j)
+              read_part(found[i][j], j == 0 ? first : others, kApart * p.part_rows * kDim * 4, j, row < there ? left : 0);
           }
+          const float grown = fmaxf(maximum, maximum_of<kParts>(has.x)), reference = grown == minus_infinity() ? 0 : grown;
+          const float before = fast_exp2(maximum - reference), factor = fast_exp2(has.x - reference);
+          sum = sum * before + sum_of<kParts>(factor * has.y);
+          maximum = grown;
           CUTE_UNROLL
-          for (int j = 1; j < kAtOnce; ++j)
-            if (part + j >= item.parts) sums[j].x = minus_infinity();
-          total.add(sums, values);
+          for (int i = 0; i < kSteps; ++i) {
+            const int from = (i * kRowsAtOnce + lane_row) * kParts;
+            values[i] = sum_of({0, 0, 0, 0}, __shfl_sync(~0u, before, from), values[i]);
+            CUTE_UNROLL
+            for (int j = 0; j < kParts; ++j) values[i] = sum_of(values[i], __shfl_sync(~0u, factor, from + j), found[i][j]);
+          }
         }
-        finish(p, item, row, column, total);
+        CUTE_UNROLL
+        for (int i = 0; i < kSteps; ++i) {
+          const int from = (i * kRowsAtOnce + lane_row) * kParts, row = begin + i * kNext + lane_row;
+          Total total;
+          total.maximum = __shfl_sync(~0u, maximum, from);
+          total.sum = __shfl_sync(~0u, sum, from);
+          total.value = values[i];
+          if (row < there) finish(p, item, row, column, total);
+        }
       }
     }
   }

@@ -42,7 +42,7 @@ def seconds(
     slices = schedule.keys / (16 * schedule.key_warps) * operation.dim / 64
     step = constants["step"] + slices * constants["slice"] * decoding
     inside = -(-tiles // blocks) * step
-    chunks = work.chunks(schedule, shape) if operation.batch_invariant else 1
+    chunks = work.chunks(operation, schedule, shape) if operation.batch_invariant else 1
     shared, parts = _shared(items, blocks, chunks)
     sharing = shared * constants["shared"] + parts * constants["part"]
     return constants["launch"] + slowest(memory, inside) + sharing

@@ -160,6 +160,10 @@ def parameters(spec: DecodeSpec) -> ParameterBlock[AtLaunch]:
         fields.append(pointer("sinks", f"const {cpp}", "[heads]"))
     if operation.batch_invariant:
         fields.append(
-            int32("chunks", "places of an item", lambda at: work.chunks(at.schedule, at.problem))
+            int32(
+                "chunks",
+                "places of an item",
+                lambda at: work.chunks(at.operation, at.schedule, at.problem),
+            )
         )
     return block(fields)

@@ -6,7 +6,20 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families.attention_decode import work
-from warploom.generator.families.attention_decode.schedule import DecodeSpec
+from warploom.generator.families.attention_decode.layout import decode_layout
+from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSpec
+
+COMBINE_REGISTERS = 250  # of a thread that adds up eight parts of four rows at a time
+SPARE_REGISTERS = 32  # that are left beside what it expects to need else: else kernels spilled
+
+
+def _combined(spec: DecodeSpec) -> str:
+    # Of 32 rows of one sequence by 8192 keys an H200 took 20.1 us with more loads on their way, and
+    # 23.1 without. Few rows have few loads, and a longer text costs them up to 0.8 us.
+    layout = decode_layout(spec.operation, spec.schedule)
+    room = layout.register_budget >= COMBINE_REGISTERS
+    room = room and layout.registers + SPARE_REGISTERS <= layout.register_budget
+    return "rows" if room and spec.schedule.rows > WARP_ROWS else "few"
 
 
 def context(spec: DecodeSpec) -> dict[str, Any]:
@@ -19,10 +32,12 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "decode_part": "same" if operation.cache == "same" else f"{operation.cache}_{kind.name}",
         "fragments_part": "same" if operation.cache == "same" else "bytes",
+        "combine_part": _combined(spec),
         "lifted": operation.cache == "e4m3" and kind.name == "bf16",
         "first_key": "start" if operation.starts else "0",
         "bounds_left": operation.mask == "window" or operation.starts,
         "bounds_right": operation.mask != "none",
-        "least_tiles": work.least_tiles(schedule),
+        "chunks": work.chunks_of(operation, schedule),
+        "few_chunks": work.FEW_CHUNKS,
         "most_chunks": work.MOST_CHUNKS,
     }

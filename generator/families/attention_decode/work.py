@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from warploom.generator.families.attention_decode.operation import DecodeOperation
 from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
-from warploom.generator.families.attention_decode.schedule import DecodeSchedule
+from warploom.generator.families.attention_decode.schedule import WARP_ROWS, DecodeSchedule
 
-# batch_invariant: the parts of an item have at least so many keys, and there are so many at most.
-LEAST_KEYS, MOST_CHUNKS = 512, 16
+# batch_invariant: an item of up to WHOLE_KEYS is one part, a longer one FEW_CHUNKS of up to
+# LONG_KEYS each, or up to MOST_CHUNKS of more. More parts share one sequence among more blocks:
+# 2048 keys in bf16 take 6.6 us by chunks of 256, and 9.1 by 1024. Each costs where sequences are
+# many: 64 of 8192 keys take 512 us by chunks of 1024, and 538 by 512 (H200).
+WHOLE_KEYS, LONG_KEYS, FEW_CHUNKS, MOST_CHUNKS = 512, 1024, 8, 16
+# Of at least so many keys each; of as many as a whole item where bytes are decoded, or rows are
+# many: 64 sequences of 2048 keys in e4m3 take 79.5 us by 512, 96.3 by 256.
+LEAST_KEYS = 256
 MOST_BLOCKS = 144  # for each that a multiprocessor has: workspaces are sized where no GPU is known
 
 # More blocks than these have at least so many keys each: 2048 keys of 8 heads take 6.3 us by 64,
@@ -60,15 +68,31 @@ def blocks(schedule: DecodeSchedule, problem: Extents, multiprocessors: int) -> 
     return even if (count - even) * NEARLY_ALL <= count else count
 
 
-def least_tiles(schedule: DecodeSchedule) -> int:
-    """Tiles of a chunk, of batch_invariant kernels, at least."""
-    return max(1, LEAST_KEYS // schedule.keys)
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """What decides how a batch_invariant kernel cuts an item: tiles of keys."""
+
+    whole: int  # an item of so many is one chunk
+    least: int  # of a chunk of a longer one
+    long: int  # of a chunk, where there are no more than FEW_CHUNKS of these
 
 
-def chunks(schedule: DecodeSchedule, problem: Extents) -> int:
+def chunks_of(operation: DecodeOperation, schedule: DecodeSchedule) -> Chunks:
+    """How items are cut, whatever the call."""
+    few_rows = operation.cache == "same" and schedule.rows == WARP_ROWS
+    least = LEAST_KEYS if few_rows else WHOLE_KEYS
+    whole, least, long = (max(1, n // schedule.keys) for n in (WHOLE_KEYS, least, LONG_KEYS))
+    return Chunks(whole, least, long)
+
+
+def chunks(operation: DecodeOperation, schedule: DecodeSchedule, problem: Extents) -> int:
     """Chunks of an item, of batch_invariant kernels, at most."""
+    cut = chunks_of(operation, schedule)
     count = -(-problem.seq_k // schedule.keys)
-    return max(1, min(MOST_CHUNKS, -(-count // least_tiles(schedule))))
+    if count <= cut.whole:
+        return 1
+    most = FEW_CHUNKS if count <= FEW_CHUNKS * cut.long else MOST_CHUNKS
+    return min(most, -(-count // cut.least))
 
 
 def part_rows(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
@@ -79,5 +103,5 @@ def part_rows(schedule: DecodeSchedule, problem: DecodeProblem) -> int:
 def parts(operation: DecodeOperation, schedule: DecodeSchedule, problem: DecodeProblem) -> int:
     """Places for partial results: two of each block, or one of each chunk."""
     if operation.batch_invariant:
-        return items(schedule, problem) * chunks(schedule, problem)
+        return items(schedule, problem) * chunks(operation, schedule, problem)
     return 2 * most_blocks(schedule, problem)

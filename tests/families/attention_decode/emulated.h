@@ -114,7 +114,11 @@ static float __int_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4);
 static float __fdividef(float x, float y) { return x / y; }
 static void __threadfence() {}
 template <class T> static T __ldcg(const T* from) { return *from; }
-static uint32_t count_up(uint32_t* at) { return (*at)++; }
+static uint32_t count_up(uint32_t* at, int by = 1) { const uint32_t before = *at; *at += by; return before; }
+static void read_part(float4& found, const float* from, int apart, int at, int there) {
+  if (at < there) found = *reinterpret_cast<const float4*>(from + apart / 4 * at);
+  else found = {0, 0, 0, 0};
+}
 static uint32_t atomicAdd(uint32_t* at, uint32_t by) { const uint32_t before = *at; *at += by; return before; }
 static void named_barrier(int count, int id) {
   Named& one = named[id];

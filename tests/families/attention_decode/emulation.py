@@ -21,7 +21,7 @@ _HEADER = Path(__file__).with_name("emulated.h")
 _HEADERS = ("array", "cmath", "deque", "functional", "memory", "random", "ucontext.h")
 _MADE_UP = (
     *("multiply", "read", "read_transposed", "pair", "fast_exp2", "fast_log2"),
-    *("copy_scale", "permute"),
+    *("copy_scale", "permute", "read_part"),
     *("arrive_with_copies", "fma_bf16", "multiply_bf16", "add_fp16", "fp16_of_e4m3", "count_up"),
 )
 _MAIN = """

@@ -165,8 +165,26 @@ def test_workspaces_have_room_for_two_parts_of_every_block() -> None:
     parts, sums, counters = FAMILY.workspaces(whole, problem)
     assert parts.bytes >= 2 * launch.grid * 4 * 128 * 4 and sums.bytes * 64 == parts.bytes
     assert counters.kept and counters.bytes == 2 * 4 * 4  # heads, warps
-    assert work.chunks(cut.schedule, problem) == 16
+    assert work.chunks(cut.operation, cut.schedule, problem) == 16
     assert FAMILY.workspaces(cut, problem)[0].bytes == 2 * 16 * 4 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("tile", "fields", "chunks"),
+    [
+        ({}, {}, (1, 4, 8, 8, 16)),
+        ({"keys": 64}, {}, (1, 4, 8, 8, 16)),
+        ({"rows": 32}, {}, (1, 2, 4, 8, 16)),
+        ({"keys": 256}, {"cache": "e4m3"}, (1, 2, 4, 8, 16)),
+    ],
+)
+def test_chunks_grow_with_a_sequence(
+    tile: dict[str, Any], fields: dict[str, Any], chunks: tuple[int, ...]
+) -> None:
+    """Up to 512 keys one, whose result no block waits for; never more than 16."""
+    one = spec({**TILE, **tile}, batch_invariant=True, **fields)
+    shapes = [DecodeShape(64, 8, 8, 1, keys) for keys in (512, 1024, 2048, 8192, 32768)]
+    assert tuple(work.chunks(one.operation, one.schedule, at) for at in shapes) == chunks
 
 
 def test_what_takes_more_than_32_bits_is_refused() -> None:

@@ -27,10 +27,13 @@ WINDOW = cases.spec(cases.operation(mask="window"), **SCHEDULE)
 PAGES = cases.spec(cases.operation(page=16), **SCHEDULE)
 TOKENS = cases.spec(cases.operation(cache="e4m3", scales="token"), **SCHEDULE)
 INVARIANT = cases.spec(cases.operation(batch_invariant=True), **SCHEDULE)
+ROWS = cases.spec(cases.operation(), **{**SCHEDULE, "rows": 32})
 PACKED = cases.spec(cases.operation(keys="packed", lengths=False), **SCHEDULE)
 
 # Several tiles for each block of 132 to 176 multiprocessors, most items shared by several.
 SHARED = Shape(5, 4, 4, 2, 9001)
+# As much, of 32 rows that share keys.
+MANY_ROWS = Shape(5, 4, 16, 2, 9001)
 # Many more items than blocks: each has a few of them to itself.
 WHOLE = Shape(61, 8, 4, 2, 700)
 
@@ -93,11 +96,16 @@ RELEASE_K, RELEASE_V = (f"  release(shared.{one}_empty[position.stage]);\n" for 
 READ_K = "  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage])"
 READ_V = "  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage])"
 COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();\n"
+COUNT_CHUNKS = COUNT.replace("(item.parts", "(last_chunk && item.parts")
 LAST = "    return before + 1 == item.parts;\n"
 PART = "    const int64_t at = place(item.part_place, row);\n"
 RESET = "      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it\n"
 ORDER = "item.place_of(min(part + j, item.parts - 1))"
 OF_WHO_ADDS = "item.place_of((min(part + j, item.parts - 1) + int(blockIdx.x)) % item.parts)"
+ORDER_ROWS = "__shfl_sync(~0u, factor, from + j), found[i][j])"
+ROWS_OF_WHO_ADDS = (
+    ORDER_ROWS.replace("j)", "{0})").replace("[j]", "[{0}]").format("(j + blockIdx.x) % kParts")
+)
 LEFT = "      if (part > 0) synchronise_warps();\n"
 NEXT = "    synchronise_warps();  // what was left of the item before has been read\n"
 STORE = "  const Row row = Row::at(p, item, in_tile);\n"
@@ -176,9 +184,19 @@ MUTANTS = {
     ),
     "parts of chunks are added up in the order in which they come": Mutant(
         wrong=((ORDER, OF_WHO_ADDS),),
-        pauses=((COUNT, SOMETIMES + PAUSE + COUNT),),
+        pauses=((COUNT_CHUNKS, SOMETIMES + PAUSE + COUNT_CHUNKS),),
         kernel=INVARIANT,
         launches=60,
+    ),
+    "parts of many rows are added up in the order in which they come": Mutant(
+        wrong=((ORDER_ROWS, ROWS_OF_WHO_ADDS),),
+        pauses=((COUNT, SOMETIMES + PAUSE + COUNT),),
+        shape=MANY_ROWS,
+        kernel=ROWS,
+        launches=60,
+    ),
+    "a block counts one of its chunks": Mutant(
+        wrong=(("count_up(counter, here);", "count_up(counter, 1);"),), kernel=INVARIANT
     ),
     "what warps leave is overwritten before it was read": Mutant(
         wrong=((NEXT, ""), (LEFT, "")),
