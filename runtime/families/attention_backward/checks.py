@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from warploom.errors import ProblemError
+from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.operands import in_place
-from warploom.runtime.families._attention.problem import Extents
 from warploom.runtime.operands import refuse_repeated
 
 if TYPE_CHECKING:

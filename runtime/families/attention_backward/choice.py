@@ -8,9 +8,9 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.decision import Choice
+from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operation import Fields, backward_operation, shape
-from warploom.runtime.families._attention.problem import Extents
 
 
 def choose(

@@ -10,9 +10,9 @@ from warploom.generator.families.attention_decode import (
     DecodeShape,
 )
 from warploom.runtime.elements import name_of
+from warploom.runtime.families._attention.extents import Extents as AttentionExtents
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operands import Strides, placed, strides
-from warploom.runtime.families._attention.problem import Extents as AttentionExtents
 from warploom.runtime.families.attention_decode import cache
 from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents

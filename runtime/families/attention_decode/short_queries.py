@@ -10,9 +10,9 @@ from typing import Literal
 
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeProblem
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operands import Strides
-from warploom.runtime.families._attention.problem import Extents
 from warploom.runtime.families.attention_decode.extents import fits
 
 Sinks = Literal["none", "same", "fp32"]

@@ -18,7 +18,9 @@ from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
+from warploom.runtime.families._attention.arguments import Arguments, check_numbers
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
+from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.further import copies_of, problem_fields
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.offsets import check_offsets
@@ -37,12 +39,6 @@ from warploom.runtime.families._attention.operation import (
     of_gradients,
     operation,
     shape,
-)
-from warploom.runtime.families._attention.problem import (
-    Arguments,
-    Extents,
-    check_numbers,
-    extents,
 )
 from warploom.runtime.families.attention_backward.choice import choose
 from warploom.runtime.families.attention_decode import short_queries

@@ -11,9 +11,9 @@ from warploom.generator.families._attention import DIMS
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import choose
+from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operation import shape
-from warploom.runtime.families._attention.problem import Extents
 
 ARCH = "sm_90a"
 

@@ -1,7 +1,6 @@
-"""What a call of `warploom.attention` asks for: its arguments and their sizes, checked.
+"""The arguments of one call of `warploom.attention`, and whether they are what they may be.
 
-Tensors are [batch, heads, seq, dim] views, or packed [total, heads, dim] with `cu_seqlens` of their
-sequences. Nothing here reads a tensor's contents.
+Nothing here reads a tensor's contents.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ from typing import Any, Literal, TypedDict
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.families._attention import DIMS
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
-from warploom.runtime.families._attention.further import check_further
 from warploom.runtime.families._attention.given_blocks import converted
-from warploom.runtime.tensors import require_one_device, require_tensors, shown
+from warploom.runtime.tensors import require_tensors, shown
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -251,139 +247,6 @@ def require_kinds(call: Arguments) -> None:
                 rule="must be an int, so that no call waits for the GPU to learn it",
                 fix="use int(...)",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Extents:
-    """The sizes of a call; packed: `batch` counts sequences, `seq_q` and `seq_k` the longest."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    seq_q: int
-    seq_k: int
-    dim: int
-    total_q: int
-    total_k: int
-    packed: bool
-
-    @property
-    def sharing(self) -> int:
-        """Query heads of one kv head."""
-        return self.heads // max(1, self.kv_heads)
-
-    @property
-    def empty(self) -> bool:
-        """True when no product is left to compute."""
-        totals = self.total_q and self.total_k
-        return not (self.batch and self.heads and self.seq_q and self.seq_k and totals)
-
-    @property
-    def kernel_dim(self) -> int:
-        """The head dimension of the kernel: the next there is, the rest is filled with zeros."""
-        return next(dim for dim in DIMS if dim >= self.dim)
-
-    @property
-    def lse_shape(self) -> tuple[int, ...]:
-        """Of the log-sum-exp: one number for each query and head."""
-        lead = (self.heads,) if self.packed else (self.batch, self.heads)
-        return (*lead, self.total_q if self.packed else self.seq_q)
-
-
-def extents(call: Arguments) -> Extents:
-    """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
-    require_kinds(call)
-    q, k, v = call.q, call.k, call.v
-    if call.dropout_p:
-        dropout.check_state(call.dropout_state, q.device)
-    packed = _is_packed(call)
-    rank = 3 if packed else 4
-    layout = "[total, heads, dim]" if packed else "[batch, heads, seq, dim]"
-    if any(t.dim() != rank for t in (q, k, v)):
-        raise ProblemError(
-            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-            rule=f"each must be {layout}",
-            fix="packed tensors come with cu_seqlens and max_seqlen, others without",
-        )
-    _check_elements(call)
-    heads_at, seq_at = (1, 0) if packed else (1, 2)
-    heads, kv_heads, dim = q.shape[heads_at], k.shape[heads_at], q.shape[-1]
-    if k.shape != v.shape or k.shape[-1] != dim or (not packed and k.shape[0] != q.shape[0]):
-        raise ProblemError(
-            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-            rule="k and v must have one shape, and the batch and dim of q",
-            fix=f"give {layout} tensors; to swap heads and seq, use .transpose(1, 2)",
-        )
-    if heads and (kv_heads == 0 or heads % kv_heads):
-        raise ProblemError(
-            f"{heads} heads of q over {kv_heads} of k and v",
-            rule="the heads of q must be a multiple of those of k and v",
-            fix="consecutive heads of q share one of k and v",
-        )
-    if dim % 8 or not 8 <= dim <= DIMS[-1]:
-        raise ProblemError(
-            f"dim {dim}",
-            rule=f"a head dimension must be a multiple of 8 up to {DIMS[-1]}",
-            fix="pad q, k and v with zeros, and pass the scale of the true dimension",
-        )
-    total_q, total_k = q.shape[seq_at], k.shape[seq_at]
-    batch, seq_q, seq_k = q.shape[0], total_q, total_k
-    if packed:
-        batch = call.offsets[0].shape[0] - 1
-        seq_q, seq_k = min(call.max_seqlen_q or 0, total_q), min(call.max_seqlen_k or 0, total_k)
-    found = Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed)
-    if further := call.further:
-        require_one_device((("q", q), *further.items()))
-        scores = (call.max_seqlen_q or 0, call.max_seqlen_k or 0) if packed else (seq_q, seq_k)
-        check_further(call, (batch, heads, *scores))
-    return found
-
-
-def _is_packed(call: Arguments) -> bool:
-    """Whether lengths vary; ProblemError for half of what that takes."""
-    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-    missing = [name for name in names if getattr(call, name) is None]
-    if len(missing) == len(names):
-        return False
-    if missing:
-        raise ProblemError(
-            f"packed lengths without {', '.join(missing)}",
-            rule=f"packed lengths take {', '.join(names)}",
-            fix="the longest lengths are ints, so that no call waits for the GPU to learn them",
-        )
-    for name, offsets in zip(names, call.offsets, strict=False):
-        if (
-            offsets.dtype != torch.int32
-            or offsets.dim() != 1
-            or not offsets.is_contiguous()
-            or offsets.shape != call.offsets[0].shape
-            or offsets.shape[0] < 1
-            or offsets.device != call.q.device
-        ):
-            raise ProblemError(
-                f"{name} {list(offsets.shape)} {offsets.dtype} on {offsets.device}",
-                rule="must be int32 [batch + 1], contiguous, on the device of q, of one length",
-                fix="a cumulative sum of lengths that begins with 0",
-            )
-    for name in names[2:]:
-        if getattr(call, name) < 0:
-            raise ProblemError(
-                f"{name} {getattr(call, name)}",
-                rule="the longest length must be at least 0",
-                fix="pass the largest length of a sequence",
-            )
-    return True
-
-
-def _check_elements(call: Arguments) -> None:
-    q, k, v = call.q, call.k, call.v
-    if not q.dtype == k.dtype == v.dtype or name_of(q.dtype, "q") not in ("fp16", "bf16"):
-        raise ProblemError(
-            f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
-            rule="must have one type, fp16 or bf16",
-            fix="convert with .to(torch.bfloat16)",
-        )
-    require_one_device((("q", q), ("k", k), ("v", v)))
 
 
 def check_numbers(call: Arguments) -> None:
