@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from warploom.runtime.families._attention.arguments import Arguments
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_forward.api import attention
 from warploom.runtime.families.attention_forward.gradient import refuse_second_derivative
 from warploom.runtime.families.attention_forward.gradient_plans import (

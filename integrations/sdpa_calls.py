@@ -16,7 +16,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.integrations import sdpa_rules as rules
 from warploom.runtime import plan as plans
-from warploom.runtime.families._attention.arguments import Arguments
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import plan as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import plan as forwards

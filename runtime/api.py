@@ -21,7 +21,7 @@ from warploom.runtime.plan import Plan
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
-    from warploom.runtime.families._attention.arguments import Keywords
+    from warploom.runtime.families._attention.problem import Keywords
     from warploom.runtime.families.gemm.problem import PlanKeywords
 
 __all__ = ["Explanation", "counters", "explain", "load", "warmup"]

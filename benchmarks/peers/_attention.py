@@ -16,9 +16,9 @@ from benchmarks.peers._attention_problem import Attention
 from benchmarks.protocol import Contender, Floor, rotated
 from warploom.generator.configurations import cells
 from warploom.runtime.alone import alone
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.problem import Arguments
 
 LISTED = cells()["attention"]
 

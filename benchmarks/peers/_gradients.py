@@ -29,7 +29,7 @@ from benchmarks.peers._flash import (
 )
 from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.arguments import Arguments
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward

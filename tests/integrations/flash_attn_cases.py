@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 
 import warploom.flash_attn
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference as backward
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import reference as forward

@@ -15,7 +15,7 @@ from warploom.errors import ProblemError
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
-    from warploom.runtime.families._attention.arguments import Arguments
+    from warploom.runtime.families._attention.problem import Arguments
 
 STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS
 _LOW = (1 << 32) - 1

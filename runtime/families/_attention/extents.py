@@ -14,8 +14,8 @@ from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
-from warploom.runtime.families._attention.arguments import Arguments, require_kinds
 from warploom.runtime.families._attention.further import check_further
+from warploom.runtime.families._attention.problem import Arguments, require_kinds
 from warploom.runtime.tensors import require_one_device
 
 

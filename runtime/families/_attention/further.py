@@ -15,7 +15,7 @@ from warploom.errors import ProblemError
 from warploom.runtime.counters import counters
 
 if TYPE_CHECKING:
-    from warploom.runtime.families._attention.arguments import Arguments
+    from warploom.runtime.families._attention.problem import Arguments
 
 Scores = tuple[int, int, int, int]  # batch, heads, rows, columns
 Strides = tuple[int, int, int]

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import UNBOUNDED
-from warploom.runtime.families._attention.arguments import Arguments, Window
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.extents import Extents
+from warploom.runtime.families._attention.problem import Arguments, Window
 from warploom.runtime.tensors import shown
 
 _SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "dim", "total_q", "total_k")

@@ -9,7 +9,7 @@ from warploom.errors import ProblemError
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
-    from warploom.runtime.families._attention.arguments import Arguments
+    from warploom.runtime.families._attention.problem import Arguments
 
 
 def check_offsets(call: Arguments) -> None:

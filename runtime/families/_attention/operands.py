@@ -11,7 +11,7 @@ from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
 from warploom.runtime.counters import counters
 from warploom.runtime.families._attention import further
-from warploom.runtime.families._attention.arguments import Arguments
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.operands import refuse_overlap, refuse_repeated
 
 Strides = tuple[int, int, int]

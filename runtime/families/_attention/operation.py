@@ -9,10 +9,10 @@ from typing import Any
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.further import BIASES
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Arguments
 
 Operation = AttentionOperation | AttentionBackwardOperation
 Fields = Mapping[str, Any]  # of an operation, by name

@@ -9,7 +9,6 @@ import torch
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.block_mask import (
     FIRST,
     NOTHING,
@@ -19,6 +18,7 @@ from warploom.runtime.families._attention.block_mask import (
 )
 from warploom.runtime.families._attention.further import row_pitch
 from warploom.runtime.families._attention.operation import Operation
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
 
 SOFTCAP, DROPOUT_P = 30.0, 0.1

@@ -17,7 +17,6 @@ from warploom.runtime import call as calls
 from warploom.runtime.call import Draft, Key
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
-from warploom.runtime.families._attention.arguments import Arguments, check_numbers
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
 from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.further import copies_of, problem_fields
@@ -31,6 +30,7 @@ from warploom.runtime.families._attention.operands import (
     strides,
 )
 from warploom.runtime.families._attention.operation import of_further, of_gradients
+from warploom.runtime.families._attention.problem import Arguments, check_numbers
 from warploom.runtime.families.attention_backward import reference, score_gradients, sink_gradients
 from warploom.runtime.families.attention_backward.checks import check_results
 from warploom.runtime.families.attention_backward.choice import choose

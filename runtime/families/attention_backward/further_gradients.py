@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.further import four, row_pitch
 from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.problem import Arguments
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_backward.call import BackwardCall

@@ -17,10 +17,10 @@ from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import unit_roundoff
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_backward import further_gradients, reference
 from warploom.runtime.families.attention_backward.call import BackwardCall

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.arguments import Window
+from warploom.runtime.families._attention.problem import Window
 from warploom.runtime.families.attention_decode import operators, repeated
 from warploom.runtime.families.attention_decode.arguments import Keywords
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall

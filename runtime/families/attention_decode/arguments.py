@@ -11,8 +11,8 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.families._attention.arguments import Arguments as Plain
-from warploom.runtime.families._attention.arguments import Window
+from warploom.runtime.families._attention.problem import Arguments as Plain
+from warploom.runtime.families._attention.problem import Window
 from warploom.runtime.tensors import require_tensors, shown
 
 

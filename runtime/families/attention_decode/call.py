@@ -12,7 +12,6 @@ from warploom.generator.launches import DeviceLimits
 from warploom.runtime import call as calls
 from warploom.runtime import dispatch
 from warploom.runtime.call import Draft
-from warploom.runtime.families._attention.arguments import check_numbers
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import (
     check_out,
@@ -20,6 +19,7 @@ from warploom.runtime.families._attention.operands import (
     in_place,
     ordered_strides,
 )
+from warploom.runtime.families._attention.problem import check_numbers
 from warploom.runtime.families.attention_decode import cache, contents, reference
 from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents, extents

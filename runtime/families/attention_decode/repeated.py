@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warploom.runtime.families._attention.arguments import Window
+from warploom.runtime.families._attention.problem import Window
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall, Details, Pair
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import emptied

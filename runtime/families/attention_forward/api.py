@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.arguments import Alignment, Keywords, Window
+from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
 from warploom.runtime.families.attention_forward import gradient, operators, repeated
 from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.operands import ordered_strides
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward
 from warploom.runtime.families.attention_forward import gradient, plan

@@ -18,7 +18,6 @@ from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
-from warploom.runtime.families._attention.arguments import Arguments, check_numbers
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
 from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.further import copies_of, problem_fields
@@ -40,6 +39,7 @@ from warploom.runtime.families._attention.operation import (
     operation,
     shape,
 )
+from warploom.runtime.families._attention.problem import Arguments, check_numbers
 from warploom.runtime.families.attention_backward.choice import choose
 from warploom.runtime.families.attention_decode import short_queries
 from warploom.runtime.families.attention_decode.operation import shape as decode_shape

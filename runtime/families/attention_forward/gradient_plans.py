@@ -14,8 +14,8 @@ import torch
 from torch.autograd import forward_ad
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.arguments import Alignment, Arguments, Window
 from warploom.runtime.families._attention.block_mask import BlockMask
+from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
 from warploom.runtime.families.attention_backward import further_gradients
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan

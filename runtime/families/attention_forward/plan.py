@@ -11,7 +11,7 @@ from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import targets
 from warploom.runtime.decision import Choice
-from warploom.runtime.families._attention.arguments import Keywords
+from warploom.runtime.families._attention.problem import Keywords
 from warploom.runtime.families.attention_forward import gradient
 from warploom.runtime.families.attention_forward.call import (
     AttentionCall,

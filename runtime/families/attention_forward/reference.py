@@ -15,11 +15,11 @@ import torch
 
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.dropout import Dropout, keep_of
 from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_forward.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,

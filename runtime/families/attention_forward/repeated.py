@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from warploom.runtime.families._attention.arguments import Alignment, Window
+from warploom.runtime.families._attention.problem import Alignment, Window
 from warploom.runtime.families.attention_forward import gradient
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.gradient_plans import Asked, Numbers

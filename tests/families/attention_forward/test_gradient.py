@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families._attention.arguments import Arguments
+from warploom.runtime.families._attention.problem import Arguments
 
 BF16 = torch.bfloat16
 

@@ -12,8 +12,8 @@ import attention_backward_cases as cases
 import torch
 from processes import verify_each
 
-from warploom.runtime.families._attention.arguments import Arguments
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import attention_backward

@@ -18,7 +18,7 @@ from warploom.generator.families.attention_backward import order
 from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
-from warploom.runtime.families._attention.arguments import Arguments
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import plan as attention_backward
 from warploom.runtime.families.attention_backward.call import BackwardCall
 
