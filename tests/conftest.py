@@ -124,6 +124,14 @@ def private_store(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
+def rules_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask of a kernel once whether it is legal: of many shapes few differ, and rules know none."""
+    from warploom.generator.families.family import Family
+
+    monkeypatch.setattr(Family, "reasons", functools.cache(Family.reasons))
+
+
+@pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """True when golden files are to be rewritten."""
     return bool(request.config.getoption("--update-golden"))

@@ -58,6 +58,7 @@ def operations(dim: int, packed: bool) -> Iterator[Operation]:
                 yield AttentionBackwardOperation(*shared, deterministic, blocks=True)
 
 
+@pytest.mark.usefixtures("rules_asked_once")
 @pytest.mark.parametrize("packed", [False, True], ids=["fixed", "packed"])
 @pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128, 136, 192, 200, 256])
 def test_no_legal_operation_is_without_a_kernel(dim: int, packed: bool) -> None:

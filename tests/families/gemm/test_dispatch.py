@@ -71,6 +71,7 @@ def test_no_legal_operation_is_without_a_kernel(
     assert described.reasons(architecture_, operation, choice.spec.schedule) == []
 
 
+@pytest.mark.usefixtures("rules_asked_once")
 @pytest.mark.parametrize(("a", "d"), TYPES)
 def test_every_measured_weight_has_a_kernel_at_every_m(a: str, d: str) -> None:
     operation = GemmOperation(a, a, d)  # type: ignore[arg-type]

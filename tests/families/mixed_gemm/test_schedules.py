@@ -131,6 +131,7 @@ def test_what_is_launched_has_a_range_for_each_block_and_room_for_its_part(
     assert rooms["raised"] >= found.clusters * 4 * 4 * schedule.consumers
 
 
+@pytest.mark.usefixtures("rules_asked_once")
 @pytest.mark.parametrize("a", ["bf16", "e4m3", "int8"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_table_has_a_schedule_for_every_number_of_rows_and_long_epilogues(
