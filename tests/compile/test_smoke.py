@@ -99,7 +99,7 @@ def test_an_emitted_kernel_is_of_a_length_that_a_person_reads(name: str) -> None
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
 def test_nvcc_compiles_emitted_kernels_too(tmp_path: Path) -> None:
-    """The longest epilogue and each attention, by the command of the first: headers take longest."""
+    """The longest epilogue and each attention as one file, whose headers take most of the time."""
     attentions = map(of_family, ("attention_decode", "attention_forward", "attention_backward"))
     text = together(LONGEST, *attentions)
     (tmp_path / f"{LONGEST.name}.cu").write_text(text)
