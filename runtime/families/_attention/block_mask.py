@@ -96,7 +96,8 @@ def of_dense(mask: torch.Tensor, block: Block = (128, 128)) -> BlockMask:
 def packed(mask: torch.Tensor, word: int) -> torch.Tensor:
     """The bools of the last dimension as bits of bytes, the first the lowest; whole words."""
     *lead, columns = mask.shape
-    bools = torch.nn.functional.pad(mask, (0, -columns % word)).reshape(*lead, -1, 8)
+    wide = torch.nn.functional.pad(mask, (0, -columns % word))
+    bools = wide.reshape(*lead, wide.shape[-1] // 8, 8)  # -1 would be nothing's, of no blocks
     weights = 2 ** torch.arange(8, device=mask.device, dtype=torch.int32)
     return (bools * weights).sum(-1, dtype=torch.int32).to(torch.uint8)
 

@@ -43,6 +43,17 @@ def unpacked(words: torch.Tensor, columns: int) -> torch.Tensor:
     return ((words[..., None] >> torch.arange(32)) & 1).bool().flatten(-2)[..., :columns]
 
 
+@pytest.mark.parametrize("columns", [64, 60])
+def test_scores_that_count_in_whole_blocks_alone_need_no_bits(columns: int) -> None:
+    """Guards against a mask that fails where nothing is between empty and whole."""
+    mask = torch.tensor([[True, False], [False, True]]).repeat_interleave(16, 0)
+    mask = mask.repeat_interleave(32, 1)[None, None, :, :columns]
+    for one, block in ((mask, (16, 32)), (mask & False, (16, 32)), (mask, (8, 4))):
+        found = of_dense(one, block)
+        assert not found.bits.numel() or columns % block[1]
+        assert torch.equal(found.dense(), one)
+
+
 BLOCKS = [(128, 128), (64, 64), (48, 80), (256, 500)]
 
 
