@@ -285,7 +285,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 {% if operation.blocks %}
     CUTE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
-      steps.next(c, dk, dv, {0, 0, i % 2u}, position, i + 1 < count);
+      steps.next(c, dk, dv, {0, 0, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}}, position, i + 1 < count);
       position.advance();
     }
 {% else %}
@@ -297,7 +297,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     for (int i = 0; i < count; ++i) {
       const int m = walk(p, work, n);
 {% if staged %}
-      Step step{m * kQTile, tile + m, i % 2u, head};
+      Step step{m * kQTile, tile + m, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}, head};
 {% else %}
       steps.next(c, dk, dv, {m * kQTile, tile + m, i % 2u{{ ", i / 2 % 2u" if operation.dropout }}{{ ", head" if scored }}}, position, i + 1 < count);
       position.advance();

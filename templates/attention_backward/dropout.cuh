@@ -8,9 +8,16 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
     const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * ({{ heads }}) + work.head * p.sharing + i;
+{% if operation.blocks %}
+    const List list(p, work, i);
+    CUTE_NO_UNROLL
+    for (int n = 0; n < list.count; ++n) {
+      const int m = list.entries[n].x;
+{% else %}
     CUTE_NO_UNROLL
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
+{% endif %}
       shared.words_empty[at.stage].wait(at.phase);
       make_words(shared.words[at.stage], dropout, head, [&](int i) {
         const int consumer = i / kPatches, box = kKvRows == kKvTile ? consumer : work.part;

@@ -30,12 +30,12 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
                                                 const float (&dv)[kGradients]) {
   const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
   if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
-  stage(c.shared.v + own, dv, {{ "1 / c.p.keep" if operation.dropout else "1" }});
+  stage(c.shared.v + own, dv, {{ "1 / c.p.keep" if divides_gradients else "1" }});
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
   meet();  // nobody reads k any more, either
   const bool leads = threadIdx.x % 128 == 0;
   if (leads) store(c.p.dv_map, c.shared.v + own, c);
-  stage(c.shared.k + own, dk, c.p.scale{{ " / c.p.keep" if operation.dropout }});
+  stage(c.shared.k + own, dk, c.p.scale{{ " / c.p.keep" if divides_gradients }});
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
   if (leads) store(c.p.dk_map, c.shared.k + own, c);

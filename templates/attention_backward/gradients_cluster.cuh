@@ -79,13 +79,13 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   lay(of_dv, dv, warp);
   if (kTogether) lay(of_dk, dk, warp);
   sync_cluster();  // the blocks' fragments are there
-  store_sums(c, of_dv, dv_tile, p.dv_seq, {{ "1 / p.keep" if operation.dropout else "1" }}, warp);
+  store_sums(c, of_dv, dv_tile, p.dv_seq, {{ "1 / p.keep" if divides_gradients else "1" }}, warp);
   if (!kTogether) {
     sync_cluster();  // every reader is done with them
     lay(of_dk, dk, warp);
     sync_cluster();
   }
-  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale{{ " / p.keep" if operation.dropout }}, warp);
+  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale{{ " / p.keep" if divides_gradients }}, warp);
   sync_cluster();  // shared memory must outlive the blocks that read it
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }

@@ -57,7 +57,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
         lse = p.lse[place];
         if (p.dlse != nullptr) delta -= p.dlse[place];
       }
-      statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
+{% if divides_weights %}
+      // With which weights are divided by p.keep: ds then leaves as it is.
+{% endif %}
+      statistics[i] = lse == -infinity ? infinity : lse * kLog2E{{ " + log2f(p.keep)" if divides_weights }};
       statistics[kQTile + i] = delta{{ " * p.keep" if operation.dropout }};
 {% if operation.sinks != "none" %}
       if (lse < infinity && lse > -infinity{{ " && is_of_a_sequence(p, at, row)" if operation.lengths == "packed" }})
@@ -97,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       if (at.row + row >= rows || column >= p.dim) return;
       Eight eight;
       CUTE_UNROLL
-      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * {{ "(p.scale / p.keep)" if operation.dropout else "p.scale" }});
+      for (int i = 0; i < 8; ++i) eight.values[i] = Element(values[i] * {{ "(p.scale / p.keep)" if divides_gradients else "p.scale" }});
       *reinterpret_cast<Eight*>(dq + row * p.dq_seq + column) = eight;
     });
   }

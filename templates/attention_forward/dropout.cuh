@@ -9,13 +9,19 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
     const Work& work = shared.work[q.stage][0];
     const int more = work.more, begin = work.begin, end = work.end + work.skipped;
     const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * {{ heads }} + work.head, rows = work.row / 2 + threadIdx.x % 32;
+{% if operation.blocks %}
+    const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;
+{% endif %}
     release(shared.q_empty[q.stage][0]);
     if (!more) return;
     CUTE_NO_UNROLL
     for (int n = end - 1; n >= begin; --n) {
+{% if operation.blocks %}
+      const int tile = listed[n];
+{% endif %}
       shared.words_empty[at.stage].wait(at.phase);
       make_words(shared.words[at.stage], dropout, head, [&](int i) {
-        return make_uint2(rows + i / kPatches * (kWgmmaM / 2), n * kPatches + i % kPatches);
+        return make_uint2(rows + i / kPatches * (kWgmmaM / 2), {{ "tile" if operation.blocks else "n" }} * kPatches + i % kPatches);
       });
       release(shared.words_full[at.stage]);
       at.advance();

@@ -27,6 +27,10 @@ LEFT = torch.ones_like(IDS)
 LEFT[0, :4] = 0
 
 
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Warploom compute on the CPU what it would on a GPU."""
@@ -147,26 +151,23 @@ def test_explaining_draws_nothing() -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kind", ["mask", "bias"])
-def test_what_goes_with_dropout_is_what_the_families_say(
-    kind: str, compiled: bool, lawful: list[str]
-) -> None:
-    """Guards against a list of its own, which says otherwise than kernels there are."""
-    drawn = torch.randn(19, 37, generator=torch.Generator().manual_seed(0))
-    mask = drawn > -0.5 if kind == "mask" else drawn
-    keywords = {**GROUPED, "dropout_p": 0.3}
+@pytest.mark.parametrize("kind", dropped.MASKS)
+def test_masks_and_biases_go_with_it(kind: str, compiled: bool) -> None:
+    """Guards against a mask that is lost beside dropout, or dropout beside a mask."""
     run = warploom.sdpa
     if compiled:
         torch._dynamo.reset()
         run = torch.compile(warploom.sdpa.__call__, fullgraph=True, backend="aot_eager")
-    state = dropped.state_of(3, "cpu")
-    (out,), _ = differentiated(run, (Q, K, V), attn_mask=mask, **keywords)
-    wide = tuple(one.double() for one in (Q, K, V))
-    factors = dropped.kept(state, 0.3, Q, K)
-    scores = wide[0] @ wide[1].repeat_interleave(2, 1).mT * 32**-0.5
-    scores = scores.masked_fill(~mask, -torch.inf) if kind == "mask" else scores + mask
-    right = torch.softmax(scores, -1) * factors @ wide[2].repeat_interleave(2, 1)
-    dropped.close((out,), (right,))
+    dropped.verify_beside(kind, run, Q, K, V)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_what_goes_with_dropout_is_what_the_families_say(kind: str, lawful: list[str]) -> None:
+    """Guards against a list of its own, which says otherwise than kernels there are."""
+    mask = dropped.mask_of(kind, Q, K)
+    keywords = {**GROUPED, "dropout_p": 0.3}
+    assert not warploom.explain(warploom.sdpa, Q, K, V, mask, **keywords, gpu="NVIDIA H200").torch
     lawful.append("dropout with anything: for the sake of this test")
     found = warploom.explain(warploom.sdpa, Q, K, V, mask, **keywords)
     assert found.torch
@@ -191,13 +192,28 @@ def test_models_in_training_drop_by_kernels(paths: Counter[str]) -> None:
     assert torch.equal(evaluated, model("Llama", "warploom")(IDS).logits)
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_layer_drops_what_the_mask_says(softcap: float | None, paths: Counter[str]) -> None:
+@pytest.mark.parametrize(
+    ("softcap", "mask", "bias"),
+    [(None, False, False), (2.0, False, False), (None, True, False), (2.0, True, True)],
+)
+def test_a_layer_drops_what_the_mask_says(
+    softcap: float | None, mask: bool, bias: bool, paths: Counter[str]
+) -> None:
     """Guards against a probability that is lost on its way, or is that of what is kept."""
     given = [one.detach().requires_grad_() for one in (Q, K[:, :, :19], V[:, :, :19])]
+    triangle = torch.ones(19, 19, dtype=torch.bool).tril()
+    holes = triangle & (torch.arange(19) % 5 != 3).expand(2, 1, 19, 19)
+    shown, position = holes if mask else triangle, random(1, 4, 19, 19) * bias
+    told: dict[str, Any] = {"position_bias": position} if bias else {}
     state = dropped.state_of(5, "cpu")
     out, _ = transformers_attention.attention(
-        torch.nn.Module(), *given, None, dropout=0.3, is_causal=True, softcap=softcap
+        torch.nn.Module(),
+        *given,
+        holes if mask else None,
+        dropout=0.3,
+        is_causal=not mask,
+        softcap=softcap,
+        **told,
     )
     found = torch.autograd.grad(out, given, dout_of(out))
     assert paths == {"by_kernels": 1}
@@ -205,8 +221,7 @@ def test_a_layer_drops_what_the_mask_says(softcap: float | None, paths: Counter[
     q, k, v = wide[0], *(one.repeat_interleave(2, 1) for one in wide[1:])
     scores = q @ k.mT * 32**-0.5
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    triangle = torch.ones(19, 19, dtype=torch.bool).tril()
-    weights = torch.softmax(scores.masked_fill(~triangle, -torch.inf), -1)
+    weights = torch.softmax((scores + position).masked_fill(~shown, -torch.inf), -1)
     right = (weights * dropped.kept(state, 0.3, q, k) @ v).transpose(1, 2)
     wanted = torch.autograd.grad(right, wide, dout_of(out).double())
     dropped.close((out, *found), (right, *wanted))

@@ -34,7 +34,7 @@ class AttentionFamily(
     extents_of_cell = staticmethod(extents_of_cell)
 
     def operation_reasons(self, operation: OperationT) -> list[str]:
-        """Lists of blocks say all of what attends to what; random words take registers."""
+        """Lists of blocks say all of what attends to what."""
         return rules.broken(
             [
                 None
@@ -52,12 +52,5 @@ class AttentionFamily(
                 if not (operation.scored and operation.blocks)
                 else "alibi, bias or masked with blocks: no kernel has both; hide scores in "
                 "mask_mod, or leave out blocks",
-                None
-                if not (operation.dropout and operation.blocks)
-                else "dropout with blocks: what makes random words walks no lists; leave one out",
-                None
-                if not (operation.dropout and operation.scored)
-                else "dropout with alibi, bias or masked: registers of consumers do not suffice "
-                "for both; leave one out",
             ]
         )

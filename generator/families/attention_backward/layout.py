@@ -25,6 +25,7 @@ from warploom.generator.wgmma import WGMMA_M
 REGISTERS = {1: (0, 240), 2: (24, 240)}
 # Where warps of the producer's make random words, which takes most of what it has.
 REGISTERS_DROPOUT = {1: (0, 240), 2: (56, 224)}
+REGISTERS_DROPOUT_LISTED = {1: (0, 240), 2: (72, 216)}  # where they read lists as well
 # Without overlap, (dim, q_tile, softcap, accumulate) that ptxas spills although there is room: of
 # all kernels of q_tile 80 and more, compiled, these alone.
 SPILLED = {
@@ -50,7 +51,12 @@ ALIBI_SOFTCAP_REGISTERS = 16
 # Of all that changes scores, which is not live at once, nor with all that a softcap takes.
 MOST_SCORES_REGISTERS = 56
 DROPOUT_REGISTERS, DROPOUT_OVERLAP_REGISTERS, DROPOUT_PARTS_REGISTERS = 8, 8, 12
+# Without overlap: words, too, are not live with the rest; but where dq is added at once, or rows
+# are shared, a softcap takes more beside what hides.
+MOST_DROPOUT_SCORES_REGISTERS = 20
+DROPOUT_SOFTCAP_REGISTERS = {"direct": 16, "bulk": 8}
 DROPOUT_CLUSTER_REGISTERS, DROPOUT_MASK_REGISTERS, DROPOUT_TALL_REGISTERS = 8, 8, 8
+DROPOUT_LISTED_REGISTERS = 8  # where rows of a pair do not leave room
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
 HELD_REGISTERS = 12  # beside those that hold v
@@ -125,7 +131,9 @@ def attention_backward_layout(
     query_n = columns // splits
     # A box is of one part, and of one warpgroup's share: no descriptor begins within one.
     span = widest_span(part if swap else query_n, bits) or MINIMUM_SPAN
-    shared_out = REGISTERS_DROPOUT if operation.dropout else REGISTERS
+    shared_out = REGISTERS
+    if operation.dropout:
+        shared_out = REGISTERS_DROPOUT_LISTED if operation.blocks else REGISTERS_DROPOUT
     producer_registers, register_budget = shared_out[schedule.warpgroups]
     shares_rows = schedule.share == "rows"
     kv_rows = WGMMA_M if shares_rows else schedule.kv_tile
@@ -207,7 +215,15 @@ def _registers(
         )
         beside += masked * DROPOUT_MASK_REGISTERS
         beside += (q_rows > 96) * DROPOUT_TALL_REGISTERS
-    return gradients + max(first, second) + beside + _score_registers(operation)
+        walking = operation.blocks and (schedule.overlap or schedule.share == "columns")
+        beside += walking * DROPOUT_LISTED_REGISTERS
+    changing = _score_registers(operation)
+    if operation.dropout and not schedule.overlap:
+        changing = min(changing, MOST_DROPOUT_SCORES_REGISTERS)
+        little = schedule.accumulate == "direct" or schedule.share == "rows"
+        if operation.softcap and operation.hides and little:
+            changing += DROPOUT_SOFTCAP_REGISTERS[schedule.accumulate]
+    return gradients + max(first, second) + beside + changing
 
 
 def _score_registers(operation: AttentionBackwardOperation) -> int:

@@ -58,6 +58,9 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         # Warps that make the words of dropout, beside those that add dq; a thread's at a time.
         "makers": 1 if schedule.accumulate == "bulk" else 3,
         "words_together": 2,
+        # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
+        "divides_gradients": operation.dropout and not operation.bias_gradient,
+        "divides_weights": operation.dropout and operation.bias_gradient,
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         "shares_work": operation.deterministic

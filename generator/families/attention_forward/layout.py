@@ -31,6 +31,8 @@ REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
 REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
 # Where warps of the producer's make random words, which takes most of what it has.
 REGISTERS_DROPOUT = {**REGISTERS, 2: (56, 224), 3: (56, 152)}
+# Where they read lists as well; three warpgroups walk none.
+REGISTERS_DROPOUT_LISTED = {1: (0, 255), 2: (72, 216)}
 # Beside scores, output and weights: of every kernel, and what some need on top. Fitted: the widest
 # tiles that these let in compile without spills.
 BASE_REGISTERS = 28
@@ -41,6 +43,9 @@ MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at o
 # Found by compiling: of tiles beyond 128 columns, a mask beside 32 bits, sinks beside both others.
 PACKED_LONG_REGISTERS, WIDE_MASKED_REGISTERS, SINKS_SCORES_REGISTERS = 12, 12, 36
 DROPOUT_SERIAL_REGISTERS = 40  # without overlap
+# Of tiles beyond 112 columns, beside 32 bits, or a mask and one thing more; beyond 96 beside 32
+# bits and one thing more, where packed lengths and a mask take the other, too.
+DROPOUT_STAGED_REGISTERS, DROPOUT_WIDE_PACKED_REGISTERS = 24, 8
 
 BARRIERS_AND_WORK_BYTES = 1024
 WARPS = 4  # of a warpgroup
@@ -90,7 +95,8 @@ def attention_layout(
     ]
     staging = WARPS * schedule.warpgroups * staging_bytes(operation, WARP_ROWS, schedule.kv_tile)
     if operation.dropout:
-        producer_registers, register_budget = REGISTERS_DROPOUT[schedule.warpgroups]
+        shared_out = REGISTERS_DROPOUT | (REGISTERS_DROPOUT_LISTED if operation.blocks else {})
+        producer_registers, register_budget = shared_out[schedule.warpgroups]
     words_bytes = word_bytes(schedule.q_tile, schedule.kv_tile) if operation.dropout else 0
     once = 2 * schedule.stages * kv_bytes + staging + words_bytes + BARRIERS_AND_WORK_BYTES
     twice_fits = once + 2 * schedule.warpgroups * q_bytes <= arch.shared_bytes
@@ -130,12 +136,14 @@ def _registers(operation: AttentionOperation, schedule: AttentionSchedule) -> in
 def _score_registers(operation: AttentionOperation, schedule: AttentionSchedule) -> int:
     packed, columns = operation.lengths == "packed", schedule.kv_tile
     both = operation.alibi and operation.bias != "none"
+    wide = operation.bias == "fp32" and operation.masked
     beside = (columns > 128 and packed and operation.scored) * PACKED_LONG_REGISTERS
     if operation.dim >= 128:
-        wide = operation.bias == "fp32" and operation.masked
         beside += (columns > 64 and wide) * WIDE_MASKED_REGISTERS
         sinks = both and operation.sinks != "none" and not packed
         beside += (columns > 112 and sinks) * SINKS_SCORES_REGISTERS
+    if operation.dropout:
+        beside += _dropout_registers(operation, columns)
     registers = (
         (ALIBI_REGISTERS if operation.alibi else 0)
         + {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
@@ -143,3 +151,15 @@ def _score_registers(operation: AttentionOperation, schedule: AttentionSchedule)
         + (PACKED_SCORES_REGISTERS if operation.scored and packed else 0)
     )
     return min(registers, MOST_SCORES_REGISTERS) + beside
+
+
+def _dropout_registers(operation: AttentionOperation, columns: int) -> int:
+    """What weights that are dropped take beside scores that are changed, of wide tiles."""
+    alone = not operation.alibi and operation.mask != "window"
+    masked, wide = operation.masked, operation.bias == "fp32"
+    if operation.bias == "none" and (alone or not masked):
+        return 0
+    if wide and (masked or not alone):
+        packed = masked and operation.lengths == "packed"
+        return (columns > 96) * (DROPOUT_STAGED_REGISTERS + packed * DROPOUT_WIDE_PACKED_REGISTERS)
+    return (columns > 112 and (masked or wide)) * DROPOUT_STAGED_REGISTERS

@@ -85,6 +85,15 @@ def band(call: Arguments, sizes: Extents) -> Band:
     return Band(left, right, bottom_right and min(left, right) < UNBOUNDED)
 
 
+def refuse_beside_blocks(call: Arguments) -> None:
+    """Raise ProblemError for what no kernel has beside lists of blocks."""
+    for name in call.further:
+        if name != "dropout_state":
+            raise ProblemError(
+                f"{name} with block_mask", rule="no kernel has both", fix="leave out one of them"
+            )
+
+
 def _check_blocks(call: Arguments, sizes: Extents) -> None:
     """Raise ProblemError for a mask of blocks beside bounds, or of another size."""
     mask: BlockMask = call.block_mask
@@ -100,10 +109,7 @@ def _check_blocks(call: Arguments, sizes: Extents) -> None:
                 rule="a block_mask says all of what attends to what",
                 fix="hide the rest in its mask_mod",
             )
-    for name in call.further:
-        raise ProblemError(
-            f"{name} with block_mask", rule="no kernel has both", fix="leave out one of them"
-        )
+    refuse_beside_blocks(call)
     batch, heads = mask.places.shape[:2]
     wanted = (sizes.seq_q, sizes.seq_k)
     if (mask.seq_q, mask.seq_k) != wanted or not (

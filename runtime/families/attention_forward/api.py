@@ -110,8 +110,7 @@ def attention(
               max_seqlen_q, max_seqlen_k]) or what broadcasts to it: is added to scores, likewise
     mask      truth values of the shapes of a bias: scores of False do not count
     dropout_p   the probability with which a weight of the softmax is dropped, to the nearest
-              multiple of 2^-16; the others are divided by the probability with which they are kept.
-              On a GPU it goes with neither block_mask, alibi_slopes, bias nor mask
+              multiple of 2^-16; the others are divided by the probability with which they are kept
     dropout_state  int64 [2] on the device of q: which weights are dropped follows from it and from
               their places (see `warploom.dropout_mask`), in the gradients too. None: one is drawn
               from torch's generator, a new one in each replay of a CUDA graph

@@ -12,6 +12,7 @@ import torch
 
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.block_mask import BlockMask
+from warploom.runtime.families._attention.mask import refuse_beside_blocks
 from warploom.runtime.families._attention.operands import ordered_strides
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward.call import BackwardCall
@@ -45,6 +46,11 @@ class _Options(NamedTuple):
     backward_spec: Annotated[str | None, "str?"]
 
 
+class _Dropout(NamedTuple):
+    dropout_p: Annotated[float | None, "float?", "=None"] = None
+    dropout_state: Annotated[torch.Tensor | None, "Tensor?", "=None"] = None
+
+
 class _Arriving(NamedTuple):
     dout: Annotated[torch.Tensor, "Tensor"]
     dlse: Annotated[torch.Tensor | None, "Tensor?"]
@@ -55,19 +61,26 @@ class _Results(NamedTuple):
     lse: Annotated[torch.Tensor, "Tensor"]
 
 
+_BEFORE_DROPOUT = len(_Mask._fields) + len(_Function._fields) + len(_Options._fields)
+
+
 def _mask(q: torch.Tensor, k: torch.Tensor, *given: Any) -> BlockMask:
     places, bits, block_q, block_kv = _Mask(*given)
     return BlockMask(places, bits, (block_q, block_kv), q.shape[2], k.shape[2])
 
 
+def _told(given: tuple[Any, ...]) -> tuple[_Options, dict[str, Any]]:
+    """Of what follows q, k and v: the options, and what both passes are told beside the mask."""
+    dropout_p, dropout_state = _Dropout(*given[_BEFORE_DROPOUT:])  # the last of None are left out
+    told = _Function(*given[4:6])._asdict()
+    told |= {"dropout_p": dropout_p or 0.0, "dropout_state": dropout_state}
+    return _Options(*given[6:_BEFORE_DROPOUT]), told
+
+
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Pair:
-    mask, (softcap, scale) = _mask(q, k, *given[:4]), given[4:6]
-    options = _Options(*given[6:])
+    mask, (options, told) = _mask(q, k, *given[:4]), _told(given)
     with torch.no_grad():
-        call = AttentionCall(
-            q, k, v, softcap=softcap, scale=scale, spec=options.spec, block_mask=mask
-        )
-        return plan.attention(call)
+        return plan.attention(AttentionCall(q, k, v, spec=options.spec, block_mask=mask, **told))
 
 
 def _attention_backward(
@@ -80,17 +93,15 @@ def _attention_backward(
     lse: torch.Tensor,
     *given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    mask, (softcap, scale) = _mask(q, k, *given[:4]), given[4:6]
-    options = _Options(*given[6:])
+    mask, (options, told) = _mask(q, k, *given[:4]), _told(given)
     forward = Arguments(
         q,
         k,
         v,
-        softcap=softcap,
-        scale=scale,
         deterministic=options.deterministic,
         backward_spec=options.backward_spec,
         block_mask=mask,
+        **told,
     )
     return attention_backward(BackwardCall(forward, out, lse, dout, dlse))
 
@@ -125,8 +136,10 @@ def _save(
     inputs: tuple[Any, ...],
     output: Pair,
 ) -> None:
-    q, k, v, places, bits, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, *output, places, bits)
+    q, k, v, places, bits, *rest = inputs
+    dropped = _Dropout(*rest[_BEFORE_DROPOUT - 2 :])
+    ctx.rest = (*rest[: _BEFORE_DROPOUT - 2], dropped.dropout_p)
+    ctx.save_for_backward(q, k, v, *output, places, bits, dropped.dropout_state)
     ctx.set_materialize_grads(False)
 
 
@@ -135,11 +148,11 @@ def _differentiate(
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, lse, places, bits = ctx.saved_tensors
+    q, k, v, out, lse, places, bits, state = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     found = torch.ops.warploom.attention_blocks_backward(
-        dout, dlse, q, k, v, out, lse, places, bits, *ctx.rest
+        dout, dlse, q, k, v, out, lse, places, bits, *ctx.rest, state
     )
     needed = ctx.needs_input_grad
     every = (*found, *[None] * (len(needed) - 3))
@@ -152,6 +165,7 @@ register(
     _Mask,
     _Function,
     _Options,
+    _Dropout,
     returns="(Tensor, Tensor)",
     run=_attention,
     fake=_fake_attention,
@@ -166,6 +180,7 @@ register(
     _Mask,
     _Function,
     _Options,
+    _Dropout,
     returns="(Tensor, Tensor, Tensor)",
     run=_attention_backward,
     fake=_fake_attention_backward,
@@ -176,6 +191,7 @@ register(
 def attention(call: AttentionCall) -> Pair:
     """Run a call with a mask of blocks as an operator, for a compiler to trace."""
     mask: BlockMask = call.block_mask
+    refuse_beside_blocks(call)
     operands = (call.q, call.k, call.v)
     wanted = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
     if wanted and call.out is not None:
@@ -190,6 +206,8 @@ def attention(call: AttentionCall) -> Pair:
         _name(call.spec),
         call.deterministic,
         _name(call.backward_spec),
+        call.dropout_p or None,
+        call.dropout_state if call.dropout_p else None,
     )
     return found if call.out is None else (call.out.copy_(found[0]), found[1])
 

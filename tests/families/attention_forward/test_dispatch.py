@@ -48,14 +48,15 @@ def operations(dim: int, packed: bool) -> Iterator[Operation]:
         yield AttentionOperation(*shared, dropout=dropout)
         for deterministic in (False, True):
             yield AttentionBackwardOperation(*shared, deterministic=deterministic, dropout=dropout)
-        if element == "bf16" and not (softcap or dropout):
+        dropped: dict[str, Any] = {"dropout": dropout}
+        if element == "bf16" and (dropout or not softcap):
             for scores in ({"alibi": True}, {"masked": True}):
-                yield AttentionOperation(*shared, **scores)
-                yield AttentionBackwardOperation(*shared, **scores)
-        if mask == "none" and not (packed or dropout):
-            yield AttentionOperation(*shared, blocks=True)
+                yield AttentionOperation(*shared, **scores, **dropped)
+                yield AttentionBackwardOperation(*shared, **scores, **dropped)
+        if mask == "none" and not packed:
+            yield AttentionOperation(*shared, blocks=True, **dropped)
             for deterministic in (False, True):
-                yield AttentionBackwardOperation(*shared, deterministic, blocks=True)
+                yield AttentionBackwardOperation(*shared, deterministic, blocks=True, **dropped)
 
 
 @pytest.mark.usefixtures("rules_asked_once")

@@ -77,9 +77,11 @@ def test_what_kernels_cannot_read_in_place_is_copied_and_told(
 
 @pytest.mark.parametrize("lengths", ["fixed", "packed"])
 @pytest.mark.parametrize("dim", DIMS)
-def test_all_that_changes_scores_at_once_has_kernels(dim: int, lengths: str) -> None:
+@pytest.mark.parametrize("dropout", [False, True])
+def test_all_that_changes_scores_at_once_has_kernels(dropout: bool, dim: int, lengths: str) -> None:
     sizes = Extents(1, 1, 1, 4096, 4096, dim, 4096, 4096, lengths == "packed")
     every = {"sinks": "fp32", "alibi": True, "bias": "fp32", "masked": True, "lengths": lengths}
+    every["dropout"] = dropout
     for name, masked in product(("attention_forward", "attention_backward"), ("none", "window")):
         for further in ({"softcap": True}, {"bias_gradient": True, "deterministic": True}):
             if name == "attention_forward":

@@ -72,6 +72,20 @@ def test_results_and_gradients_are_of_the_weights_that_are_kept(shape: Any, caus
     dropped.close((*out, *gradients), (*right, *wanted))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", dropped.MASKS)
+@pytest.mark.parametrize(
+    "shape", [(4, 2, 129, 304, 64, BF16), (4, 4, 256, 256, 128, HALF)], ids=str
+)
+def test_masks_and_biases_go_with_it(shape: Any, kind: str, compiled: bool) -> None:  # noqa: ANN401
+    run = warploom.sdpa
+    if compiled:
+        torch._dynamo.reset()
+        run = torch.compile(warploom.sdpa.__call__, fullgraph=True)
+    with launching(expected=True):
+        dropped.verify_beside(kind, run, *operands(*shape))
+
+
 def test_the_mean_is_the_attention_without_dropout() -> None:
     given = operands(4, 4, 256, 256, 64, HALF)
     plain = warploom.sdpa(*given).double()

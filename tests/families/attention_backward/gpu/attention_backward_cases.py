@@ -143,6 +143,23 @@ DROPOUT = [
     *(chosen(dim, mask="causal", softcap=True, further={"dropout": True}) for dim in (64, 128)),
     chosen(128, mask="causal", further={"dropout": True, "sinks": "fp32"}),
 ]
+COMBINED = [
+    chosen(
+        dim,
+        element=("fp16", "bf16")[index % 2],
+        mask=("causal", "window", "none")[index % 3],
+        lengths=("fixed", "packed")[index // 2 % 2],
+        softcap=index % 7 == 2,
+        deterministic=index % 5 == 4,
+        sharing=1 + index % 2,
+        further={
+            "dropout": True,
+            **attention_cases.BESIDE[index % 7],
+            "bias_gradient": "bias" in attention_cases.BESIDE[index % 7],
+        },
+    )
+    for index, dim in enumerate(dim for dim in DIMS for _ in range(3))
+]
 _cluster = cycle((2, 4, 8))
 CLUSTERS = [  # dk and dv summed at once, and (128 x 128, 1 stage) one after the other
     spec(dim, {**fields, "cluster": cluster}, element=next(_element), mask=mask, lengths=lengths)
@@ -296,7 +313,8 @@ SHORT = [chosen(dim, mask=mask, seq=512) for dim in OTHER_DIMS for mask in ("non
 ALL = list(
     dict.fromkeys(
         (
-            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS, *SCORED, *DROPOUT),
+            *(*OPERATIONS, *SOFTCAPS, *DETERMINISTIC, *PACKED, *SINKS, *SCORED),
+            *(*DROPOUT, *COMBINED),
             *(*CLUSTERS, *DETERMINISTIC_CLUSTERS, *HELD),
             *(*PAIRS, *DETERMINISTIC_PAIRS, *SIMPLE.values(), *SHORT),
         )

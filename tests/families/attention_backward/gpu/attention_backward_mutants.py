@@ -162,6 +162,19 @@ MUTANTS = {
         kernel=SIMPLE["dropout"],
         keywords={},
     ),
+    "weights of another tile of the list are dropped": Mutant(
+        wrong=(("const int m = list.entries[n].x;", "const int m = n;"),),
+        shape=LONG,
+        kernel=blocks.BACKWARD[-4],
+        keywords={},
+        mask="lists",
+    ),
+    "the gradient of a bias is not that of weights that are divided": Mutant(
+        wrong=((" + log2f(p.keep)", ""),),
+        shape=LONG,
+        kernel=chosen(128, further={"bias": "bf16", "bias_gradient": True, "dropout": True}),
+        keywords={},
+    ),
 }
 
 

@@ -285,7 +285,7 @@ def test_both_passes_change_the_same_scores_alike(kernel: KernelSpec) -> None:
 
 
 @pytest.mark.parametrize("dlse", [False, True])
-@pytest.mark.parametrize("kernel", cases.DROPOUT, ids=short)
+@pytest.mark.parametrize("kernel", [*cases.DROPOUT, *cases.COMBINED], ids=short)
 def test_gradients_are_those_of_the_weights_that_were_kept(kernel: KernelSpec, dlse: bool) -> None:
     # Where a row attends to one column, the plain expression's differences of equal numbers are 0,
     # and here out is v over the probability, which is rounded: the bound alone is for that.

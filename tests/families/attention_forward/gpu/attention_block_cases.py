@@ -97,13 +97,19 @@ FORWARD = [
     forward(128, 128, 96, element="fp16", scheduler="dynamic"),
     forward(128, 64, 192, pingpong=False, scheduler="dynamic"),
     forward(128, 64, 256, element="fp16", pingpong=False, scheduler="dynamic"),
+    forward(128, 128, 128, scheduler="dynamic", rescale="needed", further={"dropout": True}),
+    forward(64, 64, 64, element="fp16", scheduler="single", further={"dropout": True}),
+    forward(128, 64, 256, pingpong=False, scheduler="dynamic", further={"dropout": True}),
 ]
+
+
+_ASKED = ("softcap", "deterministic", "dropout")
 
 
 def backward(dim: int, element: str, **fields: object) -> KernelSpec:
     """A kernel of gradients by the fields of its operation and of its schedule."""
     wide = family("attention_backward")
-    asked = {name: fields.pop(name) for name in ("softcap", "deterministic") if name in fields}
+    asked = {name: fields.pop(name) for name in _ASKED if name in fields}
     operation = wide.operation(element=element, dim=dim, blocks=True, **asked)
     return KernelSpec(cases.ARCH, operation, wide.schedule(**fields))
 
@@ -137,4 +143,10 @@ BACKWARD = [
         deterministic=True,
     ),
     backward(256, "bf16", q_tile=64, kv_tile=64, stages=1, overlap=False),
+    backward(128, "bf16", q_tile=32, kv_tile=128, overlap=False, accumulate="direct", dropout=True),
+    backward(64, "fp16", q_tile=64, kv_tile=64, deterministic=True, dropout=True),
+    backward(96, "bf16", q_tile=64, kv_tile=128, overlap=False, dropout=True),
+    backward(
+        256, "bf16", q_tile=64, kv_tile=128, stages=1, overlap=False, share="rows", dropout=True
+    ),
 ]

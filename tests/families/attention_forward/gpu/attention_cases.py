@@ -185,6 +185,23 @@ DROPOUT = [
     chosen(64, mask="causal", softcap=True, further={"dropout": True}),
     chosen(128, mask="causal", further={"dropout": True, "sinks": "fp32"}),
 ]
+# Three of these for each dim: two bits of 16 and a byte, or what of them is most, beside words.
+BESIDE: tuple[dict[str, Any], ...] = (
+    *FURTHER,
+    {"bias": "bf16", "masked": True},
+    {"bias": "fp32", "masked": True, "alibi": True},
+)
+COMBINED = [
+    chosen(
+        dim,
+        element=("bf16", "fp16")[index % 2],
+        mask=("none", "causal", "window")[index % 3],
+        lengths=("fixed", "packed")[index // 2 % 2],
+        softcap=index % 7 == 3,
+        further={"dropout": True, **BESIDE[index % 7]},
+    )
+    for index, dim in enumerate(dim for dim in DIMS for _ in range(3))
+]
 SCHEDULES = [
     spec(q_tile, kv_tile, dim=dim, mask="causal", **others)
     for q_tile, kv_tile, dim, others in (
@@ -227,6 +244,7 @@ ALL = list(
             *SINKS,
             *SCORED,
             *DROPOUT,
+            *COMBINED,
             *SCHEDULES,
             *RESCALES,
             *SIMPLE.values(),

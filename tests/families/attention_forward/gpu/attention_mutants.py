@@ -189,6 +189,12 @@ MUTANTS = {
         shape=SEVERAL_TILES,
         kernel=cases.DROPOUT[0],
     ),
+    "weights of another tile of the list are dropped": Mutant(
+        wrong=(("tile * kPatches + i % kPatches)", "n * kPatches + i % kPatches)"),),
+        shape=LONG,
+        kernel=blocks.FORWARD[-3],
+        mask="lists",
+    ),
 }
 
 

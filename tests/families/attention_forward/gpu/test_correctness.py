@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import attention_arena as arena
 import attention_cases as cases
@@ -22,6 +23,7 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._attention.block_mask import of_dense
 from warploom.runtime.families.attention_forward import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
@@ -236,7 +238,7 @@ def test_what_is_added_to_scores_and_what_is_masked_is_of_their_row_and_column(
 # ---- Dropout -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", cases.DROPOUT, ids=short)
+@pytest.mark.parametrize("kernel", [*cases.DROPOUT, *cases.COMBINED], ids=short)
 def test_weights_are_dropped_where_the_mask_says(kernel: KernelSpec) -> None:
     if operation(kernel).lengths == "packed":
         for name, keywords in product(LENGTHS, MASKS[operation(kernel).mask]):
@@ -246,17 +248,38 @@ def test_weights_are_dropped_where_the_mask_says(kernel: KernelSpec) -> None:
             verify_masks(kernel, shape)
 
 
-@pytest.mark.parametrize("p", [0.05, 0.1, 0.125, 1 / 3, 0.5, 0.99])
+def beside(name: str, shown: torch.Tensor) -> dict[str, Any]:
+    """What a call is given whose scores count where they are shown, and are all equal."""
+    if name == "a mask":
+        return {"mask": shown}
+    if name == "a bias":
+        return {"bias": torch.zeros(shown.shape, device="cuda").masked_fill(~shown, -torch.inf)}
+    if name == "slopes":
+        return {"alibi_slopes": torch.zeros(shown.shape[1], device="cuda"), "mask": shown}
+    return {"block_mask": of_dense(shown, (64, 32))} if name == "blocks" else {}
+
+
+@pytest.mark.parametrize(
+    ("p", "others"),
+    [
+        *product((0.05, 0.1, 0.125, 1 / 3, 0.5, 0.99), ("nothing",)),
+        *product((0.1,), ("a mask", "a bias", "slopes", "blocks")),
+    ],
+)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_the_mask_is_that_of_both_passes_bit_for_bit(dim: int, p: float) -> None:
+def test_the_mask_is_that_of_both_passes_bit_for_bit(dim: int, p: float, others: str) -> None:
     # With equal scores, and v of one column's 1, each element of out and of dv tells of one weight:
     # a backward pass that does not repeat the mask, or repeats another's, would differ.
     state = torch.randint(-(1 << 62), 1 << 62, (2,), device="cuda")
     kept = warploom.dropout_mask(state, p, 3, 4, 333, dim)
+    shown = torch.rand(3, 4, 333, dim, device="cuda") < 0.8
+    shown[:, :, 100:170] = False
+    told = beside(others, shown)
+    kept = kept & shown if told else kept
     q = torch.zeros(3, 4, 333, dim, device="cuda", dtype=torch.bfloat16)
     k, one = q[:, :, :dim], torch.eye(dim, device="cuda", dtype=torch.bfloat16)
     v = one.expand(3, 4, dim, dim).clone().requires_grad_()
-    out = warploom.attention(q, k, v, dropout_p=p, dropout_state=state)
+    out = warploom.attention(q, k, v, dropout_p=p, dropout_state=state, **told)
     assert torch.equal(out != 0, kept)
     for first in range(0, 333, dim):
         dout = torch.zeros_like(out)
