@@ -1,0 +1,921 @@
+// attention_forward_sm90a_bf16_dim128_blocks_dropout_128x128_overlap_pingpong_dynamic_rescale_needed_6ef0aa28
+//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
+//   bf16, head dimension 128, mask none, fixed lengths, listed blocks
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
+// Weights are dropped behind the softmax, the others divided by p.keep.
+// Digest 6ef0aa28281c56f3b488b208f0999e1bd2841190e9d92502972b8e387b23d71c; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using Element = cutlass::bfloat16_t;
+constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
+constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
+constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
+constexpr bool kBoundsLeft = false, kBoundsRight = false;
+// The output is rescaled where a maximum of the warp's rows grew; else in every step.
+constexpr bool kRescalesIfNeeded = true;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
+constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
+  cutlass::bfloat16_t* o;  // as q, but for its strides
+  float* lse;  // [batch, heads, seq_q]
+  int64_t* dropout_state;  // [2]: what is drawn for each position follows from it
+  uint32_t* counter;  // tiles taken so far; 0 between launches
+  int4* lists;  // of each tile, what is listed: [batch, head, tile]
+  int32_t* listed;  // [batch, head, tile, list_tiles]
+  uint32_t* masks;  // [mask, row, 32 columns]: a bit for every score, 1 where it counts
+  int64_t o_batch_stride;  // elements
+  int64_t o_head_stride;  // elements
+  int64_t o_row_stride;  // elements
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
+  int32_t dim;  // of a head; at most kDim
+  int32_t tiles;  // of all heads and batches
+  int32_t q_tiles;  // of one head
+  int32_t section;  // heads whose tiles are worked off together
+  int32_t all_heads;  // of all batches
+  int32_t sharing;  // query heads of one kv head
+  int32_t list_tiles;  // that a list has room for
+  int32_t list_batch;  // lists of a batch; 0: all have the same
+  int32_t list_head;  // lists of a head; 0: all have the same
+  float scale;  // of the products
+  float keep;  // probability that a weight is kept, a multiple of 1 / 65536
+};
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
+static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
+static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, dropout_state) == 400);
+static_assert(OFFSET(Parameters, counter) == 408 && OFFSET(Parameters, lists) == 416);
+static_assert(OFFSET(Parameters, listed) == 424 && OFFSET(Parameters, masks) == 432);
+static_assert(OFFSET(Parameters, o_batch_stride) == 440 && OFFSET(Parameters, o_head_stride) == 448);
+static_assert(OFFSET(Parameters, o_row_stride) == 456 && OFFSET(Parameters, heads) == 464);
+static_assert(OFFSET(Parameters, seq_q) == 468 && OFFSET(Parameters, seq_k) == 472);
+static_assert(OFFSET(Parameters, dim) == 476 && OFFSET(Parameters, tiles) == 480);
+static_assert(OFFSET(Parameters, q_tiles) == 484 && OFFSET(Parameters, section) == 488);
+static_assert(OFFSET(Parameters, all_heads) == 492 && OFFSET(Parameters, sharing) == 496);
+static_assert(OFFSET(Parameters, list_tiles) == 500 && OFFSET(Parameters, list_batch) == 504);
+static_assert(OFFSET(Parameters, list_head) == 508 && OFFSET(Parameters, scale) == 512);
+static_assert(OFFSET(Parameters, keep) == 516);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return 0; }
+
+// ---- Parts ----------------------------------------------------------------------------------
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+struct ScoresWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
+struct OutputWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
+}
+
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
+struct Sequence {
+  int batch;
+
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
+
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
+  }
+  __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
+  }
+};
+
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
+
+// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+  const int batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
+template <int kRows> struct Tile {
+  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
+
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+  }
+
+  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
+};
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
+// 0 for the next launch.
+struct Tiles {
+  int taken = blockIdx.x - gridDim.x;
+
+  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
+  __device__ __forceinline__ bool next(const Parameters& p, int& index) {
+    index = gridDim.x + taken;
+    if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
+    return index < p.tiles;
+  }
+};
+
+// The warpgroups take turns at issuing products, in a ring: one's softmax then runs under the others'
+// products. Named barrier 4 + w opens the turn of warpgroup w.
+struct Turns {
+  int consumer;
+
+  __device__ __forceinline__ explicit Turns(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
+  }
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 4 + consumer); }
+  __device__ __forceinline__ void pass() const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 + (consumer + 1 == kConsumers ? 0 : consumer + 1));
+  }
+  // The last pass opened a turn that nobody takes: it must not be left pending.
+  __device__ __forceinline__ void finish() const {
+    if (consumer == 0) begin();
+  }
+};
+
+// The softmax is of scale q k^T.
+struct Scaling {
+  float exponent;  // the factor of a score in the argument of exp2
+
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
+};
+
+// The softmax by rows, in base 2.
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float fast_log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The largest, or the sum, of what the four lanes that share a row hold.
+__device__ __forceinline__ float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// What a thread knows of its two rows. Sums are its own columns' only, until the end.
+struct Rows {
+  float maximum[2];  // of the scores so far, or kSlack below it
+  float sum[2];
+  float rescale[2];  // by how much what was summed before shrinks under the new maximum
+};
+
+// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
+// have met nothing but -inf so far, and its maximum must not become a NaN.
+template <bool kFirst, bool kMasked>
+__device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
+    CUTE_UNROLL
+    for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+    if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
+    maximum = quad_maximum(maximum);
+    if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
+    const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    rows.maximum[r] = maximum;
+    float sum = 0;
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; i += 4) {
+      float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
+      x = fast_exp2(x * scale - shift);
+      y = fast_exp2(y * scale - shift);
+      sum += x + y;
+    }
+    rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
+  }
+}
+
+// ---- Dropout: which weights are dropped --------------------------------------------------------------
+// A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
+// A word is of 32 weights: of rows 16 i + j and 8 below, by columns from 16 l to 16 l + 15. That of row 8 h and column
+// 8 a + 2 b + c there has bit 16 h + 8 c + 7 - a - 2 b: 1 where the weight is dropped. A thread of the forward pass has
+// two columns and the two 8 further on, one of the backward pass one column and the one 8 further on of two words.
+//
+// A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up for
+// all of a word as one more number of the word says, so that each is kept with probability keep to 2^-16. Two weights
+// of a word thereby correlate by at most 2^-18 over keep (1 - keep); those of two words do not. Random words are of one
+// bit of the numbers of all 32, which are compared at once, from the lowest bit on. Philox4x32 makes four of them
+// (Salmon et al., 2011), in 7 rounds, the fewest that pass BigCrush. The number of a word is a sum of both of the lowest,
+// the one times an odd number: of 24 bits more than any one weight decides.
+struct Dropout {
+  // Of the state and of the threshold, in shared memory: a thread has no registers to keep what all have.
+  struct alignas(16) Shared {
+    uint2 key;
+    uint32_t share, unused;  // of 2^32 numbers of words, those that round up
+    uint4 zeros[2];          // all bits of a word for each bit of the threshold rounded down that is 0
+  };
+  uint32_t shared, high, low;
+
+  __device__ __forceinline__ Dropout(const Parameters& p, Shared& shared) {
+    const uint2* state = reinterpret_cast<const uint2*>(p.dropout_state);
+    const int threshold = int(p.keep * 65536), lane = threadIdx.x % 32;
+    if (lane == 0) shared.key = state[0], shared.share = uint32_t(threshold) << 24;
+    if (lane < 8) reinterpret_cast<uint32_t*>(shared.zeros)[lane] = (threshold >> (8 + lane) & 1) - 1;
+    __syncwarp();
+    this->shared = cute::cast_smem_ptr_to_uint(&shared);
+    high = state[1].y, low = state[1].x;
+  }
+
+  __device__ __forceinline__ uint4 read(int offset) const {
+    uint4 four;  // volatile, or it is kept
+    asm volatile("ld.volatile.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "r"(shared + offset));
+    return four;
+  }
+
+  // Words of a head, counted through all batches: each of rows 16 (rows / 8) + rows % 8 and 8 below.
+  template <int kCount>
+  __device__ __forceinline__ void make(uint32_t (&words)[kCount], uint32_t head, const uint32_t (&rows)[kCount],
+                                       const uint32_t (&columns)[kCount]) const {
+    const uint4 own = read(0);
+    uint32_t x[kCount * 2][4], first_key = own.x, second_key = own.y;
+    CUTE_UNROLL
+    for (int i = 0; i < kCount * 2; ++i)
+      x[i][0] = rows[i / 2] * 2 + i % 2, x[i][1] = columns[i / 2], x[i][2] = head ^ high, x[i][3] = low;
+    CUTE_UNROLL
+    for (int round = 0; round < 7; ++round) {
+      CUTE_UNROLL
+      for (int i = 0; i < kCount * 2; ++i) {
+        const uint64_t first = uint64_t(x[i][0]) * 0xd2511f53u, second = uint64_t(x[i][2]) * 0xcd9e8d57u;
+        x[i][0] = uint32_t(second >> 32) ^ x[i][1] ^ first_key;
+        x[i][2] = uint32_t(first >> 32) ^ x[i][3] ^ second_key;
+        x[i][1] = uint32_t(second), x[i][3] = uint32_t(first);
+      }
+      first_key += 0x9e3779b9u, second_key += 0xbb67ae85u;
+    }
+    const uint4 low_zeros = read(16), high_zeros = read(32);
+    const uint32_t zeros[8] = {low_zeros.x, low_zeros.y, low_zeros.z, low_zeros.w,
+                               high_zeros.x, high_zeros.y, high_zeros.z, high_zeros.w};
+    CUTE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      words[i] = x[2 * i][0] * 0x9e3779b1u + x[2 * i][1] < own.z ? 0 : ~0u;  // of numbers as the threshold is
+      CUTE_UNROLL
+      for (int bit = 0; bit < 8; ++bit) {
+        const uint32_t one = x[2 * i + bit / 4][bit % 4];
+        words[i] = (one & words[i]) | (zeros[bit] & (one | words[i]));  // 1 is above 0
+      }
+    }
+  }
+};
+
+// Warps of the producer's warpgroup that make words, as far ahead as there are stages.
+constexpr int kMost = 2;  // words of a thread at a time, which do not wait for each other
+constexpr int kMakers = 3, kFirstMaker = 4 - kMakers, kWordStages = 2;
+
+// Makes a maker's share of kCount times 32 words; `place` gives the rows and the columns of a lane's i-th.
+template <int kCount, class Place>
+__device__ __forceinline__ void make_words(uint32_t (&words)[kCount][32], const Dropout& dropout, uint32_t head,
+                                           Place&& place) {
+  constexpr int kShare = (kCount + kMakers - 1) / kMakers, kTurns = (kShare + kMost - 1) / kMost;
+  constexpr int kTogether = (kShare + kTurns - 1) / kTurns;
+  CUTE_NO_UNROLL
+  for (int first = threadIdx.x / 32 - kFirstMaker; first < kCount; first += kMakers * kTogether) {
+    uint32_t found[kTogether], rows[kTogether], columns[kTogether];
+    CUTE_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const uint2 at = place(first + i * kMakers);
+      rows[i] = at.x, columns[i] = at.y;
+    }
+    dropout.make(found, head, rows, columns);
+    CUTE_UNROLL
+    for (int i = 0; i < kTogether; ++i) asm volatile("" : "+r"(found[i]));  // made together, whichever are stored
+    CUTE_UNROLL
+    for (int i = 0; i < kTogether; ++i)
+      if (first + i * kMakers < kCount) words[first + i * kMakers][threadIdx.x % 32] = found[i];
+  }
+}
+
+constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
+
+// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
+// [full_begin, full_end) need no mask.
+struct alignas(16) Work {
+  int more;  // 0: nothing is left to do
+  int row, head;
+  Sequence sequence;
+  int begin, end, full_begin, full_end;
+  int skipped;  // tiles that the block loads before, for rows further down
+  // With listed blocks `begin` to `full_end` are places in a list, whose tiles from `full_end` on have masks.
+  int list, masks;  // its number; that of its first mask
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t k[kStages][kStageBytes];
+  alignas(1024) uint8_t v[kStages][kStageBytes];
+  Work work[kQStages][kConsumers];  // guarded by q's barriers
+  uint32_t words[kWordStages][kConsumers * kKvTile / 16][32];  // of a warpgroup's rows, 16 columns after the other
+  Dropout::Shared dropout[kMakers];
+  EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
+  // The producer's bytes have arrived; every reader is done with them.
+  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
+  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
+};
+static_assert(sizeof(SharedStorage) <= 201728);
+
+// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
+// together; within one the longest lists of all its heads, then the next: lists lie in this order.
+__device__ __forceinline__ Work locate(const Parameters& p, int index) {
+  const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
+  const int heads = min(p.section, p.all_heads - section * p.section);
+  const int all_head = section * p.section + offset % heads;
+  const int batch = all_head / p.heads, head = all_head - batch * p.heads;
+  const int list = batch * p.list_batch + head * p.list_head + offset / heads;
+  const int4 found = p.lists[list];
+  return {1, found.w * kQTile, head, {batch}, 0, found.x, 0, found.y, 0, list, found.z};
+}
+
+// The share of one warpgroup, whose rows begin at `row`: it works on all that is listed.
+__device__ __forceinline__ Work share(const Parameters&, Work work, int row) {
+  work.row = row;
+  return work;
+}
+
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
+                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
+  empty.wait(phase);
+  full.arrive_and_expect_tx(kStageBytes);
+  Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
+  Tiles tiles(p);
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Ring<kQStages> q{0, 1};
+  for (int index; tiles.next(p, index);) {
+    const Work work = locate(p, index);
+    if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
+    const int head = work.head / p.sharing;
+    const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;
+    int of_v = work.end > work.begin ? listed[work.end - 1] : 0;  // the tile whose v is loaded next
+    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    if (work.end > work.begin)
+      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+           shared.k[position.stage], work.sequence, of_v, head);
+    CUTE_NO_UNROLL
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      const int row = work.row + consumer * kWgmmaM;
+      FullBarrier& full = shared.q_full[q.stage][consumer];
+      shared.q_empty[q.stage][consumer].wait(q.phase);
+      shared.work[q.stage][consumer] = share(p, work, row);
+      full.arrive_and_expect_tx(kQBytes);  // releases the work too
+      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
+                          work.sequence.rows_at<kWgmmaM>(row), work.head);
+    }
+    CUTE_NO_UNROLL
+    for (int n = work.end - 1; n >= work.begin; --n) {
+      const Position before = position;
+      position.advance();
+      const int of_k = n > work.begin ? listed[n - 1] : 0;
+      if (n > work.begin)
+        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+             shared.k[position.stage], work.sequence, of_k, head);
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
+           shared.v[before.stage], work.sequence, of_v, head);
+      of_v = of_k;
+    }
+    q.advance();
+  }
+  CUTE_NO_UNROLL
+  for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    shared.q_empty[q.stage][consumer].wait(q.phase);
+    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.q_full[q.stage][consumer].arrive();
+  }
+}
+
+// ---- Makers of words: ahead of the consumers, for every kv tile that the block walks ---------------------
+__device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared) {
+  constexpr int kPatches = kKvTile / 16;
+  const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
+  Ring<kWordStages> at{0, 1};
+  for (Ring<kQStages> q{0, 0};; q.advance()) {
+    shared.q_full[q.stage][0].wait(q.phase);
+    const Work& work = shared.work[q.stage][0];
+    const int more = work.more, begin = work.begin, end = work.end + work.skipped;
+    const uint32_t head = work.sequence.batch * p.heads + work.head, rows = work.row / 2 + threadIdx.x % 32;
+    const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;
+    release(shared.q_empty[q.stage][0]);
+    if (!more) return;
+    CUTE_NO_UNROLL
+    for (int n = end - 1; n >= begin; --n) {
+      const int tile = listed[n];
+      shared.words_empty[at.stage].wait(at.phase);
+      make_words(shared.words[at.stage], dropout, head, [&](int i) {
+        return make_uint2(rows + i / kPatches * (kWgmmaM / 2), tile * kPatches + i % kPatches);
+      });
+      release(shared.words_full[at.stage]);
+      at.advance();
+    }
+  }
+}
+
+// Of 16 columns after the other, of which a thread has 8 weights.
+using Words = uint32_t[kKvTile / 16];
+
+// Makes 0 of the weights that are dropped: pairs of them side by side, by the sign bits of two bytes of a word.
+__device__ __forceinline__ void drop(Weights& weights, const Words& words) {
+  CUTE_UNROLL
+  for (int i = 0; i < kKvTile / 16; ++i) {
+    CUTE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint32_t dropped;  // not by __byte_perm(), which knows no signs
+      asm("prmt.b32 %0, %1, 0, %2;" : "=r"(dropped) : "r"(words[i] << j / 2), "r"(j % 2 ? 0xbbaa : 0x9988));
+      weights[i][j] &= ~dropped;
+    }
+  }
+}
+
+// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
+}
+
+// Issues scores = q k^T; they run on while the warpgroup goes on.
+__device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
+  fence(scores);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
+    ScoresWgmma::fma(q + Tile<kWgmmaM>::columns(step), k + Tile<kKvTile>::columns(step), scores, step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+// Issues output += weights v.
+__device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
+  fence(output);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
+    OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
+  cute::warpgroup_commit_batch();
+}
+
+__device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
+}
+
+// A thread's first row in its warpgroup's 64; the other is 8 below.
+__device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+
+// What a consumer's steps work with, beside registers.
+struct Consumer {
+  const Parameters& p;
+  SharedStorage& shared;
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
+  Scaling scaling;
+  Turns turns;
+  Ring<kQStages> at_q;
+  Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
+  int columns;       // of the sequence
+  int row, column;   // the thread's first, in a tile
+  int masks;         // the number of the mask of the tile in place 0 of its list, if it had one
+  Ring<kWordStages> at_words;
+
+  // Of the tile before; its v is read one step later than its k.
+  __device__ __forceinline__ Position before() const {
+    const bool wraps = position.stage == 0;
+    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
+  }
+  // Waits for the next q, and with it for what is to be done.
+  __device__ __forceinline__ Work await_work() {
+    shared.q_full[at_q.stage][index].wait(at_q.phase);
+    q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
+    return shared.work[at_q.stage][index];
+  }
+  __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
+
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
+  __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
+    shared.k_full[position.stage].wait(position.phase);
+    release(shared.k_empty[position.stage]);
+    shared.v_full[position.stage].wait(position.phase);
+    release(shared.v_empty[position.stage]);
+    position.advance();
+    shared.words_full[at_words.stage].wait(at_words.phase);
+    release(shared.words_empty[at_words.stage]);
+    at_words.advance();
+  }
+
+  // Reads which weights of the next tile are dropped.
+  __device__ __forceinline__ void take(Words& words) {
+    const int lane = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 32 / 4;
+    shared.words_full[at_words.stage].wait(at_words.phase);
+    CUTE_UNROLL
+    for (int i = 0; i < kKvTile / 16; ++i)
+      words[i] = shared.words[at_words.stage][index * (kKvTile / 16) + i][lane] << column;
+    release(shared.words_empty[at_words.stage]);
+    at_words.advance();
+  }
+};
+
+// Which of a thread's scores its rows attend to, from the mask of a tile: a bit for every row and column. It is
+// on its way while the scores are multiplied.
+struct Shown {
+  static constexpr int kWords = kKvTile / 32;
+  uint32_t words[2][kWords];  // of the thread's rows, the first bit being of its first column
+
+  // Of the tile in place n of its list, which has a mask where `masked`.
+  __device__ __forceinline__ Shown(const Consumer& c, int n, bool masked) {
+    if (!masked) return;
+    const auto* mask = reinterpret_cast<const uint2*>(c.p.masks + ((int64_t(c.masks) + n) * kQTile + c.row) * kWords);
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      CUTE_UNROLL
+      for (int i = 0; i < kWords; i += 2) {
+        const uint2 two = mask[(8 * r * kWords + i) / 2];
+        words[r][i] = two.x >> c.column;
+        words[r][i + 1] = two.y >> c.column;
+      }
+    }
+  }
+
+  // Hides the other scores.
+  __device__ __forceinline__ void hide(float (&scores)[kScores]) const {
+    CUTE_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      CUTE_UNROLL
+      for (int i = 0; i < kScores / 2; ++i) {
+        const int place = i / 2 * 8 + i % 2;
+        if ((words[r][place / 32] >> place % 32 & 1) == 0) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+      }
+    }
+  }
+};
+
+// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
+// before, and the softmax of the one runs under the other's products.
+struct Steps {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
+    const Shown shown(c, n, masked);
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
+    if (masked) shown.hide(scores);
+    softmax<true, true>(scores, rows, c.scaling.exponent);
+    Words words;
+    c.take(words);
+    c.position.advance();
+    pack(weights, scores);
+    drop(weights, words);
+  }
+
+  template <bool kMasked>
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                              Weights& weights, Rows& rows, int n) {
+    const Position before = c.before();
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+    multiply_scores(scores, c.q, c.staged_k());
+    if (kRescalesBetween) rescale(output, rows);
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.staged_v(before.stage));
+    c.turns.pass();
+    const Shown shown(c, n, kMasked);
+    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
+    if (kMasked) shown.hide(scores);
+    softmax<false, kMasked>(scores, rows, c.scaling.exponent);
+    Words words;
+    c.take(words);
+    c.position.advance();
+    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
+    // softmax runs under the output's products, which only long ones gain from.
+    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
+    cute::warpgroup_wait<0>();
+    fence(output);
+    release(c.shared.v_empty[before.stage]);
+    pack(weights, scores);
+    drop(weights, words);
+    if (!kRescalesBetween) rescale(output, rows);
+  }
+
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
+    if (kRescalesBetween) rescale(output, rows);
+    const Position before = c.before();
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.staged_v(before.stage));
+  }
+};
+
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
+__device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
+  (odd ? x0 : x1) = a;
+  (odd ? x2 : x3) = b;
+  const uint32_t c = __shfl_xor_sync(~0u, high ? x0 : x2, 2), d = __shfl_xor_sync(~0u, high ? x1 : x3, 2);
+  return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
+}
+
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
+__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
+                                      const Rows& rows) {
+  const Sequence& sequence = work.sequence;
+  const int lane = threadIdx.x % 4;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int row = work.row + thread_row() + 8 * r;
+    const bool exists = row < sequence.rows(c.p);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum * c.p.keep);
+    if (exists && lane == 0)
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
+    Element* o = c.p.o + lane * 8 +
+                 sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
+    CUTE_UNROLL
+    for (int column = 0; column < kDim; column += 32) {
+      const float* x = output + column / 2 + 2 * r;
+      const uint4 eight = gather(pair(x[0] * inverse, x[1] * inverse), pair(x[4] * inverse, x[5] * inverse),
+                                 pair(x[8] * inverse, x[9] * inverse), pair(x[12] * inverse, x[13] * inverse));
+      if (exists && column + lane * 8 < c.p.dim) *reinterpret_cast<uint4*>(o + column) = eight;
+    }
+  }
+}
+
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
+__device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
+  const bool any = work.more && work.end > work.begin;
+  if (any) {
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+  }
+  multiply_scores(scores, c.q, c.staged_k());
+  if (any) c.turns.pass();
+}
+
+// Passes over all such tiles at the beginning of a piece of work.
+__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
+  CUTE_NO_UNROLL
+  for (int i = 0; i < work.skipped; ++i) c.skip();
+}
+
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  float scores[kScores], output[kOutputs];
+  Work work = c.await_work();
+  skip(c, work);
+  begin(c, scores, work);
+  while (work.more) {
+    c.begin = work.begin;
+    c.columns = work.sequence.columns(p);
+    c.row = consumer * kWgmmaM + thread_row();
+    c.masks = work.masks - work.full_end;
+    Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
+    CUTE_UNROLL
+    for (int i = 0; i < kOutputs; ++i) output[i] = 0;
+    Work next;
+    if (work.end > work.begin) {
+      Weights weights;
+      int n = work.end - 1;
+      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      CUTE_NO_UNROLL
+      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      const int stage = c.before().stage;
+      Steps::last(c, output, weights, rows);
+      if (kQStages > 1) c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        release_last_v(c, output, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        release_last_v(c, output, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
+    } else {
+      cute::warpgroup_wait<0>();
+      c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      skip(c, next);
+      begin(c, scores, next);
+    }
+    store(c, work, output, rows);
+    work = next;
+  }
+  cute::warpgroup_wait<0>();
+  c.turns.finish();
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    attention_forward_sm90a_bf16_dim128_blocks_dropout_128x128_overlap_pingpong_dynamic_rescale_needed_6ef0aa28(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      for (int i = 0; i < kQStages; ++i) {
+        shared.q_full[i][consumer].init(1);
+        shared.q_empty[i][consumer].init(4 + (consumer == 0) * kMakers);
+      }
+    }
+    for (int i = 0; i < kWordStages; ++i) {
+      shared.words_full[i].init(kMakers);
+      shared.words_empty[i].init(4 * kConsumers);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      shared.k_full[i].init(1);
+      shared.v_full[i].init(1);
+      shared.k_empty[i].init(4 * kConsumers);
+      shared.v_empty[i].init(4 * kConsumers);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<72>();
+    if (threadIdx.x == 0) produce(p, shared);
+    if (threadIdx.x / 32 >= kFirstMaker) make(p, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<216>();
+    consume(p, shared, warpgroup - 1);
+  }
+}
