@@ -1,10 +1,10 @@
-// attention_forward_sm90a_bf16_dim128_causal_packed_dropout_128x128_overlap_pingpong_fcff813f
+// attention_forward_sm90a_bf16_dim128_causal_packed_dropout_128x128_overlap_pingpong_dynamic_7c8e5849
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
 //   bf16, head dimension 128, mask causal, packed lengths
-//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler static
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, pingpong, scheduler dynamic
 // Weights are dropped behind the softmax, the others divided by p.keep.
-// Digest fcff813fef6cb38a33afd6559a58fed3387fa5ec54bc8c9adf30a28e2c97d81f; `warploom show` prints this file.
+// Digest 7c8e58495f639ec8926d891d85abe80f3a7832f3492234d031de213ba30a9e9d; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -55,6 +55,7 @@ struct alignas(128) Parameters {
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
   int64_t* dropout_state;  // [2]: what is drawn for each position follows from it
+  uint32_t* counter;  // tiles taken so far; 0 between launches
   int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
@@ -77,14 +78,15 @@ static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
 static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, cu_seqlens_q) == 400);
 static_assert(OFFSET(Parameters, cu_seqlens_k) == 408 && OFFSET(Parameters, dropout_state) == 416);
-static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
-static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, batch) == 448);
-static_assert(OFFSET(Parameters, total_q) == 452 && OFFSET(Parameters, total_k) == 456);
-static_assert(OFFSET(Parameters, dim) == 460 && OFFSET(Parameters, tiles) == 464);
-static_assert(OFFSET(Parameters, q_tiles) == 468 && OFFSET(Parameters, section) == 472);
-static_assert(OFFSET(Parameters, all_heads) == 476 && OFFSET(Parameters, sharing) == 480);
-static_assert(OFFSET(Parameters, right) == 484 && OFFSET(Parameters, bottom_right) == 488);
-static_assert(OFFSET(Parameters, scale) == 492 && OFFSET(Parameters, keep) == 496);
+static_assert(OFFSET(Parameters, counter) == 424 && OFFSET(Parameters, o_batch_stride) == 432);
+static_assert(OFFSET(Parameters, o_head_stride) == 440 && OFFSET(Parameters, o_row_stride) == 448);
+static_assert(OFFSET(Parameters, batch) == 456 && OFFSET(Parameters, total_q) == 460);
+static_assert(OFFSET(Parameters, total_k) == 464 && OFFSET(Parameters, dim) == 468);
+static_assert(OFFSET(Parameters, tiles) == 472 && OFFSET(Parameters, q_tiles) == 476);
+static_assert(OFFSET(Parameters, section) == 480 && OFFSET(Parameters, all_heads) == 484);
+static_assert(OFFSET(Parameters, sharing) == 488 && OFFSET(Parameters, right) == 492);
+static_assert(OFFSET(Parameters, bottom_right) == 496 && OFFSET(Parameters, scale) == 500);
+static_assert(OFFSET(Parameters, keep) == 504);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 __device__ __forceinline__ bool bottom_right(const Parameters& p) { return p.bottom_right; }
@@ -247,23 +249,17 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// Tiles are dealt in advance, there and back: who gets the longest of one round gets the shortest of the
-// next. Where tiles differ in length each section is dealt by itself, and every second one from the other
-// end: a round that ran on into the next section would give the same blocks the long ones again.
+// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
+// 0 for the next launch.
 struct Tiles {
-  int round = 0;
+  int taken = blockIdx.x - gridDim.x;
 
   __device__ __forceinline__ explicit Tiles(const Parameters&) {}
   __device__ __forceinline__ bool next(const Parameters& p, int& index) {
-    const int whole = kBoundsRight ? p.section * p.q_tiles : p.tiles, rounds = (whole + gridDim.x - 1) / gridDim.x;
-    for (;;) {
-      const int section = round / rounds, turn = round - section * rounds, first = section * whole;
-      if (first >= p.tiles) return false;
-      const int offset = turn * gridDim.x + ((section + turn) % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-      ++round;
-      index = first + offset;
-      if (offset < min(whole, p.tiles - first)) return true;
-    }
+    index = gridDim.x + taken;
+    if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
+    return index < p.tiles;
   }
 };
 
@@ -898,7 +894,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_forward_sm90a_bf16_dim128_causal_packed_dropout_128x128_overlap_pingpong_fcff813f(const __grid_constant__ Parameters p) {
+    attention_forward_sm90a_bf16_dim128_causal_packed_dropout_128x128_overlap_pingpong_dynamic_7c8e5849(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

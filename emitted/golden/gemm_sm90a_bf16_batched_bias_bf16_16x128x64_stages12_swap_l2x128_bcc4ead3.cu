@@ -1,10 +1,10 @@
-// gemm_sm90a_bf16_batched_16x128x64_stages12_swap_l2x128_9f9f7144
+// gemm_sm90a_bf16_batched_bias_bf16_16x128x64_stages12_swap_l2x128_bcc4ead3
 //
-// D[m, n] = A[m, k] B[k, n]
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16
 //   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
 //   tile 16x128x64, cluster 1x1, 2 consumers, 12 stages, along_m, group 8, store tma
 //   swapped: the rows of wgmma are columns of D, which is D' = B' A'
-// Digest 9f9f71442c54182925758ab35b72aa2cee7d5aadec9c874c42dd5e4c19211d6f; `warploom show` prints this file.
+// Digest bcc4ead35df7f25990a6f90b3ac5f1c28030a3240152a0b25cf807fa2da061e5; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -52,6 +52,8 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::bfloat16_t* bias_0;  // bias[n]
+  int64_t bias_0_batch;  // elements between batches of bias_0
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -65,11 +67,12 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, a_tail_rows) == 512 && OFFSET(Parameters, m) == 516);
-static_assert(OFFSET(Parameters, n) == 520 && OFFSET(Parameters, k) == 524);
-static_assert(OFFSET(Parameters, batches) == 528 && OFFSET(Parameters, a_batches) == 532);
-static_assert(OFFSET(Parameters, a_repeat) == 536 && OFFSET(Parameters, b_batches) == 540);
-static_assert(OFFSET(Parameters, b_repeat) == 544);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, bias_0_batch) == 520);
+static_assert(OFFSET(Parameters, a_tail_rows) == 528 && OFFSET(Parameters, m) == 532);
+static_assert(OFFSET(Parameters, n) == 536 && OFFSET(Parameters, k) == 540);
+static_assert(OFFSET(Parameters, batches) == 544 && OFFSET(Parameters, a_batches) == 548);
+static_assert(OFFSET(Parameters, a_repeat) == 552 && OFFSET(Parameters, b_batches) == 556);
+static_assert(OFFSET(Parameters, b_repeat) == 560);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // D[64 x 16] += A[64 x 16] * B[16 x 16]; A and B by descriptor, D in registers.
@@ -199,14 +202,62 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {column, column + 1}, {row, row + 8} };
 }
 
-// No steps: the accumulators are D.
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+template <class Element> struct Columns {
+  Element value[2];
+
+  Columns() = default;
+  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+};
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
+
+// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
+// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
+// the chunk before.
 struct Epilogue {
-  struct Block {};
-  struct Operands {};
-  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
-  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
-  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
+  struct Block {
+    Bias<cutlass::bfloat16_t>::Operand step_0;
+  };
+  struct Operands {
+  };
+  int m, n;
+  Bias<cutlass::bfloat16_t> step_0;
+
+  __device__ __forceinline__ explicit Epilogue(const Parameters& p, int batch)
+      : m(p.m),
+        n(p.n),
+        step_0{p.bias_0 + batch * p.bias_0_batch} {}
+
+  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
+    return {
+        step_0.load(at, m, n)};
+  }
+
+  __device__ __forceinline__ Operands load(const Coordinates& at) const {
+    return {};
+  }
+
+  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
+                                        const Operands& operands) {
+    step_0.apply(x, block.step_0);
+  }
 };
 
 // Two neighbours in a row of D.
@@ -381,7 +432,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
     Place at = tiles.at(tile, rank);
     at.n += part * kBlocks * kWgmmaM;
-    Epilogue epilogue(p);
+    Epilogue epilogue(p, at.batch);
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
@@ -426,7 +477,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_batched_16x128x64_stages12_swap_l2x128_9f9f7144(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_batched_bias_bf16_16x128x64_stages12_swap_l2x128_bcc4ead3(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

@@ -1,13 +1,13 @@
-// attention_backward_sm90a_fp16_dim64_causal_96x128_held_all_bc360c22
+// attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d
 //
 // The gradients of o = p v, p = softmax(s) by rows, from do and the forward's lse, where
 //   s = scale q k^T
 //   p = exp(s - lse)    dp = do v^T    delta = rowsum(do * o) - dlse    ds = p (dp - delta)
 //   dv = p^T do         dq = scale ds k         dk = scale ds^T q
 //   fp16, head dimension 64, mask causal, fixed lengths
-//   q tile 96, kv tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk
+//   q tile 96, kv tile 128, 2 consumers, 2 stages, all of v held in registers, dq added bulk, clusters of 2
 // Three kernels: preprocess, main, postprocess.
-// Digest bc360c22bc97059f68b54310f2415d81f4fae0a24399032a8ff5c4696abf7711; `warploom show` prints this file.
+// Digest 5f282b7d6b0eb4761b2793b6a29f462e84b5b9db407fc7966b8c775e2dd2fe3b; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -39,7 +39,7 @@ constexpr int kWgmmaM = 64, kQTile = 96, kKvTile = kWgmmaM * kConsumers;
 // Tiles in flight: of q, of do, of ds.
 constexpr int kStages = 2, kDoStages = 2, kDsStages = 2;
 // Blocks that share out the query heads of a kv head: one has rank, rank + kCluster, ...
-constexpr int kCluster = 1;
+constexpr int kCluster = 2;
 __device__ __forceinline__ int rank() { return blockIdx.x % kCluster; }
 constexpr bool kBoundsLeft = false, kBoundsRight = true;
 // Rows of k and v that a block has; of q, whose scores a warpgroup computes.
@@ -64,8 +64,6 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
@@ -74,6 +72,8 @@ struct alignas(128) Parameters {
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
+  Element* dk_rows;  // dk, by the strides below
+  Element* dv_rows;  // dv, by the strides below
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -83,6 +83,12 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
+  int64_t dk_batch;  // stride of dk, in elements
+  int64_t dk_head;  // stride of dk, in elements
+  int64_t dk_seq;  // stride of dk, in elements
+  int64_t dv_batch;  // stride of dv, in elements
+  int64_t dv_head;  // stride of dv, in elements
+  int64_t dv_seq;  // stride of dv, in elements
   int32_t heads;  // query heads of one batch
   int32_t seq_q;  // rows
   int32_t seq_k;  // columns
@@ -95,24 +101,27 @@ struct alignas(128) Parameters {
   int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 1152);
+static_assert(sizeof(Parameters) == 896);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
-static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
-static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
-static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
-static_assert(OFFSET(Parameters, o_batch) == 952 && OFFSET(Parameters, o_head) == 960);
-static_assert(OFFSET(Parameters, o_seq) == 968 && OFFSET(Parameters, do_batch) == 976);
-static_assert(OFFSET(Parameters, do_head) == 984 && OFFSET(Parameters, do_seq) == 992);
-static_assert(OFFSET(Parameters, dq_batch) == 1000 && OFFSET(Parameters, dq_head) == 1008);
-static_assert(OFFSET(Parameters, dq_seq) == 1016 && OFFSET(Parameters, heads) == 1024);
-static_assert(OFFSET(Parameters, seq_q) == 1028 && OFFSET(Parameters, seq_k) == 1032);
-static_assert(OFFSET(Parameters, kv_tiles) == 1036 && OFFSET(Parameters, q_tiles) == 1040);
-static_assert(OFFSET(Parameters, section) == 1044 && OFFSET(Parameters, all_kv_heads) == 1048);
-static_assert(OFFSET(Parameters, sharing) == 1052 && OFFSET(Parameters, dim) == 1056);
-static_assert(OFFSET(Parameters, right) == 1060 && OFFSET(Parameters, scale) == 1064);
+static_assert(OFFSET(Parameters, statistics_map) == 512 && OFFSET(Parameters, lse) == 640);
+static_assert(OFFSET(Parameters, dlse) == 648 && OFFSET(Parameters, statistics) == 656);
+static_assert(OFFSET(Parameters, dq_sum) == 664 && OFFSET(Parameters, o_rows) == 672);
+static_assert(OFFSET(Parameters, do_rows) == 680 && OFFSET(Parameters, dq_rows) == 688);
+static_assert(OFFSET(Parameters, dk_rows) == 696 && OFFSET(Parameters, dv_rows) == 704);
+static_assert(OFFSET(Parameters, o_batch) == 712 && OFFSET(Parameters, o_head) == 720);
+static_assert(OFFSET(Parameters, o_seq) == 728 && OFFSET(Parameters, do_batch) == 736);
+static_assert(OFFSET(Parameters, do_head) == 744 && OFFSET(Parameters, do_seq) == 752);
+static_assert(OFFSET(Parameters, dq_batch) == 760 && OFFSET(Parameters, dq_head) == 768);
+static_assert(OFFSET(Parameters, dq_seq) == 776 && OFFSET(Parameters, dk_batch) == 784);
+static_assert(OFFSET(Parameters, dk_head) == 792 && OFFSET(Parameters, dk_seq) == 800);
+static_assert(OFFSET(Parameters, dv_batch) == 808 && OFFSET(Parameters, dv_head) == 816);
+static_assert(OFFSET(Parameters, dv_seq) == 824 && OFFSET(Parameters, heads) == 832);
+static_assert(OFFSET(Parameters, seq_q) == 836 && OFFSET(Parameters, seq_k) == 840);
+static_assert(OFFSET(Parameters, kv_tiles) == 844 && OFFSET(Parameters, q_tiles) == 848);
+static_assert(OFFSET(Parameters, section) == 852 && OFFSET(Parameters, all_kv_heads) == 856);
+static_assert(OFFSET(Parameters, sharing) == 860 && OFFSET(Parameters, dim) == 864);
+static_assert(OFFSET(Parameters, right) == 868 && OFFSET(Parameters, scale) == 872);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
@@ -241,10 +250,10 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
-// Starts the store of a box; rows past the end of the sequence are left out.
-__device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
-                                          int head) {
-  cute::SM90_TMA_STORE_4D::copy(&map, box, column, corner.row, head, corner.batch);
+// Where a row of k or v begins in a tensor of these strides.
+__device__ __forceinline__ int64_t column_at(const Sequence& sequence, int64_t batch_stride, int64_t head_stride,
+                                             int64_t column_stride, int head, int column) {
+  return sequence.batch * batch_stride + head * head_stride + column * column_stride;
 }
 
 // Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
@@ -733,49 +742,96 @@ struct Steps {
   __device__ __forceinline__ void end(const Consumer&, int) {}
 };
 
-// Writes scale * gradient to the warpgroup's 64 rows of a kv tile, 16 columns of a warp's 16 rows at a
-// time; TMA's swizzle XORs the 16-byte column of a row with bits of the row number.
-__device__ __forceinline__ void stage(uint8_t* rows, const float (&gradient)[kGradients], float scale) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+// The gradients of a cluster's blocks are summed through distributed shared memory: each block lays its own
+// down as the accumulators lie, in fragments of a warp's 16 rows and 8 columns, and sums some fragments over
+// all blocks, always in the order of ranks. They lie where k, v and the stages of q and do were.
+//
+// Fragments of a gradient: a warp's, a block's; those that a block sums, a warp of it at most.
+constexpr int kWarps = kConsumers * 4, kWarpFragments = kGradients / 4, kFragments = kWarps * kWarpFragments;
+constexpr int kOwnFragments = kFragments / kCluster, kWarpSums = (kOwnFragments + kWarps - 1) / kWarps;
+constexpr int kFragmentBytes = 32 * sizeof(float4), kGradientBytes = kFragments * kFragmentBytes;
+constexpr bool kTogether = 2 * kGradientBytes <= 2 * kKvBytes + (kStages + kDoStages) * kQBytes;  // else dk follows dv
+static_assert(kFragments % kCluster == 0 && kGradientBytes <= 2 * kKvBytes);
+static_assert(sizeof(SharedStorage::k) + sizeof(SharedStorage::v) == OFFSET(SharedStorage, q));
+static_assert(OFFSET(SharedStorage, d_o) - OFFSET(SharedStorage, q) == kStages * kQBytes);
+
+// What the threads of any block wrote before is visible to all after. Those that have exited do not count.
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Lays down the warp's fragments of a gradient.
+__device__ __forceinline__ void lay(uint8_t* fragments, const float (&gradient)[kGradients], int warp) {
+  float4* own = reinterpret_cast<float4*>(fragments) + warp * kWarpFragments * 32 + threadIdx.x % 32;
   CUTE_UNROLL
-  for (int i = 0; i < kColumns / 16; ++i) {
-    const float* x = gradient + i * 8;
-    const int offset = row * kSpan + i * 32 % kSpan + lane / 16 * 16;
-    const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + i * 32 / kSpan * Tile<kKvRows>::kBoxBytes +
-                             (offset ^ ((offset >> 3) & (kSpan - 16)));
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(address),
-                 "r"(pair(x[0] * scale, x[1] * scale)), "r"(pair(x[2] * scale, x[3] * scale)),
-                 "r"(pair(x[4] * scale, x[5] * scale)), "r"(pair(x[6] * scale, x[7] * scale))
-                 : "memory");
+  for (int i = 0; i < kWarpFragments; ++i)
+    own[i * 32] = {gradient[4 * i], gradient[4 * i + 1], gradient[4 * i + 2], gradient[4 * i + 3]};
+}
+
+// Loads from `address` in the shared memory of the block with that rank. Volatile keeps it after the barrier
+// before and ahead of the next.
+__device__ __forceinline__ float4 load_remote(uint32_t address, int rank) {
+  float4 four;
+  asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+               "ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [remote];\n}"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(address), "r"(rank));
+  return four;
+}
+
+// Writes scale * the sums of the block's own fragments; `tile` is the gradient's at the tile's first row. Of
+// a fragment lane l has two columns of row l / 4, then those of the row 8 further down.
+__device__ __forceinline__ void store_sums(const Consumer& c, const uint8_t* fragments, Element* tile,
+                                           int64_t row_stride, float scale, int warp) {
+  const int rows = c.work.sequence.columns(c.p) - c.work.column, first = rank() * kOwnFragments;
+  const uint32_t address = cute::cast_smem_ptr_to_uint(fragments) + (first * 32 + threadIdx.x % 32) * sizeof(float4);
+  float4 sums[kWarpSums];
+  CUTE_UNROLL
+  for (int i = 0; i < kWarpSums; ++i) {
+    const int own = min(i * kWarps + warp, kOwnFragments - 1);
+    sums[i] = load_remote(address + own * kFragmentBytes, 0);
+    CUTE_UNROLL
+    for (int block = 1; block < kCluster; ++block) {
+      const float4 more = load_remote(address + own * kFragmentBytes, block);
+      sums[i] = {sums[i].x + more.x, sums[i].y + more.y, sums[i].z + more.z, sums[i].w + more.w};
+    }
+  }
+  CUTE_UNROLL
+  for (int i = 0; i < kWarpSums; ++i) {
+    const int own = i * kWarps + warp;
+    const int row = (first + own) / kWarpFragments * 16 + int(threadIdx.x) % 32 / 4;
+    const int column = c.part * kColumns + (first + own) % kWarpFragments * 8 + int(threadIdx.x) % 4 * 2;
+    if (own >= kOwnFragments || column >= c.p.dim) continue;
+    Element* place = tile + row * row_stride + column;
+    if (row < rows) *reinterpret_cast<uint32_t*>(place) = pair(sums[i].x * scale, sums[i].y * scale);
+    if (row + 8 < rows)
+      *reinterpret_cast<uint32_t*>(place + 8 * row_stride) = pair(sums[i].z * scale, sums[i].w * scale);
   }
 }
 
-// Starts the stores of the warpgroup's part of a gradient's columns, of its 64 rows.
-__device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint8_t* rows, const Consumer& c) {
-  const Corner corner = c.work.sequence.columns_at<kWgmmaM>(c.column);
-  for (int box = 0; box < kBoxes / kParts; ++box)
-    store_box(map, rows + box * Tile<kKvRows>::kBoxBytes, gradient_part(c) * kColumns + box * kBoxColumns, corner,
-              c.work.head);
-  cute::tma_store_arrive();
-}
-
-// The gradients leave through the memory of v and k: through the warpgroup's rows of them, or where it has
-// the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
-  if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
-  stage(c.shared.v + own, dv, 1);
-  cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
-  meet();  // nobody reads k any more, either
-  const bool leads = threadIdx.x % 128 == 0;
-  if (leads) store(c.p.dv_map, c.shared.v + own, c);
-  stage(c.shared.k + own, dk, c.p.scale);
-  cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
-  if (leads) store(c.p.dk_map, c.shared.k + own, c);
-  // Shared memory must outlive the stores that read it, of dq too.
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
+  const Parameters& p = c.p;
+  const Work& work = c.work;
+  const int warp = c.consumer * 4 + threadIdx.x / 32 % 4;
+  Element* const dk_tile =
+      p.dk_rows + column_at(work.sequence, p.dk_batch, p.dk_head, p.dk_seq, work.head, work.column);
+  Element* const dv_tile =
+      p.dv_rows + column_at(work.sequence, p.dv_batch, p.dv_head, p.dv_seq, work.head, work.column);
+  uint8_t *const of_dv = c.shared.k, *const of_dk = of_dv + (kTogether ? kGradientBytes : 0);
+  meet();  // all have multiplied with k, v, q and do
+  lay(of_dv, dv, warp);
+  if (kTogether) lay(of_dk, dk, warp);
+  sync_cluster();  // the blocks' fragments are there
+  store_sums(c, of_dv, dv_tile, p.dv_seq, 1, warp);
+  if (!kTogether) {
+    sync_cluster();  // every reader is done with them
+    lay(of_dk, dk, warp);
+    sync_cluster();
+  }
+  store_sums(c, of_dk, dk_tile, p.dk_seq, p.scale, warp);
+  sync_cluster();  // shared memory must outlive the blocks that read it
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // and what still adds dq from it
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
@@ -817,13 +873,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    attention_backward_sm90a_fp16_dim64_causal_96x128_held_all_bc360c22(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
 
   if (threadIdx.x == 0) {
-    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map, &p.dk_map, &p.dv_map})
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map, &p.do_map, &p.statistics_map})
       cute::prefetch_tma_descriptor(map);
     shared.k_full.init(1);
     shared.v_full.init(1);
@@ -866,7 +922,7 @@ struct alignas(16) Eight {
 
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim64_causal_96x128_held_all_bc360c22_preprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
@@ -906,7 +962,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 
 // dq in 16 bits, by rows: scale times the sums.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90a_fp16_dim64_causal_96x128_held_all_bc360c22_postprocess(const __grid_constant__ Parameters p) {
+    attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_postprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
