@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +42,24 @@ def run(text: str, folder: Path, more: Sequence[str] = ()) -> None:
     program = build(text, folder, more)
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def run_each(
+    texts: Mapping[str, str], folder: Path, first: str = "", more: Sequence[str] = ()
+) -> None:
+    """Run the programs of several texts as one, which says by its name which of them failed.
+
+    Each is in a namespace and has macros of its own; `first` is what all of them include.
+    """
+    parts, calls = [first], []
+    for number, (name, text) in enumerate(texts.items()):
+        part, count = re.subn(r"^int main\(\)", "static int program()", text, flags=re.MULTILINE)
+        assert count == 1, name
+        macros = re.findall(r"^#define (\w+)", part, re.MULTILINE)
+        ends = "".join(f"#undef {macro}\n" for macro in macros)
+        parts.append(f"namespace part{number} {{\n{part}\n}}\n{ends}")
+        calls.append(f'  if (part{number}::program()) return std::puts("of {name}"), 1;\n')
+    run("".join((*parts, "int main() {\n", *calls, "  return 0;\n}\n")), folder, more)
 
 
 def _build(text: str, path: Path, options: Sequence[str], more: Sequence[str]) -> Path:

@@ -6,14 +6,14 @@ The ranges, masks and turns of the emitted text run on the CPU, and what takes s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention_backward_text import STUBS, host_text
-from host import needs_compiler, run
+from host import needs_compiler, run, run_each
 
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -27,9 +27,10 @@ FRAGMENTS = Path(__file__).with_name("fragments.cpp")
 STRUCT = "struct float4 { float x, y, z, w; };"
 
 
-def verify_ranges(kernel: KernelSpec, folder: Path) -> None:
-    """Build what the kernel's text says of ranges, and run it over random problems."""
-    run(host_text(kernel), folder)
+def verify_ranges(kernels: Mapping[str, KernelSpec], folder: Path) -> None:
+    """Build what the kernels' texts say of ranges, and run each over random problems."""
+    texts = {name: host_text(kernel) for name, kernel in kernels.items()}
+    run_each(texts, folder, '#include "_attention/ranges.h"\n')
 
 
 MASKS, LENGTHS = ("none", "causal", "window"), ("fixed", "packed")
@@ -54,45 +55,49 @@ def turns(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("mask", "lengths", "order", "tile"), turns(MASKS, LENGTHS, ORDERS, TILES), ids=str
-)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("mask", MASKS)
 def test_every_pair_is_computed_once_in_turn_and_every_gradient_stored_once(
-    mask: str, lengths: str, order: tuple[bool, int], tile: tuple[int, int, int], tmp_path: Path
+    mask: str, lengths: str, tmp_path: Path
 ) -> None:
-    deterministic, cluster = order
-    q_tile, kv_tile, dim = tile
-    operation = AttentionBackwardOperation(
-        "bf16",
-        dim,
-        mask,
-        lengths=lengths,
-        deterministic=deterministic,  # type: ignore[arg-type]
-    )
-    schedule = AttentionBackwardSchedule(
-        q_tile,
-        kv_tile,  # type: ignore[arg-type]
-        2 if q_tile > 64 else 1,
-        overlap=q_tile > 64,
-        cluster=cluster,  # type: ignore[arg-type]
-    )
-    verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
+    kernels = {}
+    for case in turns(MASKS, LENGTHS, ORDERS, TILES):
+        (deterministic, cluster), (q_tile, kv_tile, dim) = case[2:]
+        operation = AttentionBackwardOperation(
+            "bf16",
+            dim,
+            mask,  # type: ignore[arg-type]
+            lengths=lengths,  # type: ignore[arg-type]
+            deterministic=deterministic,
+        )
+        schedule = AttentionBackwardSchedule(
+            q_tile,
+            kv_tile,
+            2 if q_tile > 64 else 1,
+            overlap=q_tile > 64,
+            cluster=cluster,
+        )
+        if case[:2] == (mask, lengths):
+            kernels[str(case)] = KernelSpec("sm_90a", operation, schedule)
+    assert len(kernels) == len(ORDERS)
+    verify_ranges(kernels, tmp_path)
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("mask", "lengths", "deterministic", "shape"),
-    turns(MASKS, LENGTHS, (False, True), SHARED_ROWS),
-    ids=str,
-)
+@pytest.mark.parametrize("mask", MASKS)
 def test_two_blocks_that_share_rows_compute_every_pair_once_between_them(
-    mask: str, lengths: str, deterministic: bool, shape: tuple[int, int], tmp_path: Path
+    mask: str, tmp_path: Path
 ) -> None:
-    dim, q_tile = shape
-    fields: Any = (dim, mask, False, lengths, deterministic)
-    operation = AttentionBackwardOperation("bf16", *fields)
-    schedule = AttentionBackwardSchedule(q_tile, 128, share="rows")
-    verify_ranges(KernelSpec("sm_90a", operation, schedule), tmp_path)
+    kernels = {}
+    for case in turns(MASKS, LENGTHS, (False, True), SHARED_ROWS):
+        lengths, deterministic, (dim, q_tile) = case[1:]
+        fields: Any = (dim, mask, False, lengths, deterministic)
+        operation = AttentionBackwardOperation("bf16", *fields)
+        schedule = AttentionBackwardSchedule(q_tile, 128, share="rows")
+        if case[0] == mask:
+            kernels[str(case)] = KernelSpec("sm_90a", operation, schedule)
+    assert len(kernels) == 4
+    verify_ranges(kernels, tmp_path)
 
 
 @needs_compiler
@@ -149,14 +154,19 @@ inline uint32_t pair(float low, float high) { return uint32_t(low) | uint32_t(hi
 
 
 @needs_compiler
-@pytest.mark.parametrize("cluster", [2, 4, 8])
 @pytest.mark.parametrize(
     ("dim", "kv_tile"),
     [(32, 64), (32, 128), (64, 128), (96, 64), (96, 128), (128, 128), (192, 64), (256, 128)],
 )
 def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
-    dim: int, kv_tile: int, cluster: int, tmp_path: Path
+    dim: int, kv_tile: int, tmp_path: Path
 ) -> None:
+    texts = {f"cluster {size}": fragments_text(dim, kv_tile, size) for size in (2, 4, 8)}
+    run_each(texts, tmp_path, more=("functional",))
+
+
+def fragments_text(dim: int, kv_tile: int, cluster: int) -> str:
+    """Cut out of the emitted text how a cluster adds up a gradient, and put a program after it."""
     operation = AttentionBackwardOperation("bf16", dim)  # type: ignore[arg-type]
     fields = (64, kv_tile, 1, False, "direct", cluster)
     text = render(KernelSpec("sm_90a", operation, AttentionBackwardSchedule(*fields)))  # type: ignore[arg-type]
@@ -180,5 +190,4 @@ def test_a_cluster_sums_every_element_of_a_gradient_once_and_stores_no_other(
         "template <class T> T counted(void* at) { stored(at); return reinterpret_cast<T>(at); }"
     )
     stubs = (STUBS.replace("cutlass::bfloat16_t;", "uint16_t;"), STRUCT, FRAGMENT_STUBS, counted)
-    text = "\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text()))
-    run(text, tmp_path, more=("functional",))
+    return "\n".join((*stubs, *constants, rank, emitted, FRAGMENTS.read_text()))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 from attention_text import host_text
-from host import needs_compiler, run
+from host import needs_compiler, run_each
 
 from warploom.generator.families.attention_forward import AttentionOperation, AttentionSchedule
 from warploom.generator.specification import KernelSpec
 
 
 @needs_compiler
-@pytest.mark.parametrize("lengths", ["fixed", "packed"])
-@pytest.mark.parametrize("mask", ["none", "causal", "window"])
 @pytest.mark.parametrize("tile", [(64, 48), (128, 128), (128, 176), (192, 80)], ids=str)
 def test_every_row_is_stored_once_and_attends_to_its_columns_once(
-    tile: tuple[int, int], mask: str, lengths: str, tmp_path: Path
+    tile: tuple[int, int], tmp_path: Path
 ) -> None:
-    operation = AttentionOperation("bf16", 32, mask, lengths=lengths)  # type: ignore[arg-type]
     schedule = AttentionSchedule(*tile, pingpong=tile[0] > 64)  # type: ignore[arg-type]
-    run(host_text(KernelSpec("sm_90a", operation, schedule)), tmp_path)
+    texts = {}
+    for mask, lengths in product(("none", "causal", "window"), ("fixed", "packed")):
+        operation = AttentionOperation("bf16", 32, mask, lengths=lengths)  # type: ignore[arg-type]
+        texts[f"{mask}, {lengths}"] = host_text(KernelSpec("sm_90a", operation, schedule))
+    run_each(texts, tmp_path, '#include "_attention/ranges.h"\n', more=("set",))
