@@ -297,16 +297,19 @@ __device__ __forceinline__ float steepen(float weight, float) { return weight; }
 
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
 // A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
-// A word is of 32 weights: of rows 16 i + j and 8 below, by columns from 16 l to 16 l + 15. That of row 8 h and column
-// 8 a + 2 b + c there has bit 16 h + 8 c + 7 - a - 2 b: 1 where the weight is dropped. A thread of the forward pass has
-// two columns and the two 8 further on, one of the backward pass one column and the one 8 further on of two words.
+// A patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2 b + c
+// has a bit of word 2 i + g: 16 h + 8 c + 7 - 4 r - 2 b - a, 1 where it is dropped. A thread of the forward pass has
+// all h, c and a of a word, one of the backward pass all h, r and a.
 //
-// A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up for
-// all of a word as one more number of the word says, so that each is kept with probability keep to 2^-16. Two weights
-// of a word thereby correlate by at most 2^-18 over keep (1 - keep); those of two words do not. Random words are of one
-// bit of the numbers of all 32, which are compared at once, from the lowest bit on. Philox4x32 makes four of them
-// (Salmon et al., 2011), in 7 rounds, the fewest that pass BigCrush. The number of a word is a sum of both of the lowest,
-// the one times an odd number: of 24 bits more than any one weight decides.
+// A weight is dropped where its number, of 8 random bits, is at least the threshold: 2^8 keep, rounded down or up as
+// one more number says, so that each is kept with probability keep to 2^-16. Random words are of one bit of the
+// numbers of 32 weights, which are compared at once, from the lowest bit on.
+// Words 0 to 3 share the two lowest bits and the number that rounds, and so do words 4 to 7: these count where the six
+// bits above equal the threshold's, once in 2^6. docs/families/attention_forward.md says how much that correlates.
+//
+// Philox4x32 (Salmon et al., 2011; in 7 rounds, the fewest that pass BigCrush) draws the states of two congruential
+// generators modulo 2^64 for each patch, whose upper halves are the words: 27 of each. The multiplier is of Steele and
+// Vigna ("Computationally easy, spectrally good multipliers for congruential pseudorandom number generators", 2022).
 struct Dropout {
   // Of the state and of the threshold, in shared memory: a thread has no registers to keep what all have.
   struct alignas(16) Shared {
@@ -314,6 +317,7 @@ struct Dropout {
     uint32_t share, unused;  // of 2^32 numbers of words, those that round up
     uint4 zeros[2];          // all bits of a word for each bit of the threshold rounded down that is 0
   };
+  static constexpr int kBits = 8, kSharedBits = 2;
   uint32_t shared, high, low;
 
   __device__ __forceinline__ Dropout(const Parameters& p, Shared& shared) {
@@ -333,66 +337,66 @@ struct Dropout {
     return four;
   }
 
-  // Words of a head, counted through all batches: each of rows 16 (rows / 8) + rows % 8 and 8 below.
-  template <int kCount>
-  __device__ __forceinline__ void make(uint32_t (&words)[kCount], uint32_t head, const uint32_t (&rows)[kCount],
-                                       const uint32_t (&columns)[kCount]) const {
+  __device__ __forceinline__ static uint32_t draw(uint64_t& state) {
+    state = state * 0xf9b25d65u + 1;
+    asm("" : "+l"(state));  // else the compiler takes several steps at once, of more instructions
+    return uint32_t(state >> 32);
+  }
+
+  // The words of a patch of a head; heads are counted through all batches.
+  __device__ __forceinline__ void make(uint32_t (&words)[8], uint32_t head, uint32_t row, uint32_t column) const {
     const uint4 own = read(0);
-    uint32_t x[kCount * 2][4], first_key = own.x, second_key = own.y;
-    CUTE_UNROLL
-    for (int i = 0; i < kCount * 2; ++i)
-      x[i][0] = rows[i / 2] * 2 + i % 2, x[i][1] = columns[i / 2], x[i][2] = head ^ high, x[i][3] = low;
+    uint32_t x[4] = {row, column, head ^ high, low}, first_key = own.x, second_key = own.y;
     CUTE_UNROLL
     for (int round = 0; round < 7; ++round) {
-      CUTE_UNROLL
-      for (int i = 0; i < kCount * 2; ++i) {
-        const uint64_t first = uint64_t(x[i][0]) * 0xd2511f53u, second = uint64_t(x[i][2]) * 0xcd9e8d57u;
-        x[i][0] = uint32_t(second >> 32) ^ x[i][1] ^ first_key;
-        x[i][2] = uint32_t(first >> 32) ^ x[i][3] ^ second_key;
-        x[i][1] = uint32_t(second), x[i][3] = uint32_t(first);
-      }
+      const uint64_t first = uint64_t(x[0]) * 0xd2511f53u, second = uint64_t(x[2]) * 0xcd9e8d57u;
+      x[0] = uint32_t(second >> 32) ^ x[1] ^ first_key;
+      x[2] = uint32_t(first >> 32) ^ x[3] ^ second_key;
+      x[1] = uint32_t(second), x[3] = uint32_t(first);
       first_key += 0x9e3779b9u, second_key += 0xbb67ae85u;
     }
     const uint4 low_zeros = read(16), high_zeros = read(32);
-    const uint32_t zeros[8] = {low_zeros.x, low_zeros.y, low_zeros.z, low_zeros.w,
-                               high_zeros.x, high_zeros.y, high_zeros.z, high_zeros.w};
+    const uint32_t zeros[kBits] = {low_zeros.x, low_zeros.y, low_zeros.z, low_zeros.w,
+                                   high_zeros.x, high_zeros.y, high_zeros.z, high_zeros.w};
+    uint64_t states[2];
+    uint32_t dropped[2];
     CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      words[i] = x[2 * i][0] * 0x9e3779b1u + x[2 * i][1] < own.z ? 0 : ~0u;  // of numbers as the threshold is
+    for (int i = 0; i < 2; ++i) {
+      states[i] = uint64_t(x[2 * i + 1]) << 32 | x[2 * i];
+      dropped[i] = draw(states[i]) < own.z ? 0 : ~0u;  // of numbers as the threshold is
+    }
+    const auto compare = [&](uint32_t& word, int i, int bit) {
+      const uint32_t drawn = draw(states[i]);
+      word = (drawn & word) | (zeros[bit] & (drawn | word));  // 1 is above 0
+    };
+    CUTE_UNROLL
+    for (int at = 0; at < 2 * kSharedBits; ++at) compare(dropped[at % 2], at % 2, at / 2);
+    CUTE_UNROLL
+    for (int word = 0; word < 4; ++word) {
+      words[word] = dropped[0], words[4 + word] = dropped[1];
       CUTE_UNROLL
-      for (int bit = 0; bit < 8; ++bit) {
-        const uint32_t one = x[2 * i + bit / 4][bit % 4];
-        words[i] = (one & words[i]) | (zeros[bit] & (one | words[i]));  // 1 is above 0
-      }
+      for (int at = 2 * kSharedBits; at < 2 * kBits; ++at) compare(words[4 * (at % 2) + word], at % 2, at / 2);
     }
   }
 };
 
 // Warps of the producer's warpgroup that make words, as far ahead as there are stages.
-constexpr int kMost = 2;  // words of a thread at a time, which do not wait for each other
 constexpr int kMakers = 1, kFirstMaker = 4 - kMakers, kWordStages = 2;
 
-// Makes a maker's share of kCount times 32 words; `place` gives the rows and the columns of a lane's i-th.
+// Makes a maker's share of the patches of a tile, with a turn's number; `place` gives a patch's row and column.
 template <int kCount, class Place>
-__device__ __forceinline__ void make_words(uint32_t (&words)[kCount][32], const Dropout& dropout, uint32_t head,
-                                           Place&& place) {
-  constexpr int kShare = (kCount + kMakers - 1) / kMakers, kTurns = (kShare + kMost - 1) / kMost;
-  constexpr int kTogether = (kShare + kTurns - 1) / kTurns;
+__device__ __forceinline__ void make_words(uint4 (&words)[kCount][2], const Dropout& dropout, uint32_t head,
+                                           int& turn, Place&& place) {
   CUTE_NO_UNROLL
-  for (int first = threadIdx.x / 32 - kFirstMaker; first < kCount; first += kMakers * kTogether) {
-    uint32_t found[kTogether], rows[kTogether], columns[kTogether];
-    CUTE_UNROLL
-    for (int i = 0; i < kTogether; ++i) {
-      const uint2 at = place(first + i * kMakers);
-      rows[i] = at.x, columns[i] = at.y;
-    }
-    dropout.make(found, head, rows, columns);
-    CUTE_UNROLL
-    for (int i = 0; i < kTogether; ++i) asm volatile("" : "+r"(found[i]));  // made together, whichever are stored
-    CUTE_UNROLL
-    for (int i = 0; i < kTogether; ++i)
-      if (first + i * kMakers < kCount) words[first + i * kMakers][threadIdx.x % 32] = found[i];
+  for (int i = turn * 32 + threadIdx.x % 32; i < kCount; i += kMakers * 32) {
+    const uint2 at = place(i);
+    uint32_t made[8];
+    dropout.make(made, head, at.x, at.y);
+    words[i][0] = make_uint4(made[0], made[1], made[2], made[3]);
+    words[i][1] = make_uint4(made[4], made[5], made[6], made[7]);
   }
+  // Who begins changes from tile to tile: there may be less to do than there are makers.
+  turn = turn == 0 ? kMakers - 1 : turn - 1;
 }
 
 // ---- Work: a kv tile of one kv head, and a part of what is to be done for it -------------------------
@@ -417,7 +421,7 @@ struct SharedStorage {
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
   // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
   alignas(128) float statistics[kStages][2][kQTile];
-  uint32_t words[kWordStages][kConsumers * kQRows / 16][32];  // of 64 columns of a warpgroup, 16 rows after the other
+  uint4 words[kWordStages][kConsumers * 4 * kQRows / 16][2];  // of a warp's columns, 16 rows after the other
   Dropout::Shared dropout[kMakers];
   EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
@@ -515,7 +519,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared, const Work& work) {
   constexpr int kPatches = kQRows / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
-  const int row = threadIdx.x % 8, column = work.column / 16 + threadIdx.x % 32 / 8;
+  const int column = work.column / 16;
+  int turn = threadIdx.x / 32 - kFirstMaker;
   Ring<kWordStages> at{0, 1};
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
@@ -524,10 +529,10 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       shared.words_empty[at.stage].wait(at.phase);
-      make_words(shared.words[at.stage], dropout, head, [&](int i) {
-        const int consumer = i / kPatches, box = kKvRows == kKvTile ? consumer : work.part;
-        const int first = m * kQTile + (kQRows == kQTile ? 0 : consumer * kQRows) + i % kPatches * 16;
-        return make_uint2(first / 2 + row, column + box * (kWgmmaM / 16));
+      make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {
+        const int consumer = i / (kPatches * 4), box = kKvRows == kKvTile ? consumer : work.part;
+        const int first = m * (kQTile / 16) + (kQRows == kQTile ? 0 : consumer * kPatches);
+        return make_uint2(first + i % kPatches, column + box * (kWgmmaM / 16) + i / kPatches % 4);
       });
       release(shared.words_full[at.stage]);
       at.advance();
@@ -535,15 +540,12 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   }
 }
 
-// A weight with the sign bit of a word: those that are dropped become negative, and 0 where 16-bit pairs are packed.
-__device__ __forceinline__ float mark(float weight, uint32_t word) {
-  return __uint_as_float(__float_as_uint(weight) | (word & 0x80000000u));
-}
+// Of 16 rows after the other, of which a thread has 8 weights.
+using Words = uint32_t[kQRows / 16];
 
-__device__ __forceinline__ uint32_t kept_pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+// Whether accumulator i is of a weight that is dropped.
+__device__ __forceinline__ bool is_dropped(const Words& words, int i) {
+  return words[i / 8] >> (i / 4 % 2 * 16 + 5 - i % 2 * 4 - i / 2 % 2) & 1;
 }
 
 // ---- Consumer: 64 rows of k and v ----------------------------------------------------------------
@@ -674,49 +676,50 @@ struct Consumer {
     return ds + step.parity % kDsStages * (kKvTile / kWgmmaM * kDsBoxBytes / 16);
   }
 
-  // Of the two rows of 8 that a thread has of fragment i, in bits 31 and 30: whether the weights of its columns are dropped.
-  __device__ __forceinline__ uint2 dropped(Step step, int i) const {
-    const int lane = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 4 * 2, column = threadIdx.x % 32 / 4;
-    const uint32_t* words = shared.words[step.parity][consumer * (kQRows / 16) + i / 2] + lane;
-    const uint2 two = *reinterpret_cast<const uint2*>(words);
-    const int shift = column / 2 * 2 + (1 - column % 2) * 8;
-    return make_uint2(two.x << shift << (1 - i % 2) * 16, two.y << shift << (1 - i % 2) * 16);
+  // Reads which weights of a q tile are dropped.
+  __device__ __forceinline__ void take(Words& words, Step step) const {
+    const int lane = threadIdx.x % 32, patches = (consumer * 4 + threadIdx.x / 32 % 4) * (kQRows / 16);
+    const auto* own = reinterpret_cast<const uint32_t(*)[8]>(shared.words[step.parity] + patches);
+    shared.words_full[step.parity].wait(step.half_parity);
+    CUTE_UNROLL
+    for (int i = 0; i < kQRows / 16; ++i)
+      words[i] = own[i][lane % 4 * 2 + lane / 16] >> (lane / 4 % 2 * 8 + 2 - lane / 8 % 2 * 2);
+    release(shared.words_empty[step.parity]);
   }
 };
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
-                                      Position at) {
+                                      Position at, Words& words) {
   c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
-  c.shared.words_full[step.parity].wait(step.half_parity);
+  c.take(words, step);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
-    const uint2 dropped = c.dropped(step, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
-      weights[i / 2][i % 2 * 2 + j / 2] = kept_pair(mark(low, dropped.x << j / 2), mark(high, dropped.y << j / 2));
-      x = mark(steepen(low, x), dropped.x << j / 2);
-      y = mark(steepen(high, y), dropped.y << j / 2);
+      weights[i / 2][i % 2 * 2 + j / 2] =
+          pair(is_dropped(words, 4 * i + j) ? 0 : low, is_dropped(words, 4 * i + j + 1) ? 0 : high);
+      x = steepen(low, x);
+      y = steepen(high, y);
     }
   }
-  release(c.shared.words_empty[step.parity]);
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left, marked.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at) {
+                                              Position at, const Words& words) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is marked
-      const float weight = weights[4 * i + j], less = fabsf(weight) * (j % 2 ? delta.y : delta.x);
-      dp[4 * i + j] = fmaf(fmaxf(weight, 0), dp[4 * i + j], -less);
+    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is dropped
+      const float weight = weights[4 * i + j], less = -weight * (j % 2 ? delta.y : delta.x);
+      dp[4 * i + j] = is_dropped(words, 4 * i + j) ? less : fmaf(weight, dp[4 * i + j], less);
     }
   }
 }
@@ -859,10 +862,11 @@ struct Steps {
     held.multiply(c, dp, c.staged_do(of_do));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
-    weigh(c, weights, scores, step, at);
+    Words words;
+    weigh(c, weights, scores, step, at, words);
     cute::warpgroup_wait<0>();
     fence(dp);
-    differentiate(c, dp, scores, at);
+    differentiate(c, dp, scores, at, words);
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);
@@ -929,7 +933,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work work, int consumer) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;
@@ -1003,13 +1007,13 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   const Work& work = shared.work;
   if (work.column >= work.sequence.columns(p)) return;
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<56>();
+    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, work);
     if (threadIdx.x / 32 >= kFirstMaker) make(p, shared, work);
     const int writer = int(threadIdx.x) / 32 - kFirstWriter;
     if (threadIdx.x % 32 == 0 && writer >= 0 && writer < kWriters) add(p, shared, work, writer);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<224>();
+    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, work, warpgroup - 1);
   }
 }

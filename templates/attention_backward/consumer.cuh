@@ -100,13 +100,15 @@ struct Consumer {
   }
 {% if operation.dropout %}
 
-  // Of the two rows of 8 that a thread has of fragment i, in bits 31 and 30: whether the weights of its columns are dropped.
-  __device__ __forceinline__ uint2 dropped(Step step, int i) const {
-    const int lane = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 4 * 2, column = threadIdx.x % 32 / 4;
-    const uint32_t* words = shared.words[step.parity][consumer * (kQRows / 16) + i / 2] + lane;
-    const uint2 two = *reinterpret_cast<const uint2*>(words);
-    const int shift = column / 2 * 2 + (1 - column % 2) * 8;
-    return make_uint2(two.x << shift << (1 - i % 2) * 16, two.y << shift << (1 - i % 2) * 16);
+  // Reads which weights of a q tile are dropped.
+  __device__ __forceinline__ void take(Words& words, Step step) const {
+    const int lane = threadIdx.x % 32, patches = (consumer * 4 + threadIdx.x / 32 % 4) * (kQRows / 16);
+    const auto* own = reinterpret_cast<const uint32_t(*)[8]>(shared.words[step.parity] + patches);
+    shared.words_full[step.parity].wait(step.half_parity);
+    CUTE_UNROLL
+    for (int i = 0; i < kQRows / 16; ++i)
+      words[i] = own[i][lane % 4 * 2 + lane / 16] >> (lane / 4 % 2 * 8 + 2 - lane / 8 % 2 * 2);
+    release(shared.words_empty[step.parity]);
   }
 {% endif %}
 };
@@ -140,7 +142,7 @@ __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
 {% endif %}
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
-                                      Position at) {
+                                      Position at{{ ", Words& words" if operation.dropout }}) {
   c.scaling.cap(scores);
 {% if operation.blocks %}
   if (step.mask >= 0) hide(c, scores, step.mask);
@@ -156,16 +158,13 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   Score::await();
 {% endif %}
 {% if operation.dropout %}
-  c.shared.words_full[step.parity].wait(step.half_parity);
+  c.take(words, step);
 {% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
 {% if scored %}
     if (i % 2 == 0) eight = score.read(4 * i);
-{% endif %}
-{% if operation.dropout %}
-    const uint2 dropped = c.dropped(step, i);
 {% endif %}
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
@@ -179,35 +178,28 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
 {% endif %}
 {% if operation.dropout %}
-      weights[i / 2][i % 2 * 2 + j / 2] = kept_pair(mark(low, dropped.x << j / 2), mark(high, dropped.y << j / 2));
+      weights[i / 2][i % 2 * 2 + j / 2] =
+          pair(is_dropped(words, 4 * i + j) ? 0 : low, is_dropped(words, 4 * i + j + 1) ? 0 : high);
 {% else %}
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
 {% endif %}
-{% if operation.dropout %}
-      x = mark(steepen(low, x), dropped.x << j / 2);
-      y = mark(steepen(high, y), dropped.y << j / 2);
-{% else %}
       x = steepen(low, x);
       y = steepen(high, y);
-{% endif %}
     }
   }
-{% if operation.dropout %}
-  release(c.shared.words_empty[step.parity]);
-{% endif %}
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left{{ ", marked" if operation.dropout }}.
+// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at) {
+                                              Position at{{ ", const Words& words" if operation.dropout }}) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
     CUTE_UNROLL
 {% if operation.dropout %}
-    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is marked
-      const float weight = weights[4 * i + j], less = fabsf(weight) * (j % 2 ? delta.y : delta.x);
-      dp[4 * i + j] = fmaf(fmaxf(weight, 0), dp[4 * i + j], -less);
+    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is dropped
+      const float weight = weights[4 * i + j], less = -weight * (j % 2 ? delta.y : delta.x);
+      dp[4 * i + j] = is_dropped(words, 4 * i + j) ? less : fmaf(weight, dp[4 * i + j], less);
     }
 {% else %}
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
@@ -253,7 +245,7 @@ __device__ __forceinline__ void meet() { cutlass::arch::NamedBarrier::sync(kCons
 
 {% include "attention_backward/gradients_" ~ gradients_part ~ ".cuh" %}
 
-__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work& work, int consumer) {
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, const Work{{ "" if operation.dropout else "&" }} work, int consumer) {
   const int part = kParts == 1 ? 0 : __shfl_sync(~0u, work.part, 0);  // tells the compiler that it is uniform
   const int box = kKvRows == kKvTile ? consumer : part, row = kQRows == kQTile ? 0 : consumer * kQRows;
   const int own = kKvRows == kKvTile ? box * kWgmmaM * kSpan / 16 : 0;

@@ -3,7 +3,8 @@
 __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared, const Work& work) {
   constexpr int kPatches = kQRows / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
-  const int row = threadIdx.x % 8, column = work.column / 16 + threadIdx.x % 32 / 8;
+  const int column = work.column / 16;
+  int turn = threadIdx.x / 32 - kFirstMaker;
   Ring<kWordStages> at{0, 1};
   CUTE_NO_UNROLL
   for (int i = rank(); i < p.sharing; i += kCluster) {
@@ -19,10 +20,10 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
       const int m = walk(p, work, n);
 {% endif %}
       shared.words_empty[at.stage].wait(at.phase);
-      make_words(shared.words[at.stage], dropout, head, [&](int i) {
-        const int consumer = i / kPatches, box = kKvRows == kKvTile ? consumer : work.part;
-        const int first = m * kQTile + (kQRows == kQTile ? 0 : consumer * kQRows) + i % kPatches * 16;
-        return make_uint2(first / 2 + row, column + box * (kWgmmaM / 16));
+      make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {
+        const int consumer = i / (kPatches * 4), box = kKvRows == kKvTile ? consumer : work.part;
+        const int first = m * (kQTile / 16) + (kQRows == kQTile ? 0 : consumer * kPatches);
+        return make_uint2(first + i % kPatches, column + box * (kWgmmaM / 16) + i / kPatches % 4);
       });
       release(shared.words_full[at.stage]);
       at.advance();
@@ -30,13 +31,10 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared,
   }
 }
 
-// A weight with the sign bit of a word: those that are dropped become negative, and 0 where 16-bit pairs are packed.
-__device__ __forceinline__ float mark(float weight, uint32_t word) {
-  return __uint_as_float(__float_as_uint(weight) | (word & 0x80000000u));
-}
+// Of 16 rows after the other, of which a thread has 8 weights.
+using Words = uint32_t[kQRows / 16];
 
-__device__ __forceinline__ uint32_t kept_pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.relu.{{ packed_type }}.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+// Whether accumulator i is of a weight that is dropped.
+__device__ __forceinline__ bool is_dropped(const Words& words, int i) {
+  return words[i / 8] >> (i / 4 % 2 * 16 + 5 - i % 2 * 4 - i / 2 % 2) & 1;
 }

@@ -22,11 +22,14 @@ struct Steps {
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
     multiply_scores(dp, c.v + c.own, c.staged_do(of_do));
-    weigh(c, weights, scores, step, at);
+{% if operation.dropout %}
+    Words words;
+{% endif %}
+    weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
-    differentiate(c, dp, scores, at);
+    differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
     await_ds(c, step);  // also keeps the arithmetic before it, under dv's products
     cute::warpgroup_wait<0>();
     fence(dv);

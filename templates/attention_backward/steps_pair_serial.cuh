@@ -19,13 +19,16 @@ struct Steps {
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
-    weigh(c, weights, scores, step, at);
+{% if operation.dropout %}
+    Words words;
+{% endif %}
+    weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
     write(c, own_p(c, step), weights);
     meet();
     multiply_gradient(dv, staged_p(c, step), c.staged_do(of_do) + c.columns<kQTile>(c.consumer));
     cute::warpgroup_wait<1>();  // dp is there; dv's products run on
     fence(dp);
-    differentiate(c, dp, scores, at);
+    differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
     pack(weights, dp);
     await_ds(c, step);
     write(c, c.own_ds(step), weights);

@@ -20,10 +20,13 @@ struct Steps {
     held.multiply(c, dp, c.staged_do(of_do));
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
-    weigh(c, weights, scores, step, at);
+{% if operation.dropout %}
+    Words words;
+{% endif %}
+    weigh(c, weights, scores, step, at{{ ", words" if operation.dropout }});
     cute::warpgroup_wait<0>();
     fence(dp);
-    differentiate(c, dp, scores, at);
+    differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);

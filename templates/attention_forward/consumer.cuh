@@ -144,11 +144,12 @@ struct Consumer {
 
   // Reads which weights of the next tile are dropped.
   __device__ __forceinline__ void take(Words& words) {
-    const int lane = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 32 / 4;
+    const int lane = threadIdx.x % 32, patches = (index * 4 + threadIdx.x / 32 % 4) * (kKvTile / 16);
+    const auto* own = reinterpret_cast<const uint32_t(*)[8]>(shared.words[at_words.stage] + patches);
     shared.words_full[at_words.stage].wait(at_words.phase);
     CUTE_UNROLL
     for (int i = 0; i < kKvTile / 16; ++i)
-      words[i] = shared.words[at_words.stage][index * (kKvTile / 16) + i][lane] << column;
+      words[i] = own[i][lane / 8 * 2 + lane % 4 / 2] << (lane / 4 % 2 * 4 + lane % 2 * 2);
     release(shared.words_empty[at_words.stage]);
     at_words.advance();
   }

@@ -4,11 +4,12 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
   constexpr int kPatches = kKvTile / 16;
   const Dropout dropout(p, shared.dropout[threadIdx.x / 32 - kFirstMaker]);
   Ring<kWordStages> at{0, 1};
+  int turn = threadIdx.x / 32 - kFirstMaker;
   for (Ring<kQStages> q{0, 0};; q.advance()) {
     shared.q_full[q.stage][0].wait(q.phase);
     const Work& work = shared.work[q.stage][0];
     const int more = work.more, begin = work.begin, end = work.end + work.skipped;
-    const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * {{ heads }} + work.head, rows = work.row / 2 + threadIdx.x % 32;
+    const uint32_t head = work.sequence.{{ "number" if operation.lengths == "packed" else "batch" }} * {{ heads }} + work.head, rows = work.row / 16;
 {% if operation.blocks %}
     const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;
 {% endif %}
@@ -20,8 +21,8 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
       const int tile = listed[n];
 {% endif %}
       shared.words_empty[at.stage].wait(at.phase);
-      make_words(shared.words[at.stage], dropout, head, [&](int i) {
-        return make_uint2(rows + i / kPatches * (kWgmmaM / 2), {{ "tile" if operation.blocks else "n" }} * kPatches + i % kPatches);
+      make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {
+        return make_uint2(rows + i / kPatches, {{ "tile" if operation.blocks else "n" }} * kPatches + i % kPatches);
       });
       release(shared.words_full[at.stage]);
       at.advance();
@@ -29,7 +30,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
   }
 }
 
-// Of 16 columns after the other, of which a thread has 8 weights.
+// Of 16 columns after the other, of which a thread has 8 weights by the sign bits of bytes, and the bits below.
 using Words = uint32_t[kKvTile / 16];
 
 // Makes 0 of the weights that are dropped: pairs of them side by side, by the sign bits of two bytes of a word.

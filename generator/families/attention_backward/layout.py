@@ -23,9 +23,9 @@ from warploom.generator.wgmma import WGMMA_M
 # What setmaxnreg shares out, by consumers: (producer, consumer). For one nothing is; it could have
 # 255, but of those with overlap that are expected to need 244 ptxas serialises some.
 REGISTERS = {1: (0, 240), 2: (24, 240)}
-# Where warps of the producer's make random words, which takes most of what it has.
-REGISTERS_DROPOUT = {1: (0, 240), 2: (56, 224)}
-REGISTERS_DROPOUT_LISTED = {1: (0, 240), 2: (72, 216)}  # where they read lists as well
+# Where warps of the producer's make random words.
+REGISTERS_DROPOUT = {1: (0, 240), 2: (40, 232)}
+REGISTERS_DROPOUT_LISTED = {1: (0, 240), 2: (56, 224)}  # where they read lists as well
 # Without overlap, (dim, q_tile, softcap, accumulate) that ptxas spills although there is room: of
 # all kernels of q_tile 80 and more, compiled, these alone.
 SPILLED = {
@@ -50,12 +50,14 @@ ROWS_HIDES_REGISTERS = 12  # of a pair with overlap that shares rows
 ALIBI_SOFTCAP_REGISTERS = 16
 # Of all that changes scores, which is not live at once, nor with all that a softcap takes.
 MOST_SCORES_REGISTERS = 56
-DROPOUT_REGISTERS, DROPOUT_OVERLAP_REGISTERS, DROPOUT_PARTS_REGISTERS = 8, 8, 12
+DROPOUT_REGISTERS, DROPOUT_OVERLAP_REGISTERS, DROPOUT_PARTS_REGISTERS = 16, 8, 12
 # Without overlap: words, too, are not live with the rest; but where dq is added at once, or rows
 # are shared, a softcap takes more beside what hides.
 MOST_DROPOUT_SCORES_REGISTERS = 20
 DROPOUT_SOFTCAP_REGISTERS = {"direct": 16, "bulk": 8}
-DROPOUT_CLUSTER_REGISTERS, DROPOUT_MASK_REGISTERS, DROPOUT_TALL_REGISTERS = 8, 8, 8
+DROPOUT_CLUSTER_REGISTERS, DROPOUT_MASK_REGISTERS, DROPOUT_TALL_REGISTERS = 8, 8, 12
+DROPOUT_BIAS_REGISTERS = 16  # of 96 rows
+DROPOUT_ROWS_SOFTCAP_REGISTERS = 8  # of a pair with overlap that shares rows
 DROPOUT_LISTED_REGISTERS = 8  # where rows of a pair do not leave room
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
@@ -214,7 +216,10 @@ def _registers(
             operation.mask == "causal" and schedule.accumulate == "bulk"
         )
         beside += masked * DROPOUT_MASK_REGISTERS
-        beside += (q_rows > 96) * DROPOUT_TALL_REGISTERS
+        beside += (q_rows > 96) * (1 + operation.hides) * DROPOUT_TALL_REGISTERS
+        beside += (q_rows == 96 and operation.bias != "none") * DROPOUT_BIAS_REGISTERS
+        capped = schedule.overlap and schedule.share == "rows" and operation.softcap
+        beside += capped * DROPOUT_ROWS_SOFTCAP_REGISTERS
         walking = operation.blocks and (schedule.overlap or schedule.share == "columns")
         beside += walking * DROPOUT_LISTED_REGISTERS
     changing = _score_registers(operation)

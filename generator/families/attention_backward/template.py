@@ -55,9 +55,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "staged": operation.staged,
         "leans": False,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        # Warps that make the words of dropout, beside those that add dq; a thread's at a time.
+        # Warps that make the words of dropout, beside those that add dq.
         "makers": 1 if schedule.accumulate == "bulk" else 3,
-        "words_together": 2,
         # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
         "divides_gradients": operation.dropout and not operation.bias_gradient,
         "divides_weights": operation.dropout and operation.bias_gradient,

@@ -29,7 +29,7 @@ from warploom.generator.wgmma import WGMMA_M
 REGISTERS = {1: (0, 255), 2: (24, 240), 3: (32, 160)}
 # Where the producer has more to reckon: which sequence, two bounds, or which tile is next.
 REGISTERS_WIDE = {**REGISTERS, 2: (40, 232)}
-# Where warps of the producer's make random words, which takes most of what it has.
+# Where warps of the producer's make random words.
 REGISTERS_DROPOUT = {**REGISTERS, 2: (56, 224), 3: (56, 152)}
 # Where they read lists as well; three warpgroups walk none.
 REGISTERS_DROPOUT_LISTED = {1: (0, 255), 2: (72, 216)}
@@ -43,9 +43,10 @@ MOST_SCORES_REGISTERS = 56  # of all that changes scores: they are not live at o
 # Found by compiling: of tiles beyond 128 columns, a mask beside 32 bits, sinks beside both others.
 PACKED_LONG_REGISTERS, WIDE_MASKED_REGISTERS, SINKS_SCORES_REGISTERS = 12, 12, 36
 DROPOUT_SERIAL_REGISTERS = 40  # without overlap
+DROPOUT_HIDES_REGISTERS = 4  # where any score may be left out
 # Of tiles beyond 112 columns, beside 32 bits, or a mask and one thing more; beyond 96 beside 32
-# bits and one thing more, where packed lengths and a mask take the other, too.
-DROPOUT_STAGED_REGISTERS, DROPOUT_WIDE_PACKED_REGISTERS = 24, 8
+# bits and one thing more, where a mask takes the other, too.
+DROPOUT_STAGED_REGISTERS, DROPOUT_WIDE_MASKED_REGISTERS = 24, 8
 
 BARRIERS_AND_WORK_BYTES = 1024
 WARPS = 4  # of a warpgroup
@@ -144,6 +145,7 @@ def _score_registers(operation: AttentionOperation, schedule: AttentionSchedule)
         beside += (columns > 112 and sinks) * SINKS_SCORES_REGISTERS
     if operation.dropout:
         beside += _dropout_registers(operation, columns)
+        beside += operation.hides * DROPOUT_HIDES_REGISTERS
     registers = (
         (ALIBI_REGISTERS if operation.alibi else 0)
         + {"none": 0, "fp32": WIDE_BIAS_REGISTERS}.get(operation.bias, BIAS_REGISTERS)
@@ -160,6 +162,5 @@ def _dropout_registers(operation: AttentionOperation, columns: int) -> int:
     if operation.bias == "none" and (alone or not masked):
         return 0
     if wide and (masked or not alone):
-        packed = masked and operation.lengths == "packed"
-        return (columns > 96) * (DROPOUT_STAGED_REGISTERS + packed * DROPOUT_WIDE_PACKED_REGISTERS)
+        return (columns > 96) * (DROPOUT_STAGED_REGISTERS + masked * DROPOUT_WIDE_MASKED_REGISTERS)
     return (columns > 112 and (masked or wide)) * DROPOUT_STAGED_REGISTERS

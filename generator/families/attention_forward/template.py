@@ -31,9 +31,8 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
         "leans": operation.alibi and not operation.hides,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
-        # Warps that make the words of dropout, and how many words a thread makes at a time.
+        # Warps that make the words of dropout.
         "makers": 3,
-        "words_together": 2,
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         # The output of a wide head takes long to rescale: it is done under the product of scores.

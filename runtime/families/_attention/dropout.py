@@ -5,6 +5,7 @@ Kernels of both passes, the reference and `dropout_mask` agree bit by bit, whate
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS
 _LOW = (1 << 32) - 1
 _FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-_ODD = 0x9E3779B1
 _ROUNDS = 7  # the fewest with which Philox4x32 passes BigCrush (Salmon et al., 2011)
+_MULTIPLIER = 0xF9B25D65  # for 2^64, with an odd addend (Steele and Vigna, 2022)
+_BITS, _SHARED_BITS = 8, 2  # of a weight's number; of these, those that four words share
 
 
 def keep_of(dropout_p: float) -> float:
@@ -104,30 +106,56 @@ class Dropout:
                 (self.column, slice(0, seq_k)),
             )
         )
-        of_row, of_column = row // 16 * 8 + row % 8, column // 16
-        first_row, first_column = int(self.row + rows.start) // 16 * 8, self.column // 16
+        patch_row, patch_column = row // 16, column // 16
+        first_row, first_column = (self.row + rows.start) // 16, self.column // 16
+        down = torch.arange(first_row, (self.row + rows.stop - 1) // 16 + 1, device=device)
         across = torch.arange(first_column, (self.column + seq_k - 1) // 16 + 1, device=device)
-        down = torch.arange(first_row, (self.row + rows.stop - 1) // 16 * 8 + 8, device=device)
         all_head = (batch[:, None] * self.heads + head)[..., None, None]
         words = self._words(all_head, down[:, None], across)
-        words = words[:, :, (of_row - first_row)[:, None], of_column - first_column]
-        bit = column % 2 * 8 + 7 - column // 8 % 2 - column % 8 // 2 * 2
-        return (words >> bit + (row // 8 % 2 * 16)[:, None] & 1) == 0
+        words = words[
+            row[:, None] % 8 // 2 * 2 + column % 8 // 4,
+            ...,
+            (patch_row - first_row)[:, None],
+            patch_column - first_column,
+        ].permute(2, 3, 0, 1)
+        of_row = row // 8 % 2 * 16 - row % 2 * 4
+        of_column = column % 2 * 8 - column // 2 % 2 * 2 - column // 8 % 2
+        return (words >> of_row[:, None] + of_column + 7 & 1) == 0
 
     def _words(self, head: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        """Words that tell of 16 columns of rows 16 (row / 8) + row % 8 and 8 below what is dropped.
+        """The 8 words of patches of 16 rows and 16 columns: int64 [8, ...], 1 where one is dropped.
 
-        Numbers of 8 bits are held against the threshold rounded down or up, as that of a word says.
+        Numbers of 8 bits are held against the threshold rounded down or up, as a number of four
+        words says; the lowest bits are of four words, too.
         """
-        threshold, share = divmod(round(self.keep * STEPS), 1 << 8)
+        threshold, share = divmod(round(self.keep * STEPS), 1 << _BITS)
         key = [self.state[0] & _LOW, self.state[0] >> 32 & _LOW]
         low, high = self.state[1] & _LOW, self.state[1] >> 32 & _LOW
-        first, second = (_philox((row * 2 + i, column, head ^ high, low), key) for i in range(2))
-        number = first[0] * _ODD + first[1] & _LOW
-        dropped = torch.where(number < share << 24, 0, _LOW)
-        for bit, one in enumerate((*first, *second)):
-            dropped = one & dropped if threshold >> bit & 1 else one | dropped
-        return dropped
+        seeds = torch.broadcast_tensors(*_philox((row, column, head ^ high, low), key))
+        words = []
+        for first in (0, 2):
+            draw = _congruential(seeds[first + 1] << 32 | seeds[first])
+            shared = torch.where(next(draw) < share << 32 - _BITS, 0, _LOW)
+            for bit in range(_SHARED_BITS):
+                shared = _compare(shared, next(draw), threshold >> bit & 1)
+            for _ in range(4):
+                word = shared
+                for bit in range(_SHARED_BITS, _BITS):
+                    word = _compare(word, next(draw), threshold >> bit & 1)
+                words.append(word)
+        return torch.stack(words)
+
+
+def _compare(dropped: torch.Tensor, one: torch.Tensor, bit: int) -> torch.Tensor:
+    """Which numbers are at least the threshold, by those of the bits below, and one bit more."""
+    return one & dropped if bit else one | dropped
+
+
+def _congruential(state: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The upper halves of the states that follow, modulo 2^64: int64 wraps."""
+    while True:
+        state = state * _MULTIPLIER + 1
+        yield state >> 32 & _LOW
 
 
 def _philox(counter: tuple[torch.Tensor, ...], key: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -134,24 +134,59 @@ def test_the_mask_is_a_function_of_the_place_alone() -> None:
     assert float(correlation.abs().max()) < 5 / math.sqrt(70 * 90)
 
 
-@pytest.mark.parametrize("p", [0.05, 0.1, 1 / 3, 0.5, 0.999, 1 - 2.0**-9, 1 - 3 * 2.0**-16])
+@pytest.mark.parametrize(
+    "p", [2.0**-16, 0.05, 0.1, 1 / 3, 0.5, 0.999, 1 - 2.0**-9, 1 - 3 * 2.0**-16, 1 - 2.0**-16]
+)
 def test_so_many_are_kept_as_said(p: float) -> None:
-    kept = warploom.dropout_mask(state(7), p, 2, 8, 256, 256).double()
+    kept = warploom.dropout_mask(state(7), p, 2, 8, 512, 512).double()
     keep = keep_of(p)
     assert abs(keep - (1 - p)) <= 2.0**-17
     deviation = math.sqrt(keep * (1 - keep) / kept.numel())
     assert abs(float(kept.mean()) - keep) < 4 * deviation
 
 
-def test_weights_of_a_word_correlate_no_more_than_rounding_asks_for() -> None:
-    # Of 2^-9 each is kept where its 8 bits are 0 and its word rounds up, as half of them do: two of
-    # a word both are with 2^-17, where 2^-18 would be without the word's number.
-    kept = warploom.dropout_mask(state(3), 1 - 2.0**-9, 1, 16, 512, 512)
-    of_words = kept.reshape(16, 32, 2, 8, 32, 16).sum((2, 5))
-    pairs, expected = int((of_words * (of_words - 1) // 2).sum()), of_words.numel() * 496 * 2.0**-17
-    assert abs(pairs - expected) < 6 * math.sqrt(expected)
-    apart = int((kept & kept.roll(16, -1)).sum())
-    assert abs(apart - kept.numel() * 2.0**-18) < 6 * math.sqrt(kept.numel() * 2.0**-18)
+def pairs(kept: torch.Tensor, *apart: int) -> int:
+    """How many pairs are kept of those that differ in these dimensions alone."""
+    together = kept.long().sum(apart)
+    return int((together * (together - 1) // 2).sum())
+
+
+def test_weights_that_share_bits_correlate_as_said_and_others_do_not() -> None:
+    # Of 2^-9 each is kept where its 8 bits are 0 and what rounds rounds up, as it does half of the
+    # time. Two are with 2^-18 where all of that is their own, with 2^-17 where they share what
+    # rounds, and with 2^-15 where they share the two lowest bits, too.
+    kept = warploom.dropout_mask(state(3), 1 - 2.0**-9, 1, 16, 1024, 1024)
+    # [head, row of patches, 8 rows, which 4 of them, 2 of these, row, column of patches, 8 columns,
+    # which 4 of them, column]
+    places = kept.reshape(16, 64, 2, 2, 2, 2, 64, 2, 2, 4)
+    of_four, of_all = pairs(places, 4, 8), pairs(places, 2, 4, 5, 7, 8, 9)
+    groups = 16 * 64 * 64 * 2
+    for found, expected in (
+        (of_four, groups * 32 * 6 * 2.0**-15),
+        (of_all - of_four, groups * (128 * 127 // 2 - 32 * 6) * 2.0**-17),
+    ):
+        assert abs(found - expected) < 6 * math.sqrt(expected)
+    rows, columns = kept.roll(4, -2), kept.roll(16, -1)
+    for other in (rows, columns, kept.roll(16, -2), kept.roll((16, 16), (-2, -1)), kept.roll(1, 1)):
+        expected = kept.numel() * 2.0**-18
+        assert abs(int((kept & other).sum()) - expected) < 6 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_no_two_weights_of_a_patch_tell_of_each_other(p: float) -> None:
+    # A bit that two words share by mistake would be seen, and so would planes of one word.
+    kept = warploom.dropout_mask(state(5), p, 1, 16, 1024, 1024)
+    patches = kept.reshape(16, 64, 16, 64, 16).permute(2, 4, 0, 1, 3).flatten(2).flatten(0, 1)
+    correlation = torch.corrcoef(patches.float()) - torch.eye(256)
+    assert float(correlation.abs().max()) < 6 / math.sqrt(patches.shape[1])
+
+
+@pytest.mark.parametrize("p", [0.1, 1 / 3])
+def test_sums_of_rows_and_of_columns_vary_as_those_of_independent_weights(p: float) -> None:
+    kept = warploom.dropout_mask(state(11), p, 2, 8, 512, 512).double()
+    variance = keep_of(p) * (1 - keep_of(p)) * 512
+    for sums in (kept.sum(-1), kept.sum(-2)):
+        assert abs(float(sums.var()) / variance - 1) < 6 * math.sqrt(2 / sums.numel())
 
 
 def test_more_are_kept_of_the_same_where_fewer_are_dropped() -> None:

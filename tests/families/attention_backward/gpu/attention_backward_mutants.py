@@ -70,7 +70,7 @@ PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
 HIDE = ")) x = __uint_as_float(kHidden);\n"
 HEAD = "    const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;\n"
 AWAIT_WORDS = "      shared.words_empty[at.stage].wait(at.phase);\n"
-READ_WORDS = "  c.shared.words_full[step.parity].wait(step.half_parity);\n"
+READ_WORDS = "    shared.words_full[step.parity].wait(step.half_parity);\n"
 
 MUTANTS = {
     "dq is multiplied before the other warpgroup has written its part of ds": Mutant(
