@@ -21,9 +21,13 @@ over_kernels = pytest.mark.parametrize("kernel", BACKWARD, ids=cases.short)
 def test_gradients_come_from_the_scores_that_count(kernel: KernelSpec, mask: str) -> None:
     for index, shape in enumerate(EXTENTS.values()):
         block_mask = MASKS[mask](shape)
-        arena.verify(
-            arena.make(kernel, shape, turned=index % 2 == 1, dlse=index == 1, block_mask=block_mask)
+        made = arena.make(
+            kernel, shape, turned=index % 2 == 1, dlse=index == 1, block_mask=block_mask
         )
+        # Where a row attends to one column, out is v over the probability of dropout, rounded: the
+        # plain expression has differences of equal numbers there, and the bound alone is for that.
+        dropout = kernel.operation.dropout  # type: ignore[attr-defined]
+        arena.verify(made, beside_plain=not dropout)
 
 
 @over_kernels
