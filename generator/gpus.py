@@ -48,6 +48,7 @@ KINDS: dict[str, GpuKind] = {
             132,
             flops={16: 989.4e12, 8: 1978.9e12},  # data sheet, SXM
             bytes_per_second=3.35e12,  # data sheet, SXM
+            at_a_time={1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15},  # of one
         ),
     )
 }

@@ -60,7 +60,7 @@ def test_clusters_are_those_of_the_kind_and_of_a_part_of_it_in_proportion(other:
     assert DeviceLimits(1, other.name).clusters(4) == 1
 
 
-@pytest.mark.parametrize("name", ["", "NVIDIA H300", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("name", ["", "NVIDIA H300"])
 def test_a_kind_that_nobody_asked_for_its_clusters_has_the_defaults_in_proportion(
     name: str,
 ) -> None:
