@@ -133,6 +133,10 @@ class Family:
         """The name of a cell in a table."""
         return str(cell["name"])
 
+    def further(self, cell: CellJson) -> Mapping[str, str]:
+        """Columns of a table that its cells have beside those of every family."""
+        return {}
+
     def panel(self, problem: Problem) -> tuple[str, str] | None:
         """Where rates over `at` are drawn, by row and column; None of all: ratios are, as a map."""
         return None

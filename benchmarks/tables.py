@@ -64,18 +64,22 @@ def of_cells(cells: Sequence[CellJson]) -> Table:
     names = ["warploom", *measured_peers(cells)]
     decided = ["kernel by"] if any("decision" in cell["problem"] for cell in cells) else []
     times = [f"{peer(name)} us" for name in names]
-    columns = ["cell", "floor us", *times, "Warploom TFLOP/s", RATIO, "verdict", *decided]
+    further = list(dict.fromkeys(name for cell in cells for name in family_of(cell).further(cell)))
+    rates = ["Warploom TFLOP/s", *further]
+    columns = ["cell", "floor us", *times, *rates, RATIO, "verdict", *decided]
     ordered = sorted(cells, key=size)
-    return columns, [_row(cell, names)[: len(columns)] for cell in ordered]
+    return columns, [_row(cell, names, further)[: len(columns)] for cell in ordered]
 
 
-def _row(cell: CellJson, names: Sequence[str]) -> tuple[str, ...]:
+def _row(cell: CellJson, names: Sequence[str], further: Sequence[str]) -> tuple[str, ...]:
     found = {entry["contender"]: entry for entry in cell["entries"]}
+    own = family_of(cell).further(cell)
     return (
         family_of(cell).label(cell),
         _floor(cell),
         *(_microseconds(found.get(name)) for name in names),
         _rate(cell),
+        *(own.get(name, "-") for name in further),
         "-" if cell["ratio"] is None else f"{cell['ratio']:.3f}",
         cell["verdict"] + (", noisy" if cell["problem"].get("noisy") else ""),
         _decision(cell),

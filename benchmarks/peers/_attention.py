@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.families import Asked, Case, Family, Problem
+from benchmarks.families import Asked, Case, CellJson, Family, Problem
 from benchmarks.peers._attention_drawn import attentions
 from benchmarks.peers._attention_problem import Attention
+from benchmarks.peers._options_problem import KINDS, WITHOUT
 from benchmarks.protocol import Contender, Floor, rotated
 from warploom.generator.configurations import cells
 from warploom.runtime.alone import alone
@@ -205,7 +206,11 @@ PEERS = {
     "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
 }
-ABSENCES = {"one causal mask and one length only": "torch has no windows and no packed sequences"}
+ABSENCES = {
+    "one causal mask and one length only": "torch has no windows and no packed sequences",
+    "No available kernel": "torch has no kernel of it for that",
+    "does not support alibi": "torch has it without ALiBi",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,30 +236,49 @@ class Pass(Family):
             mask = f"window of {problem['window'] + 1}"
         heads, kv_heads = problem["heads"], problem["kv_heads"]
         groups = f", {heads} query heads on {kv_heads}" if heads != kv_heads else ""
-        return f"{dim}, {mask}{groups}"
+        option = KINDS.get(problem.get("option", ""))
+        if option and option.listed == "blocks":
+            return f"{dim}, {option.words}{groups}"
+        return f"{dim}, {mask}{groups}" + (f", {option.words}" if option else "")
 
     def size(self, problem: Problem) -> tuple[int, ...]:
-        """By heads, mask and length."""
+        """By option, heads, mask and length."""
+        option = [*KINDS].index(problem["option"]) if problem.get("option") else 0
         windowed = problem["window"] is not None
         shared = problem["heads"] != problem["kv_heads"]
-        return shared, problem["dim"], windowed, problem["causal"], problem["seq"], problem["batch"]
+        mask = windowed, problem["causal"]
+        return option, shared, problem["dim"], *mask, problem["seq"], problem["batch"]
 
     def flops(self, problem: Problem) -> float | None:
         """What the cell says."""
         return float(problem["flops"])
 
     def division(self, problem: Problem) -> str:
-        """The head dimension and what is unusual."""
+        """The option, or the head dimension and what is unusual."""
+        if problem.get("option"):
+            return KINDS[problem["option"]].division
         if problem["lengths"]:
             return "packed sequences"
         shared = ", grouped queries" if problem["heads"] != problem["kv_heads"] else ""
         window = "" if problem["window"] is None else ", window"
         return f"head dimension {problem['dim']}{window}{shared}"
 
+    def further(self, cell: CellJson) -> Mapping[str, str]:
+        """Of a cell with an option: TFLOP/s as a share of what it is without."""
+        found = {one["contender"]: one["seconds"] for one in cell["entries"]}
+        work, ours, without = cell["problem"], cell["entries"][0]["seconds"], found.get(WITHOUT)
+        if not (ours and without):
+            return {}
+        share = work["flops"] * without / (ours * work["flops_without"])
+        return {"of the rate without": f"{share:.2f}"}
+
     def panel(self, problem: Problem) -> tuple[str, str] | None:
-        """By mask and head dimension: one length, as many heads of k and v as of q, no window."""
+        """By mask and head dimension: one length, as many heads of k and v as of q, no window.
+
+        Cells of options have none.
+        """
         alone = problem["heads"] == problem["kv_heads"] and not problem["lengths"]
-        if not alone or problem["window"] is not None:
+        if not alone or problem["window"] is not None or problem.get("option"):
             return None
         mask = "causal" if problem["causal"] else "no mask"
         return mask, f"head dimension {problem['dim']}"

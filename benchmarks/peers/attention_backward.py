@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks.families import Asked, Case, Group
-from benchmarks.peers import _autograd
+from benchmarks.peers import _autograd, _options
 from benchmarks.peers._attention import (
     ABSENCES,
     BESIDE_DRAWN,
@@ -83,7 +83,7 @@ def trained(problem: Attention, asked: Asked) -> list[Contender]:
 
 
 def _peers(asked: Asked) -> list[tuple[str, str]]:
-    return [pair for pair in FAMILY.peers.items() if not asked.peers or pair[0] in asked.peers]
+    return [pair for pair in PEERS.items() if not asked.peers or pair[0] in asked.peers]
 
 
 def _groups() -> Iterator[tuple[str, Group]]:
@@ -101,6 +101,8 @@ def _groups() -> Iterator[tuple[str, Group]]:
     yield "drawn", Group(f"{{kind}}, {DRAWN}", made)
     title = "Attention forward and backward, bf16, by autograd, host time included"
     yield "autograd", Group(title, autograd)
+    title = f"Attention forward and backward, bf16, {_options.TITLE}"
+    yield "options", Group(title, partial(_options.cases, both=True))
 
 
 FAMILY = Pass(
@@ -113,5 +115,5 @@ FAMILY = Pass(
         "Deterministic backward not supported for hdim 256": "not for head dimension 256",
     },
     groups=dict(_groups()),
-    peers=PEERS,
+    peers={**PEERS, **_options.NAMES},
 )

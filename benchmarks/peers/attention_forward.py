@@ -11,6 +11,7 @@ import torch
 
 import warploom
 from benchmarks.families import Asked, Case, Group
+from benchmarks.peers import _options
 from benchmarks.peers._attention import (
     ABSENCES,
     BESIDE_DRAWN,
@@ -29,6 +30,7 @@ from benchmarks.peers._attention import (
 from benchmarks.peers._attention import drawn as drawn_cases
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._flash import cudnn, flash2, flash3, flash4, refusing
+from benchmarks.peers._options_problem import WITHOUT
 from benchmarks.peers._triton import compiled
 from benchmarks.protocol import Contender, Floor
 from warploom.generator.families.attention_forward import AttentionOperation
@@ -169,13 +171,15 @@ def error_share(problem: Attention, out: torch.Tensor, wanted: Expected) -> floa
 FAMILY = Pass(
     name="attention_forward",
     kinds={kind: f"Attention forward, {kind}" for kind in ("bf16", "fp16")},
-    peers={**PEERS, "triton": "Triton"},
+    peers={**PEERS, "triton": "Triton", **_options.NAMES},
     groups={
         **{
             name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")
             for name in GROUPS
         },
         "drawn": Group(f"{{kind}}, {DRAWN}", partial(drawn_cases, "forward", 2, contenders)),
+        "options": Group(f"{{kind}}, {_options.TITLE}", partial(_options.cases, both=False)),
     },
+    called={WITHOUT: "Warploom without"},
     absences=ABSENCES,
 )
