@@ -18,7 +18,7 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
     CUTE_NO_UNROLL
     for (int n = end - 1; n >= begin; --n) {
 {% if operation.blocks %}
-      const int tile = listed[n];
+      const int tile = listed[end - 1 - n];
 {% endif %}
       shared.words_empty[at.stage].wait(at.phase);
       make_words(shared.words[at.stage], dropout, head, turn, [&](int i) {

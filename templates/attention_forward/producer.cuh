@@ -1,28 +1,12 @@
 // ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
 // The tile called `index`, in the order in which tiles are worked off:
-{{- " by sections of heads whose k and v fit L2" if bounds_right or operation.blocks else " head by head." }}
-{% if operation.blocks %}
-// together; within one the longest lists of all its heads, then the next: lists lie in this order.
-{% elif bounds_right %}
+{{- " by sections of heads whose k and v fit L2" if bounds_right else " head by head." }}
+{% if bounds_right %}
 // together; within one the longest tiles of all its heads, then the next.
 {% endif %}
 __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
   const int heads = min(p.section, p.all_heads - section * p.section);
-{% if operation.blocks %}
-  const int all_head = section * p.section + offset % heads;
-  const int batch = all_head / p.heads, head = all_head - batch * p.heads;
-  const int list = batch * p.list_batch + head * p.list_head + offset / heads;
-  const int4 found = p.lists[list];
-  return {1, found.w * kQTile, head, {batch}, 0, found.x, 0, found.y, 0, list, found.z};
-}
-
-// The share of one warpgroup, whose rows begin at `row`: it works on all that is listed.
-__device__ __forceinline__ Work share(const Parameters&, Work work, int row) {
-  work.row = row;
-  return work;
-}
-{% else %}
   const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
   const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
@@ -47,7 +31,6 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   }
   return work;
 }
-{% endif %}
 
 __device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
                                      uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
@@ -64,14 +47,10 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const Work work = locate(p, index);
     if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
     const int head = work.head / p.sharing;
-{% if operation.blocks %}
-    const int* const listed = p.listed + int64_t(work.list) * p.list_tiles;
-    int of_v = work.end > work.begin ? listed[work.end - 1] : 0;  // the tile whose v is loaded next
-{% endif %}
     // In the order of use: the scores of a tile are multiplied before the output of the tile before.
     if (work.end > work.begin)
       load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
-           shared.k[position.stage], work.sequence, {{ "of_v" if operation.blocks else "work.end - 1" }}, head);
+           shared.k[position.stage], work.sequence, work.end - 1, head);
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const int row = work.row + consumer * kWgmmaM;
@@ -86,17 +65,11 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.end - 1; n >= work.begin; --n) {
       const Position before = position;
       position.advance();
-{% if operation.blocks %}
-      const int of_k = n > work.begin ? listed[n - 1] : 0;
-{% endif %}
       if (n > work.begin)
         load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
-             shared.k[position.stage], work.sequence, {{ "of_k" if operation.blocks else "n - 1" }}, head);
+             shared.k[position.stage], work.sequence, n - 1, head);
       load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
-           shared.v[before.stage], work.sequence, {{ "of_v" if operation.blocks else "n" }}, head);
-{% if operation.blocks %}
-      of_v = of_k;
-{% endif %}
+           shared.v[before.stage], work.sequence, n, head);
     }
     q.advance();
   }

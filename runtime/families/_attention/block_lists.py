@@ -51,8 +51,9 @@ _known: Any = WeakTensorKeyDictionary()  # by `places`
 
 
 def of_rows(mask: BlockMask, tile: tuple[int, int]) -> Lists:
-    """For each tile of rows, the tiles of columns: whole ones first, then those with masks.
+    """For each tile of rows, the tiles of columns: those with masks, then whole ones.
 
+    Both lie from right to left, which is the order of the walk, but masks from left to right.
     The tiles of rows that most is listed for come first, so that no long list begins last.
 
     lists   int32 [batch, heads, q tiles, 4]: how many, how many whole, first mask, which tile
@@ -97,7 +98,7 @@ def _kept(mask: BlockMask, key: Key) -> Lists:
 def _of_rows(mask: BlockMask, q_tile: int, kv_tile: int) -> Lists:
     some, whole = _tiles(mask, q_tile, kv_tile)
     numbers = torch.arange(some.shape[-1], device=some.device)
-    order = torch.where(whole, 0, torch.where(some, 1, 2)) * some.shape[-1] + numbers
+    order = torch.where(whole, 1, torch.where(some, 0, 2)) * some.shape[-1] - numbers
     masked = some & ~whole
     of_list = masked.sum(-1)
     first = of_list.flatten().cumsum(0).reshape(of_list.shape) - of_list

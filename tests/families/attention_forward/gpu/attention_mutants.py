@@ -168,6 +168,12 @@ MUTANTS = {
         kernel=blocks.FORWARD[0],
         mask="shared lists of 64",
     ),
+    "a piece of work begins with the first k of the piece before": Mutant(
+        wrong=(("position, next.first,", "position, now.first,"),),
+        shape=SEVERAL_TILES,
+        kernel=blocks.FORWARD[0],
+        mask="lists",
+    ),
     "a score is hidden by the mask of the column beside it": Mutant(
         wrong=(("score.hides(j, ", "score.hides(j ^ 1, "),),
         shape=SEVERAL_TILES,

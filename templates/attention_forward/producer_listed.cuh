@@ -1,0 +1,88 @@
+// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
+// A piece of work, known before its turn: what its list says is read under the last loads of the piece before.
+struct Listed {
+  int4 header;  // how many tiles, how many whole, the first mask, which tile of rows
+  int list, all_head, first;  // the list's number; the head's, of all batches; the tile that is walked first
+
+  // Takes the next piece if there is one, in the order in which they are worked off: by sections of heads whose k and v
+  // fit L2 together; within one the longest lists of all its heads, then the next: lists lie in this order.
+  __device__ __forceinline__ bool take(const Parameters& p, Tiles& tiles) {
+    int index;
+    if (!tiles.next(p, index)) return false;
+    const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
+    const int heads = min(p.section, p.all_heads - section * p.section);
+    all_head = section * p.section + offset % heads;
+    const int batch = all_head / p.heads;
+    list = batch * p.list_batch + (all_head - batch * p.heads) * p.list_head + offset / heads;
+    header = p.lists[list];
+    first = p.listed[int64_t(list) * p.list_tiles];
+    return true;
+  }
+};
+
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
+                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
+  empty.wait(phase);
+  full.arrive_and_expect_tx(kStageBytes);
+  Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
+}
+
+// Loads the k of a tile that is listed.
+__device__ __forceinline__ void load_k(const Parameters& p, SharedStorage& shared, Position at, int n, int batch,
+                                       int head) {
+  load(p.k_map, shared.k_full[at.stage], shared.k_empty[at.stage], at.phase, shared.k[at.stage], {batch}, n, head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
+  Tiles tiles(p);
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Ring<kQStages> q{0, 1};
+  Listed next;
+  bool more = next.take(p, tiles), ahead = false;  // whether the first k is on its way already
+  while (more) {
+    const Listed now = next;
+    const int batch = now.all_head / p.heads, q_head = now.all_head - batch * p.heads, head = q_head / p.sharing;
+    const int count = now.header.x;
+    const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
+    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    if (count > 0 && !ahead) load_k(p, shared, position, now.first, batch, head);
+    CUTE_NO_UNROLL
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      const int row = now.header.w * kQTile + consumer * kWgmmaM;
+      FullBarrier& full = shared.q_full[q.stage][consumer];
+      shared.q_empty[q.stage][consumer].wait(q.phase);
+      shared.work[q.stage][consumer] = {1, row, q_head, {batch}, 0, count, 0, now.header.y, 0, now.list, now.header.z};
+      full.arrive_and_expect_tx(kQBytes);  // releases the work too
+      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
+                          Sequence{batch}.rows_at<kWgmmaM>(row), q_head);
+    }
+    if (count == 0) more = next.take(p, tiles);
+    ahead = false;
+    int of_v = now.first;
+    CUTE_NO_UNROLL
+    for (int n = 1; n <= count; ++n) {
+      const Position before = position;
+      position.advance();
+      if (n == max(1, count - 1)) more = next.take(p, tiles);  // not earlier: others may come to it first
+      int of_k = 0;
+      if (n < count) {
+        of_k = listed[n];
+        load_k(p, shared, position, of_k, batch, head);
+      } else if (more && next.header.x > 0) {  // the next piece's first
+        const int next_batch = next.all_head / p.heads;
+        load_k(p, shared, position, next.first, next_batch, (next.all_head - next_batch * p.heads) / p.sharing);
+        ahead = true;
+      }
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
+           shared.v[before.stage], {batch}, of_v, head);
+      of_v = of_k;
+    }
+    q.advance();
+  }
+  CUTE_NO_UNROLL
+  for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    shared.q_empty[q.stage][consumer].wait(q.phase);
+    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.q_full[q.stage][consumer].arrive();
+  }
+}
