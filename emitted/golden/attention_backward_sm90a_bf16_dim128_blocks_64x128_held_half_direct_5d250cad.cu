@@ -700,9 +700,9 @@ struct Steps {
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-    c.read(step, at);
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     held.multiply(c, dp, c.staged_do(of_do));
+    c.read(step, at);
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
     weigh(c, weights, scores, step, at);

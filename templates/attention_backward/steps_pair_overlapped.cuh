@@ -16,13 +16,16 @@ struct Steps {
     const int half = c.row * kSpan / 16;  // of the q tile, in a descriptor
     float dp[kScores], dq[kQueries];
     Weights weights;  // p^T, then ds^T
-{% if operation.blocks %}
+{% if operation.blocks and not reads_late %}
     c.read(step, at);
 {% endif %}
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     cute::warpgroup_wait<0>();  // the scores are there
     fence(scores);
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+{% if reads_late %}
+    c.read(step, at);
+{% endif %}
 {% if operation.dropout %}
     Words words;
 {% endif %}

@@ -12,11 +12,14 @@ struct Steps {
     Weights weights;  // p^T, then ds^T
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k, c.staged_q(at) + half);
-{% if operation.blocks %}
+{% if operation.blocks and not reads_late %}
     c.read(step, at);
 {% endif %}
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     multiply_scores(dp, c.v, c.staged_do(of_do) + half);
+{% if reads_late %}
+    c.read(step, at);
+{% endif %}
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
 {% if operation.dropout %}

@@ -13,11 +13,14 @@ struct Steps {
     Weights weights, ds;
     c.shared.q_full[at.stage].wait(at.phase);
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
-{% if operation.blocks %}
+{% if operation.blocks and not reads_late %}
     c.read(step, at);
 {% endif %}
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     held.multiply(c, dp, c.staged_do(of_do));
+{% if reads_late %}
+    c.read(step, at);
+{% endif %}
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
 {% if operation.dropout %}

@@ -74,6 +74,9 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         else "fixed"
         if operation.deterministic
         else "any",
+        # Whether what lists say of a q tile is read once dp's products are under way, which else
+        # wait for it. Where writers add dq a step takes 1 % longer so (H100).
+        "reads_late": operation.blocks and schedule.accumulate == "direct",
         "gradients_part": "alone" if schedule.cluster == 1 else "cluster",
         "number_part": ordered if operation.deterministic else "grid",
         "steps_part": ("pair_" if shares_rows else "")
