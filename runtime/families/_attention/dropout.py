@@ -22,7 +22,7 @@ STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS
 _LOW = (1 << 32) - 1
 _FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 7  # the fewest with which Philox4x32 passes BigCrush (Salmon et al., 2011)
-_MULTIPLIER = 0xF9B25D65  # for 2^64, with an odd addend (Steele and Vigna, 2022)
+_MULTIPLIER = (1 << 32) - 69069
 _BITS, _SHARED_BITS = 8, 2  # of a weight's number; of these, those that four words share
 
 
@@ -129,12 +129,11 @@ class Dropout:
         words says; the lowest bits are of four words, too.
         """
         threshold, share = divmod(round(self.keep * STEPS), 1 << _BITS)
-        key = [self.state[0] & _LOW, self.state[0] >> 32 & _LOW]
-        low, high = self.state[1] & _LOW, self.state[1] >> 32 & _LOW
-        seeds = torch.broadcast_tensors(*_philox((row, column, head ^ high, low), key))
+        state = _philox(*(one >> by & _LOW for one in self.state for by in (0, 32)))
+        place = (row ^ state[0], column ^ state[1], head ^ state[2], state[3])
+        draw = _numbers(*torch.broadcast_tensors(*_philox(*place)))
         words = []
-        for first in (0, 2):
-            draw = _congruential(seeds[first + 1] << 32 | seeds[first])
+        for _ in range(2):
             shared = torch.where(next(draw) < share << 32 - _BITS, 0, _LOW)
             for bit in range(_SHARED_BITS):
                 shared = _compare(shared, next(draw), threshold >> bit & 1)
@@ -151,22 +150,28 @@ def _compare(dropped: torch.Tensor, one: torch.Tensor, bit: int) -> torch.Tensor
     return one & dropped if bit else one | dropped
 
 
-def _congruential(state: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The upper halves of the states that follow, modulo 2^64: int64 wraps."""
+def _numbers(*seeds: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Upper halves of numbers of 64 bits: int64 wraps.
+
+    A number is the one three before and the product of the lower half of that two before; the
+    first three have these lower halves, and one upper half.
+    """
+    *lower, upper = seeds
+    last = [upper << 32 | low for low in lower]
     while True:
-        state = state * _MULTIPLIER + 1
-        yield state >> 32 & _LOW
+        last = [last[1], last[2], (last[1] & _LOW) * _MULTIPLIER + last[0]]
+        yield last[2] >> 32 & _LOW
 
 
-def _philox(counter: tuple[torch.Tensor, ...], key: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32's four words, in int64: products wrap, and hold all 64 bits."""
-    a, b, c, d = counter
-    first, second = key
-    for _ in range(_ROUNDS):
+def _philox(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Philox4x32's four words for key 0, in int64: products wrap, and hold all 64 bits."""
+    for index in range(_ROUNDS):
+        first, second = (index * one & _LOW for one in _WEYL)
         left, right = a * _FACTORS[0], c * _FACTORS[1]
         a, b = (right >> 32 & _LOW) ^ b ^ first, right & _LOW
         c, d = (left >> 32 & _LOW) ^ d ^ second, left & _LOW
-        first, second = first + _WEYL[0] & _LOW, second + _WEYL[1] & _LOW
     return a, b, c, d
 
 

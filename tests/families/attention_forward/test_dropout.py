@@ -181,6 +181,20 @@ def test_no_two_weights_of_a_patch_tell_of_each_other(p: float) -> None:
     assert float(correlation.abs().max()) < 6 / math.sqrt(patches.shape[1])
 
 
+def test_no_four_weights_of_a_patch_tell_of_each_other() -> None:
+    # At a half one drawn bit says whether a weight is dropped. These come from one sequence of
+    # numbers in the eight words of a patch: a few together must be as even as each.
+    kept = warploom.dropout_mask(state(9), 0.5, 1, 16, 1024, 1024)
+    # [head, row of patches, 8 rows, which 2 of them, row, column of patches, 8 columns, which 4 of
+    # them, column]
+    places = kept.reshape(16, 64, 2, 4, 2, 64, 2, 2, 4)
+    words = places.permute(3, 7, 0, 1, 2, 4, 5, 6, 8).reshape(8, -1).float() * 2 - 1
+    for count in (1, 2, 3, 4):
+        for chosen in itertools.combinations(range(8), count):
+            even = float(words[list(chosen)].prod(0).mean())
+            assert abs(even) < 5.5 / math.sqrt(words.shape[1])
+
+
 @pytest.mark.parametrize("p", [0.1, 1 / 3])
 def test_sums_of_rows_and_of_columns_vary_as_those_of_independent_weights(p: float) -> None:
     kept = warploom.dropout_mask(state(11), p, 2, 8, 512, 512).double()

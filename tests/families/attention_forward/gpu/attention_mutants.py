@@ -111,7 +111,7 @@ RELEASE_Q = "    if (kQStages == 1 && n == begin) release_q();\n"
 RELEASE_V = "    release(c.shared.v_empty[before.stage]);\n"
 BIAS = "* p.bias_batch + head * p.bias_head + row * p.bias_row + column;\n"
 AWAIT_WORDS = "    shared.words_full[at_words.stage].wait(at_words.phase);\n"
-MAKE_WORDS = "    dropout.make(made, head, at.x, at.y);\n"
+MAKE_WORDS = "    const uint4 state = read(0);\n"
 
 MUTANTS = {
     "scores are multiplied before their k is there": Mutant(
