@@ -591,17 +591,19 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
 // Of 16 columns after the other, of which a thread has 8 weights by the sign bits of bytes, and the bits below.
 using Words = uint32_t[kKvTile / 16];
 
-// Makes 0 of the weights that are dropped: pairs of them side by side, by the sign bits of two bytes of a word.
-__device__ __forceinline__ void drop(Weights& weights, const Words& words) {
+// Masks of pairs of weights side by side that are dropped, by the sign bits of two bytes of a word.
+__device__ __forceinline__ void expand(Weights& dropped, const Words& words) {
   CUTE_UNROLL
-  for (int i = 0; i < kKvTile / 16; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      uint32_t dropped;  // not by __byte_perm(), which knows no signs
-      asm("prmt.b32 %0, %1, 0, %2;" : "=r"(dropped) : "r"(words[i] << j / 2), "r"(j % 2 ? 0xbbaa : 0x9988));
-      weights[i][j] &= ~dropped;
-    }
-  }
+  for (int i = 0; i < kKvTile / 4; ++i)  // not by __byte_perm(), which knows no signs
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(dropped[i / 4][i % 4]) : "r"(words[i / 4] << i % 4 / 2), "r"(i % 2 ? 0xbbaa : 0x9988));
+}
+// Weights, with 0 for those that are dropped.
+__device__ __forceinline__ void keep(Weights& weights, const Weights& packed, const Weights& dropped) {
+  CUTE_UNROLL
+  for (int i = 0; i < kKvTile / 4; ++i) weights[i / 4][i % 4] = packed[i / 4][i % 4] & ~dropped[i / 4][i % 4];
+}
+__device__ __forceinline__ void fence(Weights& weights) {
+  for (auto& four : weights) for (uint32_t& pair : four) asm volatile("" : "+r"(pair)::"memory");
 }
 
 // ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
@@ -730,7 +732,9 @@ struct Steps {
     c.take(words);
     c.position.advance();
     pack(weights, scores);
-    drop(weights, words);
+    Weights dropped;
+    expand(dropped, words);
+    keep(weights, weights, dropped);
   }
 
   template <bool kMasked>
@@ -744,14 +748,18 @@ struct Steps {
     c.shared.v_full[before.stage].wait(before.phase);
     multiply_output(output, weights, c.staged_v(before.stage));
     c.turns.pass();
+    Words words;
+    c.take(words);
     cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
     fence(scores);
     c.release_operands(n);
     c.scaling.cap(scores);
     if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
-    Words words;
-    c.take(words);
+    Weights packed, dropped;
+    pack(packed, scores);
+    expand(dropped, words);
+    fence(packed), fence(dropped);  // else the compiler does all of it when all products are there
     c.position.advance();
     // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
     // softmax runs under the output's products, which only long ones gain from.
@@ -759,8 +767,7 @@ struct Steps {
     cute::warpgroup_wait<0>();
     fence(output);
     release(c.shared.v_empty[before.stage]);
-    pack(weights, scores);
-    drop(weights, words);
+    keep(weights, packed, dropped);
     if (!kRescalesBetween) rescale(output, rows);
   }
 

@@ -33,15 +33,19 @@ __device__ __forceinline__ void make(const Parameters& p, SharedStorage& shared)
 // Of 16 columns after the other, of which a thread has 8 weights by the sign bits of bytes, and the bits below.
 using Words = uint32_t[kKvTile / 16];
 
-// Makes 0 of the weights that are dropped: pairs of them side by side, by the sign bits of two bytes of a word.
-__device__ __forceinline__ void drop(Weights& weights, const Words& words) {
+// Masks of pairs of weights side by side that are dropped, by the sign bits of two bytes of a word.
+__device__ __forceinline__ void expand(Weights& dropped, const Words& words) {
   CUTE_UNROLL
-  for (int i = 0; i < kKvTile / 16; ++i) {
-    CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      uint32_t dropped;  // not by __byte_perm(), which knows no signs
-      asm("prmt.b32 %0, %1, 0, %2;" : "=r"(dropped) : "r"(words[i] << j / 2), "r"(j % 2 ? 0xbbaa : 0x9988));
-      weights[i][j] &= ~dropped;
-    }
-  }
+  for (int i = 0; i < kKvTile / 4; ++i)  // not by __byte_perm(), which knows no signs
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(dropped[i / 4][i % 4]) : "r"(words[i / 4] << i % 4 / 2), "r"(i % 2 ? 0xbbaa : 0x9988));
 }
+// Weights, with 0 for those that are dropped.
+__device__ __forceinline__ void keep(Weights& weights, const Weights& packed, const Weights& dropped) {
+  CUTE_UNROLL
+  for (int i = 0; i < kKvTile / 4; ++i) weights[i / 4][i % 4] = packed[i / 4][i % 4] & ~dropped[i / 4][i % 4];
+}
+{% if takes_early %}
+__device__ __forceinline__ void fence(Weights& weights) {
+  for (auto& four : weights) for (uint32_t& pair : four) asm volatile("" : "+r"(pair)::"memory");
+}
+{% endif %}

@@ -22,7 +22,9 @@ struct Steps {
     c.position.advance();
     pack(weights, scores);
 {% if operation.dropout %}
-    drop(weights, words);
+    Weights dropped;
+    expand(dropped, words);
+    keep(weights, weights, dropped);
 {% endif %}
   }
 
@@ -40,6 +42,10 @@ struct Steps {
 {% if operation.blocks %}
     const Shown shown(c, n, kMasked);
 {% endif %}
+{% if takes_early %}
+    Words words;
+    c.take(words);
+{% endif %}
     cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
     fence(scores);
     c.release_operands(n);
@@ -49,20 +55,36 @@ struct Steps {
 {% endif %}
     if (kMasked) {{ hide }};
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);
-{% if operation.dropout %}
+{% if takes_early %}
+    Weights packed, dropped;
+    pack(packed, scores);
+    expand(dropped, words);
+    fence(packed), fence(dropped);  // else the compiler does all of it when all products are there
+{% elif operation.dropout %}
     Words words;
     c.take(words);
 {% endif %}
     c.position.advance();
     // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
     // softmax runs under the output's products, which only long ones gain from.
+{% if waits_between %}
+    // It moves weights even so, but for sums that the wait depends on: they are never below 0, which it does not know.
+    if (n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase ^ (rows.sum[0] + rows.sum[1] < 0));
+{% else %}
     if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
+{% endif %}
     cute::warpgroup_wait<0>();
     fence(output);
     release(c.shared.v_empty[before.stage]);
+{% if takes_early %}
+    keep(weights, packed, dropped);
+{% else %}
     pack(weights, scores);
-{% if operation.dropout %}
-    drop(weights, words);
+{% endif %}
+{% if operation.dropout and not takes_early %}
+    Weights dropped;
+    expand(dropped, words);
+    keep(weights, weights, dropped);
 {% endif %}
     if (!kRescalesBetween) rescale(output, rows);
   }

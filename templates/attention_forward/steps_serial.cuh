@@ -23,7 +23,9 @@ struct Steps {
     if (!kFirst) rescale(output, rows);
     pack(weights, scores);
 {% if operation.dropout %}
-    drop(weights, words);
+    Weights dropped;
+    expand(dropped, words);
+    keep(weights, weights, dropped);
 {% endif %}
     c.shared.v_full[at.stage].wait(at.phase);
     multiply_output(output, weights, c.staged_v(at.stage));

@@ -8,11 +8,17 @@ from warploom.generator.elements import element
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.wgmma import wgmma
 
+MOST_BETWEEN = 160  # columns
+
 
 def context(spec: AttentionSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     kind = element(operation.element)
+    # Before scores are there; what changes them leaves no registers for words.
+    takes_early = (
+        operation.dropout and schedule.overlap and not (operation.scored or operation.blocks)
+    )
     return {
         "element": kind,
         "packed_type": {"fp16": "f16x2", "bf16": "bf16x2"}[kind.name],
@@ -33,6 +39,13 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout.
         "makers": 3,
+        "takes_early": takes_early,
+        # All of the softmax runs under the output's products: faster at dimension 128 without a
+        # mask, slower with one, and at 64 (docs/notebook.md). Wider tiles have no registers for it.
+        "waits_between": takes_early
+        and operation.dim == 128
+        and operation.mask == "none"
+        and schedule.kv_tile <= MOST_BETWEEN,
         "bounds_left": operation.mask == "window",
         "bounds_right": operation.mask != "none",
         # The output of a wide head takes long to rescale: it is done under the product of scores.
