@@ -854,8 +854,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
       const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
       const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
-      weights[i / 2][i % 2 * 2 + j / 2] =
-          pair(is_dropped(words, 4 * i + j) ? 0 : low, is_dropped(words, 4 * i + j + 1) ? 0 : high);
+      const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
+      weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
       x = steepen(low, x);
       y = steepen(high, y);
     }

@@ -695,8 +695,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
-      weights[i / 2][i % 2 * 2 + j / 2] =
-          pair(is_dropped(words, 4 * i + j) ? 0 : low, is_dropped(words, 4 * i + j + 1) ? 0 : high);
+      const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
+      weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
       x = steepen(low, x);
       y = steepen(high, y);
     }

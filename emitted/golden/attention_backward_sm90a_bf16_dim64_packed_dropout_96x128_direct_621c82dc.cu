@@ -697,12 +697,12 @@ struct Consumer {
 };
 
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// dp, which is there, becomes ds = p (dp - delta), where dp is 0 if the weight is dropped.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
-                                      Position at, Words& words) {
+                                      Position at, Words& words, float (&dp)[kScores]) {
   c.scaling.cap(scores);
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
-  c.take(words, step);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
@@ -710,27 +710,17 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
-      weights[i / 2][i % 2 * 2 + j / 2] =
-          pair(is_dropped(words, 4 * i + j) ? 0 : low, is_dropped(words, 4 * i + j + 1) ? 0 : high);
+      const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
+      weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
       x = steepen(low, x);
       y = steepen(high, y);
+      const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+      dp[4 * i + j] = fmaf(drops_low ? 0 : x, dp[4 * i + j], -x * delta.x);
+      dp[4 * i + j + 1] = fmaf(drops_high ? 0 : y, dp[4 * i + j + 1], -y * delta.y);
     }
   }
 }
 
-// dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
-__device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
-                                              Position at, const Words& words) {
-  CUTE_UNROLL
-  for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
-    CUTE_UNROLL
-    for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is dropped
-      const float weight = weights[4 * i + j], less = -weight * (j % 2 ? delta.y : delta.x);
-      dp[4 * i + j] = is_dropped(words, 4 * i + j) ? less : fmaf(weight, dp[4 * i + j], less);
-    }
-  }
-}
 
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.
@@ -828,13 +818,12 @@ struct Steps {
     multiply_scores(scores, c.k + c.own, c.staged_q(at));
     c.shared.do_full[of_do.stage].wait(of_do.phase);
     held.multiply(c, dp, c.staged_do(of_do));
-    cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
-    fence(scores);
     Words words;
-    weigh(c, weights, scores, step, at, words);
+    c.take(words, step);
     cute::warpgroup_wait<0>();
+    fence(scores);
     fence(dp);
-    differentiate(c, dp, scores, at, words);
+    weigh(c, weights, scores, step, at, words, dp);
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);

@@ -141,8 +141,11 @@ __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
 
 {% endif %}
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+{% if fused %}
+// dp, which is there, becomes ds = p (dp - delta), where dp is 0 if the weight is dropped.
+{% endif %}
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
-                                      Position at{{ ", Words& words" if operation.dropout }}) {
+                                      Position at{{ ", Words& words" if operation.dropout }}{{ ", float (&dp)[kScores]" if fused }}) {
   c.scaling.cap(scores);
 {% if operation.blocks %}
   if (step.mask >= 0) hide(c, scores, step.mask);
@@ -157,7 +160,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% if staged %}
   Score::await();
 {% endif %}
-{% if operation.dropout %}
+{% if operation.dropout and not fused %}
   c.take(words, step);
 {% endif %}
   CUTE_UNROLL
@@ -178,17 +181,23 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
 {% endif %}
 {% if operation.dropout %}
-      weights[i / 2][i % 2 * 2 + j / 2] =
-          pair(is_dropped(words, 4 * i + j) ? 0 : low, is_dropped(words, 4 * i + j + 1) ? 0 : high);
+      const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
+      weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
 {% else %}
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
 {% endif %}
       x = steepen(low, x);
       y = steepen(high, y);
+{% if fused %}
+      const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+      dp[4 * i + j] = fmaf(drops_low ? 0 : x, dp[4 * i + j], -x * delta.x);
+      dp[4 * i + j + 1] = fmaf(drops_high ? 0 : y, dp[4 * i + j + 1], -y * delta.y);
+{% endif %}
     }
   }
 }
 
+{% if not fused %}
 // dp becomes ds = p (dp - delta); `weights` are p times its slope, which weigh() left.
 __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kScores], const float (&weights)[kScores],
                                               Position at{{ ", const Words& words" if operation.dropout }}) {
@@ -206,6 +215,7 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
 {% endif %}
   }
 }
+{% endif %}
 
 // Writes p^T or ds^T transposed for all to read: rows of q, 64 rows of k side by side in a swizzled row of
 // 128 bytes.

@@ -21,6 +21,14 @@ struct Steps {
 {% if reads_late %}
     c.read(step, at);
 {% endif %}
+{% if fused %}
+    Words words;
+    c.take(words, step);
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    fence(dp);
+    weigh(c, weights, scores, step, at, words, dp);
+{% else %}
     cute::warpgroup_wait<1>();  // the scores are there; dp's products run on
     fence(scores);
 {% if operation.dropout %}
@@ -30,6 +38,7 @@ struct Steps {
     cute::warpgroup_wait<0>();
     fence(dp);
     differentiate(c, dp, scores, at{{ ", words" if operation.dropout }});
+{% endif %}
     multiply_gradient(dv, weights, c.staged_do(of_do) + c.columns<kQTile>(c.part));
     pack(ds, dp);
     await_ds(c, step);

@@ -13,6 +13,8 @@ from warploom.generator.families.attention_backward.layout import (
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.wgmma import wgmma
 
+MOST_FUSED = 96  # rows of q
+
 
 def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
@@ -57,6 +59,10 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout, beside those that add dq.
         "makers": 1 if schedule.accumulate == "bulk" else 3,
+        # Whether a weight is dropped is asked once, for p and ds: what else is kept leaves no room.
+        "fused": operation.dropout
+        and not (schedule.overlap or operation.scored or operation.softcap or operation.blocks)
+        and layout.q_rows == schedule.q_tile <= MOST_FUSED,
         # By the probability that a weight is kept; ds leaves as it is where a bias has a gradient.
         "divides_gradients": operation.dropout and not operation.bias_gradient,
         "divides_weights": operation.dropout and operation.bias_gradient,
