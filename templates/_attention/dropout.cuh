@@ -82,7 +82,7 @@ struct Dropout {
 };
 
 // Warps of the producer's warpgroup that make words, as far ahead as there are stages.
-constexpr int kMakers = {{ makers }}, kFirstMaker = 4 - kMakers, kWordStages = 2;
+constexpr int kMakers = {{ makers }}, kFirstMaker = 4 - kMakers, kWordStages = {{ layout.word_stages }};
 
 // Makes a maker's share of the patches of a tile, with a turn's number; `place` gives a patch's row and column.
 template <int kCount, class Place>

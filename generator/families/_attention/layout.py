@@ -39,6 +39,6 @@ def staging_bytes(operation: Operation, rows: int, columns: int) -> int:
     return -(-rows // WARP_ROWS) * WARP_ROWS * sum((row | 1) * PIECE for row in pieces)
 
 
-def word_bytes(q_tile: int, kv_tile: int) -> int:
-    """What says which weights of a tile are kept: a bit for each, in two stages, by whole KiB."""
-    return -(-q_tile * kv_tile // 4096) * 1024
+def word_bytes(q_tile: int, kv_tile: int, stages: int = 2) -> int:
+    """What says which weights of a tile are kept: a bit for each, in all stages, by whole KiB."""
+    return -(-q_tile * kv_tile * stages // 8192) * 1024

@@ -108,6 +108,11 @@ class AttentionBackwardLayout(Boxes):
     register_budget: int  # that a consumer's thread may have
 
     @property
+    def word_stages(self) -> int:
+        """Stages of words: which weights are kept."""
+        return 2
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of the main launch."""
         stages = (self.stages + self.do_stages) * self.q_bytes + self.stages * self.statistics_bytes

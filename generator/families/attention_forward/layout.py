@@ -47,6 +47,7 @@ DROPOUT_HIDES_REGISTERS = 4  # where any score may be left out
 # Of tiles beyond 112 columns, beside 32 bits, or a mask and one thing more; beyond 96 beside 32
 # bits and one thing more, where a mask takes the other, too.
 DROPOUT_STAGED_REGISTERS, DROPOUT_WIDE_MASKED_REGISTERS = 24, 8
+DROPOUT_PACKED_MASKED_REGISTERS = 4  # of tiles beyond 96 columns
 
 BARRIERS_AND_WORK_BYTES = 1024
 WARPS = 4  # of a warpgroup
@@ -61,7 +62,8 @@ class AttentionLayout(Boxes):
     warpgroups: int
     staging_bytes: int  # of a bias and a mask, of all warps
     stages: int
-    words_bytes: int  # of all stages: which weights are kept
+    word_stages: int  # of which weights are kept: 2, or 1 where there is no room
+    words_bytes: int  # of all stages
     q_stages: int  # 2 where there is room: the next tile's q arrives under this one's work
     registers: int  # that a consumer's thread is expected to need
     producer_registers: int  # that a producer's thread keeps; 0: nothing is reallocated
@@ -98,9 +100,14 @@ def attention_layout(
     if operation.dropout:
         shared_out = REGISTERS_DROPOUT | (REGISTERS_DROPOUT_LISTED if operation.blocks else {})
         producer_registers, register_budget = shared_out[schedule.warpgroups]
-    words_bytes = word_bytes(schedule.q_tile, schedule.kv_tile) if operation.dropout else 0
-    once = 2 * schedule.stages * kv_bytes + staging + words_bytes + BARRIERS_AND_WORK_BYTES
-    twice_fits = once + 2 * schedule.warpgroups * q_bytes <= arch.shared_bytes
+    all_q = schedule.warpgroups * q_bytes
+    once = 2 * schedule.stages * kv_bytes + staging + BARRIERS_AND_WORK_BYTES
+    word_stages = words_bytes = 0
+    if operation.dropout:
+        twice = word_bytes(schedule.q_tile, schedule.kv_tile)
+        word_stages = 2 if once + all_q + twice <= arch.shared_bytes else 1
+        words_bytes = word_bytes(schedule.q_tile, schedule.kv_tile, word_stages)
+    twice_fits = once + words_bytes + 2 * all_q <= arch.shared_bytes
     return AttentionLayout(
         span=span,
         boxes=operation.dim * bits // 8 // span,
@@ -109,6 +116,7 @@ def attention_layout(
         staging_bytes=staging,
         warpgroups=schedule.warpgroups,
         stages=schedule.stages,
+        word_stages=word_stages,
         words_bytes=words_bytes,
         q_stages=2 if twice_fits else 1,
         registers=_registers(operation, schedule),
@@ -160,7 +168,8 @@ def _dropout_registers(operation: AttentionOperation, columns: int) -> int:
     alone = not operation.alibi and operation.mask != "window"
     masked, wide = operation.masked, operation.bias == "fp32"
     if operation.bias == "none" and (alone or not masked):
-        return 0
+        crowded = columns > 96 and masked and operation.lengths == "packed"
+        return crowded * DROPOUT_PACKED_MASKED_REGISTERS
     if wide and (masked or not alone):
         return (columns > 96) * (DROPOUT_STAGED_REGISTERS + masked * DROPOUT_WIDE_MASKED_REGISTERS)
     return (columns > 112 and (masked or wide)) * DROPOUT_STAGED_REGISTERS

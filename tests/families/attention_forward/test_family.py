@@ -110,6 +110,17 @@ def test_shared_memory_is_the_stages_and_q_twice_where_there_is_room() -> None:
     assert wide.shared_bytes == 2 * q + 2 * 2 * 176 * 128 * 2 + 1024
 
 
+def test_words_of_dropout_have_one_stage_where_two_do_not_fit() -> None:
+    dropped = replace(OPERATION, dropout=True)
+    twice, once = (
+        attention_layout(ARCH, dropped, replace(SCHEDULE, q_tile=128, kv_tile=128, stages=stages))
+        for stages in (2, 3)
+    )
+    assert (twice.word_stages, twice.words_bytes) == (2, 2 * 128 * 128 // 8)
+    assert (once.word_stages, once.words_bytes) == (1, 128 * 128 // 8)
+    assert once.shared_bytes <= ARCH.shared_bytes < once.shared_bytes + once.words_bytes
+
+
 @pytest.mark.parametrize(
     ("dim", "span", "boxes"),
     [(32, 64, 1), (64, 128, 1), (96, 64, 3), (128, 128, 2), (192, 128, 3), (256, 128, 4)],
