@@ -20,17 +20,14 @@ struct Listed {
   }
 };
 
-__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
-                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
-  empty.wait(phase);
-  full.arrive_and_expect_tx(kStageBytes);
-  Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
-}
-
-// Loads the k of a tile that is listed.
-__device__ __forceinline__ void load_k(const Parameters& p, SharedStorage& shared, Position at, int n, int batch,
-                                       int head) {
-  load(p.k_map, shared.k_full[at.stage], shared.k_empty[at.stage], at.phase, shared.k[at.stage], {batch}, n, head);
+// Loads tile `n` of the k or v of a batch and head.
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier (&full)[kStages],
+                                     EmptyBarrier (&empty)[kStages], uint8_t (&tiles)[kStages][kStageBytes], Position at,
+                                     int n, int batch, int head) {
+  empty[at.stage].wait(at.phase);
+  full[at.stage].arrive_and_expect_tx(kStageBytes);
+  const auto columns = Sequence{batch}.columns_at<kKvTile>(n * kKvTile);
+  Tile<kKvTile>::load(map, full[at.stage], kEvictLast, tiles[at.stage], columns, head);
 }
 
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
@@ -45,7 +42,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int count = now.header.x;
     const int* listed = p.listed + int64_t(now.list) * p.list_tiles;
     // In the order of use: the scores of a tile are multiplied before the output of the tile before.
-    if (count > 0 && !ahead) load_k(p, shared, position, now.first, batch, head);
+    if (count > 0 && !ahead)
+      load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, now.first, batch, head);
     CUTE_NO_UNROLL
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       const int row = now.header.w * kQTile + consumer * kWgmmaM;
@@ -64,17 +62,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const Position before = position;
       position.advance();
       if (n == max(1, count - 1)) more = next.take(p, tiles);  // not earlier: others may come to it first
-      int of_k = 0;
+      const int of_k = n < count ? listed[n] : 0;
       if (n < count) {
-        of_k = listed[n];
-        load_k(p, shared, position, of_k, batch, head);
+        load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, of_k, batch, head);
       } else if (more && next.header.x > 0) {  // the next piece's first
-        const int next_batch = next.all_head / p.heads;
-        load_k(p, shared, position, next.first, next_batch, (next.all_head - next_batch * p.heads) / p.sharing);
+        const int next_batch = next.all_head / p.heads, next_head = next.all_head % p.heads / p.sharing;
+        load(p.k_map, shared.k_full, shared.k_empty, shared.k, position, next.first, next_batch, next_head);
         ahead = true;
       }
-      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
-           shared.v[before.stage], {batch}, of_v, head);
+      load(p.v_map, shared.v_full, shared.v_empty, shared.v, before, of_v, batch, head);
       of_v = of_k;
     }
     q.advance();
