@@ -54,6 +54,11 @@ KILLS = 4  # each starts a process: two seconds of a core
 QUICK = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
 
 
+@pytest.fixture(autouse=True)
+def nobody_waits_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "LOOKING", 0.1)
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
@@ -106,7 +111,6 @@ def test_a_run_whose_actors_are_killed_picks_what_one_process_does(
         return measure(self, batch)
 
     monkeypatch.setattr(RayGpu, "measure", dangerous)
-    monkeypatch.setattr(gpus, "LOOKING", 0.1)
     (roles := tmp_path / "roles").mkdir()
     make = partial(Role, sweep_entries, roles)
     joining = Joining(opened, make=make, resource="fake_gpu")
@@ -155,7 +159,6 @@ def test_a_benchmark_whose_actor_is_killed_has_every_cell_once(
     make = partial(Cells, sweep_entries, roles, versions, "128x64x128")
     monkeypatch.setattr(engines, "remote", commands.remote(make, "fake_gpu", together=2))
     monkeypatch.setattr(RayGpu, "cell", dangerous)
-    monkeypatch.setattr(gpus, "LOOKING", 0.1)
     result = tmp_path / "result.json"
     asked = ("gemm", "--cells", "squares", "--types", "bf16", "--json", str(result))
     done = CliRunner().invoke(main, ["bench", *asked, "--ray", "--gpus", "2"])
