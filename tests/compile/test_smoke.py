@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from precompiled import compiled, compiled_text
+from precompiled import TOGETHER, compiled, compiled_text, compiled_together, headers, together
 
 from warploom.cli.show import nvcc_command
 from warploom.generator import nvrtc, nvrtc_headers, nvrtc_program
+from warploom.generator.artifact import Artifact
 from warploom.generator.configurations import smoke
 from warploom.generator.render import render
 from warploom.generator.space import expand_file
@@ -28,25 +30,22 @@ def of_family(family: str) -> KernelSpec:
     return next(spec for spec in SPECS.values() if spec.operation.family == family)
 
 
-def headers(spec: KernelSpec) -> str:
-    return nvrtc_headers._parted(render(spec))[0]
+@cache
+def program(at: int) -> dict[str, Artifact]:
+    """The kernels that are compiled together, of which the first has this place."""
+    return compiled_together([*SPECS.values()][at : at + TOGETHER])
 
 
-def together(*specs: KernelSpec) -> str:
-    """One text of several kernels, each in a namespace, after the headers that all have."""
-    first = headers(specs[0])
-    kernels = [render(spec).partition(first)[2] for spec in specs]
-    return first + "".join(
-        f"namespace kernel{i} {{\n{kernel}}}\n" for i, kernel in enumerate(kernels)
-    )
+def compiled_of(name: str) -> Artifact:
+    place = [*SPECS].index(name)
+    return program(place - place % TOGETHER)[name]
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(name: str) -> None:
-    artifact = compiled(SPECS[name])
+    artifact = compiled_of(name)
     assert name in artifact.resources
-    for entry, resources in artifact.resources.items():
-        assert entry.startswith(name)
+    for resources in artifact.resources.values():
         assert (resources.spill_bytes, resources.local_bytes) == (0, 0)
     assert artifact.serialised == ()
     schedule: Any = SPECS[name].schedule
@@ -55,9 +54,14 @@ def test_a_kernel_has_its_entry_and_neither_spills_nor_serialises(name: str) -> 
     assert artifact.cubin[:4] == b"\x7fELF"
 
 
-def test_every_kernel_has_the_same_headers() -> None:
-    """So that a process reads them once."""
-    assert len({headers(spec) for spec in SPECS.values()}) == 1
+def test_every_kernel_has_the_same_headers_and_defines_no_macro() -> None:
+    """So that a process reads them once, and a program of several has each as it is by itself."""
+    first = headers(next(iter(SPECS.values())))
+    for spec in SPECS.values():
+        before, same, kernel = render(spec).partition(first)
+        assert same and "#" not in before
+        marked = [line for line in kernel.splitlines() if line.lstrip().startswith("#")]
+        assert all(line.lstrip().startswith("#pragma unroll") for line in marked)
 
 
 def test_headers_that_were_read_before_make_no_other_kernel() -> None:

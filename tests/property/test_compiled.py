@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from typing import get_args, get_type_hints
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.strategies import SearchStrategy
-from precompiled import compiled
+from precompiled import compiled_together
 from strategies import attention_backward_specs, gemm_specs
 
 from warploom.generator.artifact import Artifact
@@ -70,11 +69,7 @@ TIGHT = [
 @pytest.fixture(scope="module")
 def gemms() -> dict[str, Artifact]:
     """A sample of legal GEMMs, by name."""
-    return built(sample(gemm_specs(), GEMMS))
-
-
-def built(specs: Sequence[KernelSpec]) -> dict[str, Artifact]:
-    return {spec.name: compiled(spec) for spec in specs}
+    return compiled_together(sample(gemm_specs(), GEMMS))
 
 
 def test_the_sample_is_not_of_one_kind(gemms: dict[str, Artifact]) -> None:
@@ -97,7 +92,8 @@ def test_next_to_none_of_them_spills(gemms: dict[str, Artifact]) -> None:
 
 
 def test_a_legal_attention_backward_neither_spills_nor_serialises() -> None:
-    for name, artifact in built([*sample(attention_backward_specs(), BACKWARDS), *TIGHT]).items():
+    specs = [*sample(attention_backward_specs(), BACKWARDS), *TIGHT]
+    for name, artifact in compiled_together(specs).items():
         entries = {f"{name}{suffix}" for suffix in ("_preprocess", "", "_postprocess")}
         assert set(artifact.resources) == entries
         assert [entry for entry, one in artifact.resources.items() if not one.clean] == []
