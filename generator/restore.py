@@ -40,11 +40,17 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 
+@cache
+def _parts(hint: Any) -> tuple[bool, Any, tuple[Any, ...]]:
+    """Whether a type is a dataclass, what it is of others, and of which: thousands ask again."""
+    return is_dataclass(hint), get_origin(hint), get_args(hint)
+
+
 def _restored(hint: Any, value: Any, place: str) -> Any:
-    arguments = get_args(hint)
-    if is_dataclass(hint):
+    known, origin, arguments = _parts(hint)
+    if known:
         return _dataclass(hint, value, place)
-    if get_origin(hint) is tuple:
+    if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _refusal(place, value, "must be a list")
         inner = arguments[:1] * len(value) if arguments[-1] is ... else arguments
@@ -53,9 +59,9 @@ def _restored(hint: Any, value: Any, place: str) -> Any:
         return tuple(_restored(h, v, place) for h, v in zip(inner, value, strict=True))
     if NoneType in arguments:
         return None if value is None else _restored(arguments[0], value, place)
-    if get_origin(hint) in (Union, UnionType):
+    if origin in (Union, UnionType):
         return _dataclass(_named(arguments, value, place), value, place)
-    if get_origin(hint) is Literal:
+    if origin is Literal:
         if not any(value == one and type(value) is type(one) for one in arguments):
             raise _refusal(place, value, f"must be one of {', '.join(map(str, arguments))}")
         return value
