@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from operator import ne
 from typing import Any
 
@@ -57,7 +58,6 @@ class Search:
         self.results: dict[KernelSpec, Result] = {}
         self.finals: dict[KernelSpec, Result] = {}
         self._exhaustive = exhaustive
-        self._steps = _Steps(self.space)
         first = self.space if exhaustive else proposals(ranked, FIRST)
         self._first = list(dict.fromkeys([*hints, *first]))
         self._generation = self._idle = 0
@@ -158,6 +158,11 @@ class Search:
         self._generation += 1
         near = [spec for one in parents for spec in self._steps.near(one, self.results)]
         return list(dict.fromkeys(near))[:NEIGHBOURS]
+
+    @cached_property
+    def _steps(self) -> _Steps:
+        """What is near in the space: looked at when GPUs measure, and not before they do."""
+        return _Steps(self.space)
 
     def _finalists(self) -> list[KernelSpec]:
         ranked = sorted(self._correct(), key=self._order)

@@ -147,6 +147,7 @@ class Tuner:
                 self._fleet.refresh(self._wake)
                 if not over:
                     self._hand_out()
+                    self._send_ahead()
                 if not self._tasks and (self._building or self._ready or self._measuring):
                     self._listen()
         finally:
@@ -219,14 +220,23 @@ class Tuner:
                 self._ready.remove(task)
                 self._settle(task)
 
-    def _next(self, member: Member) -> _Task | None:
+    def _send_ahead(self) -> None:
+        """Have the kernels on their way that those who measure will measure next."""
+        given: list[_Task] = []
+        for member in self._fleet.busy():
+            if len(given) < len(self._ready) and (chosen := self._next(member, given)):
+                given.append(chosen)
+                self._fleet.prepare(member, cast("Batch", chosen.batch))
+
+    def _next(self, member: Member, but: Sequence[_Task] = ()) -> _Task | None:
         """What an idle GPU measures next: of its own problems or of nobody's, else of another's.
 
         What one GPU has measured and another is to confirm comes first, since it ends a problem.
         """
-        to_confirm = (one for one in self._ready if one.first and one.member is not member)
-        own = (one for one in self._ready if not one.first and one.owner in (member, None))
-        others = (one for one in self._ready if not one.first)
+        ready = [one for one in self._ready if one not in but]
+        to_confirm = (one for one in ready if one.first and one.member is not member)
+        own = (one for one in ready if not one.first and one.owner in (member, None))
+        others = (one for one in ready if not one.first)
         return next(chain(to_confirm, own, others), None)
 
     def _batch(self, task: _Task) -> Batch | None:

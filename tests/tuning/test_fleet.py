@@ -5,16 +5,21 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from fleets import Clock, Fake, Hanging, Results, Run, anchor_of, run
+from fleets import KIND, Clock, Fake, Hanging, Results, Run, anchor_of, run
 from sweeps import default_of
 
 from warploom.errors import DeviceError
 from warploom.tuning.fleet import members
+from warploom.tuning.fleet.actor import Hello
+from warploom.tuning.fleet.gpus import RayGpu
 from warploom.tuning.fleet.standing import Condition
 from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Result
@@ -198,6 +203,73 @@ def test_a_gpu_on_which_nothing_works_is_not_believed_about_a_problem(
     found = run(listed, tmp_path, gpus, confirms=True)
     assert found.picks == local.picks and found.alarms == []
     assert [said.split(":")[0] for said in found.said] in ([], ["GPU liar"])
+
+
+# ---- Kernels on their way ------------------------------------------------------------------------
+
+
+class Sent(Fake):
+    """A GPU of a cluster: what it measures has to be sent to it, and its first batch takes long."""
+
+    def __init__(self, listed: Sequence[Problem]) -> None:
+        super().__init__(listed)
+        self.prepared: list[Batch] = []
+        self.asked = Event()
+
+    def prepare(self, batch: Batch) -> None:
+        self.prepared.append(batch)
+        self.asked.set()
+
+    def measure(self, batch: Batch) -> Results:
+        assert self.asked.wait(60)
+        return super().measure(batch)
+
+
+def test_kernels_are_sent_to_a_gpu_while_it_measures_others(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    """A GPU waited for them before every batch, for as long as it took to measure that."""
+    gpu = Sent(listed)
+    found = run(listed, tmp_path, {"a": gpu})
+    assert found.picks == local.picks
+    assert gpu.prepared[0] == gpu.batches[1]
+    assert len({id(batch) for batch in gpu.prepared}) == len(gpu.prepared)  # each is asked for once
+
+
+class Remote:
+    """What an actor has been asked, in order; nothing is done before somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        def remote(*given: Any) -> tuple[str, Any]:
+            self.asked.append(f"{name} {len(given)}")
+            return name, given
+
+        return SimpleNamespace(remote=remote)
+
+    def answer(self, call: tuple[str, Any], stopped: object) -> object:
+        name, given = call
+        self.asked.append(f"waited for {name}")
+        return (given[0], {}) if name == "measure" else None
+
+
+def test_a_kernel_is_sent_once_and_is_there_before_it_is_measured(listed: list[Problem]) -> None:
+    actor = Remote()
+    joining: Any = SimpleNamespace(sent=list, cluster=actor)
+    gpu = RayGpu(joining, actor, Hello("a", "node", KIND, "", ""))
+    specs = listed[0].space[:4]
+    first, second = (
+        Batch(listed[0].operation, listed[0].shape, some, 9) for some in (specs[:3], specs[1:])
+    )
+    gpu.measure(first)
+    gpu.prepare(second)
+    assert actor.asked == ["hold 3", "waited for hold", "measure 2", "waited for measure", "hold 1"]
+    del actor.asked[:]
+    gpu.measure(second)
+    assert "hold 1" not in actor.asked
+    assert actor.asked[-3:] == ["waited for hold", "measure 2", "waited for measure"]
 
 
 # ---- Finalists -----------------------------------------------------------------------------------

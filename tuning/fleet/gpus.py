@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 from warploom.errors import DeviceError
@@ -36,7 +37,8 @@ class RayGpu:
     def __init__(self, joining: Joining, actor: Any, hello: Hello) -> None:  # noqa: ANN401
         self.hello, self.closed = hello, False
         self._joining, self._actor = joining, actor
-        self._held: set[KernelSpec] = set()
+        self._held: dict[KernelSpec, Any] = {}  # what was sent, and the call that takes it
+        self._sending = Lock()
 
     @property
     def about(self) -> About:
@@ -45,12 +47,20 @@ class RayGpu:
 
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
         """Have a batch measured. DeviceError where the actor, its node or its GPU is lost."""
-        new = [spec for spec in batch.specs if spec not in self._held]
-        if refs := self._joining.sent(new):
-            self._answer(self._actor.hold.remote(*refs))
-        self._held.update(new)
+        if not self._held.keys() >= set(batch.specs):
+            self.prepare(batch)
+        for call in {self._held[spec] for spec in batch.specs} - {None}:
+            self._answer(call)
         results: dict[KernelSpec, Result] = self._once(self._actor.measure, batch)
         return results
+
+    def prepare(self, batch: Batch) -> None:
+        """Send what a batch needs of kernels, and wait for nothing: another may be measured."""
+        with self._sending:
+            new = [spec for spec in batch.specs if spec not in self._held]
+            refs = self._joining.sent(new)
+            call = self._actor.hold.remote(*refs) if refs else None
+            self._held.update(dict.fromkeys(new, call))
 
     def cell(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Have a cell of benchmarks measured, as its process does. DeviceError as above."""
@@ -211,7 +221,7 @@ class Joining:
                 num_cpus=0,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=2,  # what ends a measurement does not wait for it
+                max_concurrency=3,  # neither what ends a measurement nor what brings kernels waits
                 **wanted,
                 **({"accelerator_type": types[0]} if types else {}),
                 **avoiding(self._excluded),

@@ -46,6 +46,7 @@ class Member:
 
     trusted   it passed its examination, or needs none
     batches   measured since; faults: examinations in a row that found one
+    prepared  what its GPU is to measure next, as far as anybody knows
     """
 
     name: str
@@ -53,6 +54,7 @@ class Member:
     trusted: bool
     batches: int = 0
     faults: int = 0
+    prepared: Batch | None = None
     work: Future[Any] | None = None
     examination: Future[Examination] | None = None
     judged: bool = True
@@ -109,6 +111,16 @@ class Fleet:
             for one in self._members.values()
             if one.trusted and one.work is None and one.examination is None
         ]
+
+    def busy(self) -> list[Member]:
+        """Who measures a batch."""
+        return [one for one in self._members.values() if one.work is not None]
+
+    def prepare(self, member: Member, batch: Batch) -> None:
+        """Have a GPU that measures be sent what it may measure next. What fails is tried again."""
+        if (ahead := getattr(member.gpu, "prepare", None)) and batch is not member.prepared:
+            member.prepared = batch
+            self._threads.submit(ahead, batch)
 
     def has_other(self, name: str) -> bool:
         """Whether there is a GPU beside that of a name."""
