@@ -15,15 +15,8 @@ from warploom.generator.model.predict import preference
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.journal import Outcome, Result
 from warploom.tuning.problems import Problem
-from warploom.tuning.search import (
-    FINALISTS,
-    FIRST,
-    TIE,
-    WIDEST_TIE,
-    Search,
-    _Steps,
-    band,
-)
+from warploom.tuning.search import FINALISTS, FIRST, TIE, WIDEST_TIE, Search, band
+from warploom.tuning.steps import Steps
 
 Seconds = Callable[[KernelSpec], float]
 
@@ -85,7 +78,7 @@ def test_a_search_finds_what_is_within_two_percent_of_the_best(
 def test_neighbours_are_what_the_model_did_not_propose(listed: list[Problem]) -> None:
     problem = listed[2]
     search = Search(default_of(problem), ranked(problem))
-    first, steps = search.wanted(), _Steps(problem.space)
+    first, steps = search.wanted(), Steps(problem.space)
     hidden, path = next(  # two steps away from what the model thinks of
         (spec, one)
         for spec in problem.space
@@ -103,7 +96,7 @@ def test_neighbours_are_what_the_model_did_not_propose(listed: list[Problem]) ->
 
 def test_steps_are_of_one_field_whatever_follows_from_it(listed: list[Problem]) -> None:
     problem = listed[0]
-    steps = _Steps(problem.space)
+    steps = Steps(problem.space)
     by_tile = {(s.schedule.tile, s.schedule.cluster, s.schedule.roles): s for s in problem.space}  # type: ignore[attr-defined]
     one = by_tile[(128, 128, 64), (2, 1), "pingpong"]
     assert steps.adjacent(one, by_tile[(128, 160, 64), (2, 1), "pingpong"])  # with other stages
