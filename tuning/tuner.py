@@ -145,9 +145,8 @@ class Tuner:
                 if over and not self._measuring:
                     break
                 self._fleet.refresh(self._wake)
-                if not over:
-                    self._hand_out()
-                    self._send_ahead()
+                self._hand_out()
+                self._send_ahead()
                 if not self._tasks and (self._building or self._ready or self._measuring):
                     self._listen()
         finally:
@@ -190,9 +189,7 @@ class Tuner:
                 self._building.remove(task)
                 task.batch = self._batch(task)
                 (self._ready if task.batch else self._tasks).append(task)
-        for future, (task, member, _) in [*self._measuring.items()]:
-            if future.done() or member.gone:
-                self._collect(task, member, self._measuring.pop(future)[2])
+        self._collect()
 
     def _explores(self) -> bool:
         """False when what is left of the budget is needed to bring all searches to their end."""
@@ -204,7 +201,7 @@ class Tuner:
 
     def _hand_out(self) -> None:
         """Give what is ready to who is idle; a problem to the GPU that had it, if that is."""
-        for member in self._fleet.idle():
+        for member in self._fleet.idle() if self._clock() < self._deadline else ():
             short = not self._explores()
             for task in [one for one in self._ready if short and one.could_end]:
                 self._ready.remove(task)
@@ -257,16 +254,31 @@ class Tuner:
         rounds = FINAL_ROUNDS if task.search.stage == "final" else ROUNDS
         return Batch(task.problem.operation, task.problem.shape, specs, rounds)
 
-    def _collect(self, task: _Task, member: Member, begun: float) -> None:
-        """Take a batch's results, or have another GPU confirm them; where its GPU failed, neither.
+    def _collect(self) -> None:
+        """Take what was measured; what a GPU failed at is work again.
+
+        GPUs have their next batch before anybody looks at the last one.
+        """
+        ended: list[tuple[_Task, Member, Results]] = []
+        for future, (task, member, begun) in [*self._measuring.items()]:
+            if future.done() or member.gone:
+                del self._measuring[future]
+                found = self._fleet.results(member, cast("Batch", task.batch))
+                if found is None:
+                    self._ready.appendleft(task)
+                else:
+                    self._batches.append(self._clock() - begun)
+                    ended.append((task, member, found))
+        if ended:
+            self._hand_out()
+        for one in ended:
+            self._take(*one)
+
+    def _take(self, task: _Task, member: Member, found: Results) -> None:
+        """Take a batch's results, or have another GPU confirm them.
 
         Another confirms what the finalists did, and that nothing of a batch works.
         """
-        found = self._fleet.results(member, cast("Batch", task.batch))
-        if found is None:
-            self._ready.appendleft(task)
-            return
-        self._batches.append(self._clock() - begun)
         first, fleet = task.first, self._fleet
         final = task.search.stage == "final"
         if works(found):
