@@ -206,6 +206,18 @@ class Search:
         ]
         return min(tied, key=lambda spec: (spec != self.default, *preference(spec)))
 
+    def stands(self, finals: Mapping[KernelSpec, Result]) -> bool:
+        """True where the default is tied with every finalist that would be faster.
+
+        Then it wins whatever a second GPU says: the slower of two opinions counts, and what they
+        differ by is noise.
+        """
+        own = finals.get(self.default)
+        if own is None or own.outcome != "correct" or own.relative != 1.0:
+            return False
+        found = [one for one in finals.values() if one.outcome == "correct"]
+        return all(one.relative and one.relative * (1 + band(own, one)) >= 1 for one in found)
+
     def timed(self) -> tuple[Timed, Timed | None, tuple[Timed, ...]] | None:
         """The winner, the default and the runners-up with their times; None without a winner.
 

@@ -277,18 +277,17 @@ class Tuner:
     def _take(self, task: _Task, member: Member, found: Results) -> None:
         """Take a batch's results, or have another GPU confirm them.
 
-        Another confirms what the finalists did, and that nothing of a batch works.
+        Another confirms that a finalist wins over the default, and that nothing of a batch works.
         """
         first, fleet = task.first, self._fleet
-        final = task.search.stage == "final"
+        won = task.search.stage == "final" and not task.search.stands(found)
         if works(found):
             self._account.note(task.problem, found)
         if first is None or (works(found) and not works(first)):
             if first and task.member:
                 fleet.contradicted(task.member, member)
-            doubted = final or not works(found)
             task.first, task.member = found, member
-            if doubted and fleet.confirms and fleet.has_other(member.name):
+            if (won or not works(found)) and fleet.confirms and fleet.has_other(member.name):
                 self._ready.append(task)
             else:
                 self._settle(task)

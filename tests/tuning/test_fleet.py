@@ -19,11 +19,13 @@ from sweeps import default_of
 from warploom.errors import DeviceError
 from warploom.tuning.fleet import members
 from warploom.tuning.fleet.actor import Hello
+from warploom.tuning.fleet.agreement import agreed
 from warploom.tuning.fleet.gpus import RayGpu
 from warploom.tuning.fleet.standing import Condition
 from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.problems import Problem
+from warploom.tuning.search import Search
 
 
 @pytest.fixture(scope="module")
@@ -275,22 +277,54 @@ def test_a_kernel_is_sent_once_and_is_there_before_it_is_measured(listed: list[P
 # ---- Finalists -----------------------------------------------------------------------------------
 
 
-def test_finalists_are_measured_on_two_gpus(
+def test_finalists_are_measured_on_two_gpus_unless_the_default_stands(
     listed: list[Problem], local: Run, tmp_path: Path
 ) -> None:
     gpus = {"a": Fake(listed), "b": Fake(listed)}
     found = run(listed, tmp_path, gpus, confirms=True)
     assert found.picks == local.picks
     finals = Counter(
-        (one.shape, one.specs)
+        (one.operation, one.shape)
         for gpu in gpus.values()
         for one in {id(batch): batch for batch in gpu.batches}.values()
         if one.rounds == 31
     )
-    assert list(finals.values()) == [2, 2, 2]
+    picks = {(one.operation, one.shape): found.picks[one.operation, one.shape] for one in listed}
+    defaults = {(one.operation, one.shape): default_of(one).schedule for one in listed}
+    assert finals == {key: 1 if picks[key] == defaults[key] else 2 for key in picks}
+    assert set(finals.values()) == {1, 2}
     for batch in gpus["a"].batches:
-        if batch.rounds == 31:
+        if batch.rounds == 31 and finals[batch.operation, batch.shape] == 2:
             assert any(other.specs == batch.specs for other in gpus["b"].batches)
+
+
+def test_no_second_opinion_takes_a_pick_from_a_default_that_stands(listed: list[Problem]) -> None:
+    """So nobody is asked for one."""
+    problem, fate, stood = listed[0], random.Random(5), 0
+    default = default_of(problem)
+    finalists = [default, *(spec for spec in problem.space if spec != default)][:4]
+
+    def opinion(wrong: bool = False) -> Results:
+        return {
+            spec: Result(spec.schedule, "wrong")
+            if wrong and spec != default and fate.random() < 0.1
+            else Result(
+                spec.schedule,
+                "correct",
+                1e-5,
+                fate.choice((0.004, 0.02, 0.08)),
+                1.0 if spec == default else fate.uniform(0.95, 1.05),
+            )
+            for spec in finalists
+        }
+
+    for _ in range(2000):
+        first, search = opinion(), Search(default, ())
+        if search.stands(first):
+            stood += 1
+            search.finals = agreed(first, opinion(wrong=True))
+            assert search.winner() == default
+    assert 100 < stood < 1900
 
 
 def test_what_only_one_gpu_finds_faster_is_a_tie_which_the_default_wins(
