@@ -139,15 +139,18 @@ struct Sequence {
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
 
+// Of numbers that are not negative: fewer instructions than with a sign.
+__device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
+
 // The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(total / blocks), more(total % blocks) {}
+  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
   __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
-    return tile < longer ? tile / (each + 1) : more + (tile - longer) / each;
+    return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
@@ -166,9 +169,7 @@ struct Item {
   __device__ __forceinline__ int number(const Parameters& p) const {
     return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
   }
-  __device__ __forceinline__ int place_of(int part) const {
-    return first_place + 2 * part + (part == 0);
-  }
+  __device__ __forceinline__ int place_of(int part) const { return first_place + 2 * part + (part == 0); }
 };
 
 // Goes through a block's range. Every warp does so by itself: a lane has one of 32 sequences, and what lies before it.
@@ -230,8 +231,9 @@ struct Walk {
     item.weight = max(1, tiles.count);
     const int row_tiles = item.sequence.row_tiles(p);
     const int start = __shfl_sync(~0u, through, from) - item.weight * row_tiles * p.kv_heads;
-    const int index = (at - start) / item.weight;
-    item.head = index / row_tiles;
+    const int index = quotient(at - start, item.weight);
+    item.head = index;
+    if (row_tiles > 1) item.head = quotient(index, row_tiles);
     item.row_tile = index - item.head * row_tiles;
     return start + index * item.weight;
   }
@@ -241,13 +243,17 @@ struct Walk {
     const int start = locate(p, item);
     item.begin = at - start;
     item.end = min(item.weight, stop - start);
+    at = start + item.end;
+    return true;
+  }
+
+  // What other blocks have of the item that was the last: who has its keys, and which place the block's own part has.
+  __device__ __forceinline__ void share(Item& item) const {
     const bool whole = item.begin == 0 && item.end == item.weight;
-    const int first = division.owner(start);
+    const int start = at - item.end, first = division.owner(start);
     item.parts = whole ? 1 : division.owner(start + item.weight - 1) - first + 1;
     item.first_place = 2 * first;  // a block has the last part of one item, and the first of another
     item.part_place = 2 * blockIdx.x + (item.begin == 0 ? 1 : 0);
-    at = start + item.end;
-    return true;
   }
 };
 
@@ -495,9 +501,11 @@ __device__ __forceinline__ float quad_sum(float x) {
 // From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
+  float unit;      // of what is added up of weights and values
 
   __device__ __forceinline__ Scaling(const Parameters& p, int head) {
     const float scale = p.scale * kUnit;
+    unit = kUnit;
     exponent = fmaxf(scale * kLog2E, 1e-30f);
   }
 };
@@ -618,18 +626,41 @@ struct Total {
   }
 };
 
-// Stores four columns of a row, and with the first lse.
-__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total) {
+// Stores four columns of a row, times `unit`, and with the first lse.
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
-  const float unit = kUnit;
   total.scale(total.sum > 0 ? __fdividef(unit, total.sum) : 0);
   const uint2 packed{pair(total.value.x, total.value.y), pair(total.value.z, total.value.w)};
   *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
 }
 
 __device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows.sum[r]);
+    if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum};
+  }
+}
+
+// What the warps have left of four columns of a row.
+__device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
+  Total total;
+  float2 sums[kKeyWarps];
+  float4 values[kKeyWarps];
+  CUTE_UNROLL
+  for (int i = 0; i < kKeyWarps; ++i) {
+    const int warp = row / 16 * kKeyWarps + i;
+    sums[i] = shared.sums[warp][row % 16];
+    values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
+  }
+  total.add(sums, values);
+  return total;
+}
 
 // Counts what a warp has written before this, and lets it see what others have that counted before.
 __device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
@@ -645,32 +676,14 @@ struct Merge {
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
+  float unit;
   int there = rows_there(p, item);
-
-  // What the warps have of four columns of a row.
-  __device__ __forceinline__ Total of_warps(int row, int four) const {
-    Total total;
-    float2 sums[kKeyWarps];
-    float4 values[kKeyWarps];
-    CUTE_UNROLL
-    for (int i = 0; i < kKeyWarps; ++i) {
-      const int warp = row / 16 * kKeyWarps + i;
-      sums[i] = shared.sums[warp][row % 16];
-      values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
-    }
-    total.add(sums, values);
-    return total;
-  }
 
   // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
   // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
-    CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(rows.sum[r]);
-      if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum};
-    }
+    leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
       if (part > 0) synchronise_warps();
@@ -679,8 +692,8 @@ struct Merge {
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
         const int row = i / kFours, column = part * kMerged + i % kFours * 4;
-        const Total total = of_warps(row, i % kFours);
-        if (item.parts == 1) finish(p, item, row, column, total);
+        const Total total = of_warps(shared, row, i % kFours);
+        if (item.parts == 1) finish(p, item, row, column, total, unit);
         else leave_part(row, column, total);
       }
     }
@@ -732,7 +745,7 @@ struct Merge {
             if (part + j >= item.parts) sums[j].x = minus_infinity();
           total.add(sums, values);
         }
-        finish(p, item, row, column, total);
+        finish(p, item, row, column, total, unit);
       }
     }
   }
@@ -808,6 +821,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
   while (more) {
+    walk.share(item);  // while q is on its way
     Rows rows;
     CUTE_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -840,7 +854,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     const Item done = item;
     more = walk.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
-    Merge{p, shared, done}.store(outputs, rows, scaling.exponent, warp);
+    Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp);
   }
 }
 

@@ -135,42 +135,54 @@ struct Sequence {
   __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
 };
 
+// Of numbers that are not negative: fewer instructions than with a sign.
+__device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
+
 // The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(total / blocks), more(total % blocks) {}
+  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
   __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
-    return tile < longer ? tile / (each + 1) : more + (tile - longer) / each;
+    return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, what comes of them is a
-// part of `parts`.
+// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: chunks, up to tile `end` of
+// those that some row sees. What comes of each is a part, where there are several.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
-  int begin, end, first, weight;
-  int each, here;         // tiles of a chunk, each of which is a part; how many of them the block has done
-  int parts, part_place;  // the place of the next one
-  int first_place;        // that of the item's first part; others are side by side
+  int end;
+  int chunk, here;  // the number of the next one of its chunks, each of which is a part; how many the block has done
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
   __device__ __forceinline__ int number(const Parameters& p) const {
     return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
   }
-  __device__ __forceinline__ int place_of(int part) const {
-    return first_place + part;
+  // An item is cut by its own length alone, in equal chunks: of how many tiles.
+  __device__ __forceinline__ int each(const Parameters& p) const {
+    const int weight = sequence.weight(p);
+    constexpr int kWhole = 8, kLeast = 4, kLong = 16;
+    constexpr int kFew = 8, kMost = 16;
+    if (weight <= kWhole) return weight;
+    return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
   }
-  __device__ __forceinline__ int chunk_end() const { return min(begin + each, end); }
+  __device__ __forceinline__ int parts(const Parameters& p) const { return quotient(sequence.weight(p) + each(p) - 1, each(p)); }
+  // Whether the block has done all chunks before the next one; whether that is its last; and whether it has all then.
+  __device__ __forceinline__ bool from_first() const { return chunk == here; }
+  __device__ __forceinline__ bool last(const Parameters& p) const { return (chunk + 1) * each(p) >= end; }
+  __device__ __forceinline__ bool whole(const Parameters& p) const { return each(p) >= sequence.weight(p); }
+  __device__ __forceinline__ int first(const Parameters& p) const { return sequence.tiles(p).first; }
+  __device__ __forceinline__ int chunk_begin(const Parameters& p) const { return chunk * each(p); }
+  __device__ __forceinline__ int chunk_end(const Parameters& p) const { return min((chunk + 1) * each(p), end); }
   // Whether the block has another chunk of the item, to which this goes.
-  __device__ __forceinline__ bool to_next_chunk() {
-    begin += each, ++here, ++part_place;
-    return begin < end;
+  __device__ __forceinline__ bool to_next_chunk(const Parameters& p) {
+    ++here, ++chunk;
+    return chunk_begin(p) < end;
   }
 };
 
@@ -194,7 +206,6 @@ struct Walk {
     at = division.begin(blockIdx.x);
     stop = division.begin(blockIdx.x + 1);
     add_up(0);
-    if (at < stop) round_up(p);
   }
 
   __device__ __forceinline__ int load(const Parameters& p) {
@@ -230,44 +241,28 @@ struct Walk {
     item.sequence = own.of_lane(from);
     item.batch = base + from;
     const Sequence::Tiles tiles = item.sequence.tiles(p);
-    item.first = tiles.first;
-    item.weight = max(1, tiles.count);
+    const int weight = max(1, tiles.count);
     const int row_tiles = item.sequence.row_tiles(p);
-    const int start = __shfl_sync(~0u, through, from) - item.weight * row_tiles * p.kv_heads;
-    const int index = (at - start) / item.weight;
-    item.head = index / row_tiles;
+    const int start = __shfl_sync(~0u, through, from) - weight * row_tiles * p.kv_heads;
+    const int index = quotient(at - start, weight);
+    item.head = index;
+    if (row_tiles > 1) item.head = quotient(index, row_tiles);
     item.row_tile = index - item.head * row_tiles;
-    return start + index * item.weight;
-  }
-
-  // An item is cut by its own length alone, in equal chunks: of how many tiles.
-  __device__ __forceinline__ static int chunk(int weight) {
-    constexpr int kWhole = 8, kLeast = 4, kLong = 16;
-    constexpr int kFew = 8, kMost = 16;
-    if (weight <= kWhole) return weight;
-    return max(max(kLeast, min(kLong, (weight + kFew - 1) / kFew)), (weight + kMost - 1) / kMost);
-  }
-
-  // To the first chunk that begins in the block's range.
-  __device__ __forceinline__ void round_up(const Parameters& p) {
-    Item item;
-    const int start = locate(p, item), each = chunk(item.weight);
-    at = start + min(item.weight, (at - start + each - 1) / each * each);
+    return start + index * weight;
   }
 
   // All chunks of an item that begin in the block's range.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
-    if (at >= stop) return false;
-    const int start = locate(p, item), each = chunk(item.weight);
-    item.each = each;
-    item.here = 0;
-    item.begin = at - start;
-    item.end = min(item.weight, (min(item.weight, stop - start) + each - 1) / each * each);
-    item.parts = (item.weight + each - 1) / each;
-    item.first_place = item.number(p) * p.chunks;
-    item.part_place = item.first_place + item.begin / each;
-    at = start + item.end;
-    return true;
+    while (at < stop) {
+      const int start = locate(p, item), weight = item.sequence.weight(p), each = item.each(p);
+      item.chunk = quotient(at - start + each - 1, each);  // the first one that begins there
+      item.here = 0;
+      item.end = min(weight, quotient(min(weight, stop - start) + each - 1, each) * each);
+      at = start + item.end;
+      if (item.chunk * each < item.end) return true;
+      at = start + weight;
+    }
+    return false;
   }
 };
 
@@ -373,7 +368,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
   for (Item item; walk.next(p, item);) {
     const int end_key = item.end_key(p);
-    const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
+    const int begin = item.first(p) + item.chunk_begin(p), end = min(item.first(p) + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
     Pages pages(p, item.batch, begin * kKeys, end_key);
     CUTE_NO_UNROLL
@@ -515,9 +510,11 @@ __device__ __forceinline__ float quad_sum(float x) {
 // From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
+  float unit;      // of what is added up of weights and values
 
   __device__ __forceinline__ Scaling(const Parameters& p, int head) {
     const float scale = p.scale * kUnit;
+    unit = kUnit;
     exponent = fmaxf(scale * kLog2E, 1e-30f);
   }
 };
@@ -638,18 +635,41 @@ struct Total {
   }
 };
 
-// Stores four columns of a row, and with the first lse.
-__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total) {
+// Stores four columns of a row, times `unit`, and with the first lse.
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
-  const float unit = kUnit;
   total.scale(total.sum > 0 ? __fdividef(unit, total.sum) : 0);
   const uint2 packed{pair(total.value.x, total.value.y), pair(total.value.z, total.value.w)};
   *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
 }
 
 __device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
+
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows.sum[r]);
+    if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum};
+  }
+}
+
+// What the warps have left of four columns of a row.
+__device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
+  Total total;
+  float2 sums[kKeyWarps];
+  float4 values[kKeyWarps];
+  CUTE_UNROLL
+  for (int i = 0; i < kKeyWarps; ++i) {
+    const int warp = row / 16 * kKeyWarps + i;
+    sums[i] = shared.sums[warp][row % 16];
+    values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
+  }
+  total.add(sums, values);
+  return total;
+}
 
 // Counts what a warp has written before this, and lets it see what others have that counted before.
 __device__ __forceinline__ uint32_t count_up(uint32_t* counter, int by) {
@@ -665,34 +685,15 @@ struct Merge {
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
+  float unit;
   int here = item.here + 1;  // chunks of the item that the block has done, with this one
-  bool last_chunk = item.begin + item.each >= item.end;
   int there = rows_there(p, item);
-
-  // What the warps have of four columns of a row.
-  __device__ __forceinline__ Total of_warps(int row, int four) const {
-    Total total;
-    float2 sums[kKeyWarps];
-    float4 values[kKeyWarps];
-    CUTE_UNROLL
-    for (int i = 0; i < kKeyWarps; ++i) {
-      const int warp = row / 16 * kKeyWarps + i;
-      sums[i] = shared.sums[warp][row % 16];
-      values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
-    }
-    total.add(sums, values);
-    return total;
-  }
 
   // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
   // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
     synchronise_warps();  // what was left of the item before has been read
-    CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(rows.sum[r]);
-      if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum};
-    }
+    leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
       if (part > 0) synchronise_warps();
@@ -701,38 +702,41 @@ struct Merge {
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
         const int row = i / kFours, column = part * kMerged + i % kFours * 4;
-        const Total total = of_warps(row, i % kFours);
-        if (item.parts == 1) finish(p, item, row, column, total);
+        const Total total = of_warps(shared, row, i % kFours);
+        if (item.whole(p)) finish(p, item, row, column, total, unit);
         else leave_part(row, column, total);
       }
     }
-    if (last_chunk && item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
+    if (!item.last(p) || item.whole(p) || warp * kRowsAtOnce >= there) return;
+    const int parts = item.parts(p);
+    if (last_to_leave(warp, parts)) combine(parts);
   }
 
   __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
+  __device__ __forceinline__ int64_t place_of(int chunk, int row) const { return place(item.number(p) * p.chunks + chunk, row); }
 
   __device__ __forceinline__ void leave_part(int row, int column, const Total& total) const {
-    const int64_t at = place(item.part_place, row);
+    const int64_t at = place_of(item.chunk, row);
     *reinterpret_cast<float4*>(p.parts + at * kDim + column) = total.value;
     if (column == 0) p.sums[at] = {total.maximum, total.sum};
   }
 
-  __device__ __forceinline__ bool last_to_leave(int warp) const {
+  __device__ __forceinline__ bool last_to_leave(int warp, int parts) const {
     uint32_t before = 0;
     __syncwarp();
-    if (here == item.parts) return true;  // nobody else has any
+    if (here == parts) return true;  // nobody else has any
     if (lane() == 0) {
       uint32_t* const counter = p.counters + item.number(p) * kWarps + warp;
       before = count_up(counter, here);
-      if (before + here == item.parts) *counter = 0;  // as the next launch must find it
+      if (before + here == parts) *counter = 0;  // as the next launch must find it
     }
     before = __shfl_sync(~0u, before, 0);
     __syncwarp();
-    return before + here == item.parts;
+    return before + here == parts;
   }
 
   // Adds up all parts of the warp's rows. From L2, where other blocks left them.
-  __device__ __forceinline__ void combine() const {
+  __device__ __forceinline__ void combine(int parts) const {
     constexpr int kAtOnce = 8;  // that are on their way together
     CUTE_NO_UNROLL
     for (int columns = 0; columns < kDim; columns += kMerged) {
@@ -741,21 +745,21 @@ struct Merge {
         const int row = i / kFours, column = columns + i % kFours * 4;
         Total total;
         CUTE_NO_UNROLL
-        for (int part = 0; part < item.parts; part += kAtOnce) {
+        for (int part = 0; part < parts; part += kAtOnce) {
           float2 sums[kAtOnce];
           float4 values[kAtOnce];
           CUTE_UNROLL
           for (int j = 0; j < kAtOnce; ++j) {
-            const int64_t at = place(item.place_of(min(part + j, item.parts - 1)), row);
+            const int64_t at = place_of(min(part + j, parts - 1), row);
             sums[j] = __ldcg(p.sums + at);
             values[j] = __ldcg(reinterpret_cast<const float4*>(p.parts + at * kDim + column));
           }
           CUTE_UNROLL
           for (int j = 1; j < kAtOnce; ++j)
-            if (part + j >= item.parts) sums[j].x = minus_infinity();
+            if (part + j >= parts) sums[j].x = minus_infinity();
           total.add(sums, values);
         }
-        finish(p, item, row, column, total);
+        finish(p, item, row, column, total, unit);
       }
     }
   }
@@ -850,9 +854,9 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     const int begin_key = item.begin_key(p), end_key = item.end_key(p);  // that some row sees
     const int last_row = item.sequence.rows - 1;
     const int full_begin = item.sequence.begin(p, last_row), full_end = item.sequence.end(p, 0);  // that all rows see
-    const int end = min(item.first + item.chunk_end(), (end_key + kKeys - 1) / kKeys);
+    const int end = min(item.first(p) + item.chunk_end(p), (end_key + kKeys - 1) / kKeys);
     CUTE_NO_UNROLL
-    for (int tile = item.first + item.begin; tile < end; ++tile) {
+    for (int tile = item.first(p) + item.chunk_begin(p); tile < end; ++tile) {
       const bool full = tile * kKeys >= full_begin && tile * kKeys + kKeys <= full_end;
       if (full)
         step<false>(shared, position, turn, queries, scaling, rows, outputs, tile, begin_key, end_key);
@@ -861,11 +865,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       position.advance();
     }
     const Item done = item;
-    if (!item.to_next_chunk()) {
+    if (!item.to_next_chunk(p)) {
       more = walk.next(p, item);
       if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
     }
-    Merge{p, shared, done}.store(outputs, rows, scaling.exponent, warp);
+    Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp);
   }
 }
 

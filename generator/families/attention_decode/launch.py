@@ -39,7 +39,7 @@ def launches(spec: DecodeSpec, problem: DecodeProblem, device: DeviceLimits) -> 
             entry=spec.name,
             grid=work.blocks(spec.schedule, problem, device.multiprocessors),
             block=spec.schedule.threads,
-            cluster=1,
+            cluster=spec.schedule.cluster,
             shared_bytes=at.layout.shared_bytes,
             parameters=parameters(spec).values(at),
             early=True,
@@ -48,8 +48,13 @@ def launches(spec: DecodeSpec, problem: DecodeProblem, device: DeviceLimits) -> 
 
 
 def workspaces(spec: DecodeSpec, problem: DecodeProblem) -> list[Workspace]:
-    """Parts of items that several blocks share, their sums, and a counter of each item."""
+    """Parts of items that several blocks share, their sums, and a counter of each item.
+
+    Blocks of a cluster need none.
+    """
     operation, schedule = spec.operation, spec.schedule
+    if schedule.cluster > 1:
+        return []
     rows = work.parts(operation, schedule, problem) * work.part_rows(schedule, problem)
     return [
         Workspace("parts", 4 * rows * operation.dim),

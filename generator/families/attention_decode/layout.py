@@ -24,6 +24,7 @@ STAGE_BARRIERS_BYTES = 32  # two of k, and two of v
 # Of addresses, sums, and what is read and decoded; and of each 16 keys that a warp has of a tile,
 # whose scores are there at a time. No kernel of 80 that has these spilled (NVRTC 13.0).
 BASE_REGISTERS, SLICE_REGISTERS = 50, 12
+CLUSTER_REGISTERS = 8  # more where a cluster shares items: two of 125 spilled, of dimension 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class DecodeLayout:
     merged_columns: int  # of outputs that warps leave for each other at a time
     merged_bytes: int
     sums_bytes: int  # maxima and sums of rows, of every warp
+    parts_bytes: int  # what blocks of a cluster send of an item
     registers: int  # that a thread is expected to need
     register_budget: int  # that it may have
 
@@ -51,7 +53,7 @@ class DecodeLayout:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages."""
-        return self.merged_bytes + self.sums_bytes + BLOCK_BYTES
+        return self.merged_bytes + self.sums_bytes + self.parts_bytes + BLOCK_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -88,6 +90,7 @@ def decode_layout(operation: DecodeOperation, schedule: DecodeSchedule) -> Decod
         merged_columns=merged,
         merged_bytes=merged * warp_column,
         sums_bytes=8 * schedule.warps * WARP_ROWS,
+        parts_bytes=schedule.rows * operation.dim * 6 + 16 if schedule.cluster > 1 else 0,
         registers=_registers(operation, schedule),
         register_budget=register_budget(schedule),
     )
@@ -103,4 +106,5 @@ def _registers(operation: DecodeOperation, schedule: DecodeSchedule) -> int:
     # Outputs in fp32, q in 16 bits, of 16 rows that a warp has.
     outputs, queries = operation.dim // 2, operation.dim // 4
     slices = -(-schedule.keys // (16 * schedule.key_warps))
-    return outputs + queries + slices * SLICE_REGISTERS + BASE_REGISTERS
+    shared = CLUSTER_REGISTERS if schedule.cluster > 1 else 0
+    return outputs + queries + slices * SLICE_REGISTERS + BASE_REGISTERS + shared

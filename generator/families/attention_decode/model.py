@@ -41,6 +41,11 @@ def seconds(
     memory = tiles * schedule.keys * row_bytes * decoding / constants["bandwidth"]
     slices = schedule.keys / (16 * schedule.key_warps) * operation.dim / 64
     step = constants["step"] + slices * constants["slice"] * decoding
+    if schedule.cluster > 1:
+        each = -(-tiles // items // schedule.cluster)  # of an item's tiles, a block's
+        inside = -(-items * schedule.cluster // blocks) * each * step
+        sent = constants["part"] * schedule.cluster
+        return constants["launch"] + slowest(memory, inside) + sent
     inside = -(-tiles // blocks) * step
     chunks = work.chunks(operation, schedule, shape) if operation.batch_invariant else 1
     shared, parts = _shared(items, blocks, chunks)

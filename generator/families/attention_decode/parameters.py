@@ -60,11 +60,13 @@ _MAPS: tuple[Decode, ...] = (
     tensor_map("k_map", _MAP, lambda at: at.tensor_map("k")),
     tensor_map("v_map", _MAP, lambda at: at.tensor_map("v")),
 )
-_WORK: tuple[Decode, ...] = (
+_PARTS: tuple[Decode, ...] = (
     pointer("parts", "float", "o of parts of items, unscaled: [place, row, dim]"),
     pointer("sums", "float2", "maximum and sum of their rows: [place, row]"),
     pointer("counters", "uint32_t", "parts of an item, by warps; 0 between launches"),
     int32("part_rows", "of a part", lambda at: work.part_rows(at.schedule, at.problem)),
+)
+_WORK: tuple[Decode, ...] = (
     int32("batch", "sequences", lambda at: at.problem.batch),
     int32("kv_heads", "of a sequence", lambda at: at.problem.kv_heads),
     int32("sharing", "heads of one kv head", lambda at: at.problem.heads // at.problem.kv_heads),
@@ -148,7 +150,9 @@ def _keys(operation: DecodeOperation) -> list[Decode]:
 def parameters(spec: DecodeSpec) -> ParameterBlock[AtLaunch]:
     """The kernel's parameter block."""
     operation = spec.operation
-    fields = [*_MAPS, *_queries(operation), *_WORK, *_keys(operation)]
+    alone = spec.schedule.cluster == 1
+    parts = _PARTS if alone else ()
+    fields = [*_MAPS, *_queries(operation), *parts, *_WORK, *_keys(operation)]
     if operation.mask != "none":
         fields.append(_BOUNDS["right"])
     if operation.mask == "window":
@@ -158,7 +162,7 @@ def parameters(spec: DecodeSpec) -> ParameterBlock[AtLaunch]:
     if operation.sinks != "none":
         cpp = "float" if operation.sinks == "fp32" else element(operation.element).cpp
         fields.append(pointer("sinks", f"const {cpp}", "[heads]"))
-    if operation.batch_invariant:
+    if operation.batch_invariant and alone:
         fields.append(
             int32(
                 "chunks",

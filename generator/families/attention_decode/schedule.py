@@ -39,6 +39,14 @@ class DecodeSchedule:
         default=1, name="blocks{}", doc="of a multiprocessor: each has an equal part of all keys"
     )
 
+    cluster: Literal[1, 4, 8] = knob(
+        default=1,
+        name="cluster{}",
+        later=True,
+        doc="blocks that share the keys of each item, and add up what they have through each "
+        "other's shared memory; 1: all share all keys, and add up through memory",
+    )
+
     @property
     def tile(self) -> tuple[int, int]:
         """Rows of q, and of k and v, that are multiplied in one step."""

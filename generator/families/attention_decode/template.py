@@ -13,13 +13,25 @@ COMBINE_REGISTERS = 250  # of a thread that adds up eight parts of four rows at 
 SPARE_REGISTERS = 32  # that are left beside what it expects to need else: else kernels spilled
 
 
-def _combined(spec: DecodeSpec) -> str:
-    # Of 32 rows of one sequence by 8192 keys an H200 took 20.1 us with more loads on their way, and
-    # 23.1 without. Few rows have few loads, and a longer text costs them up to 0.8 us.
+def _chunked(spec: DecodeSpec) -> bool:
+    """Whether items are cut by their own lengths; a cluster has whole ones."""
+    return spec.operation.batch_invariant and spec.schedule.cluster == 1
+
+
+def _room(spec: DecodeSpec) -> bool:
+    """Whether a thread has registers for eight parts of four rows."""
     layout = decode_layout(spec.operation, spec.schedule)
     room = layout.register_budget >= COMBINE_REGISTERS
-    room = room and layout.registers + SPARE_REGISTERS <= layout.register_budget
-    return "rows" if room and spec.schedule.rows > WARP_ROWS else "few"
+    return room and layout.registers + SPARE_REGISTERS <= layout.register_budget
+
+
+def _combined(spec: DecodeSpec) -> str:
+    if _chunked(spec) and _room(spec):
+        return "chunks"
+    # Of 32 rows of one sequence by 8192 keys an H200 took 20.1 us with more loads on their way, and
+    # 23.1 without. Few rows have few loads, and a longer text costs them up to 0.8 us.
+    rows = _room(spec) and spec.schedule.rows > WARP_ROWS
+    return "rows" if rows else "few"
 
 
 def context(spec: DecodeSpec) -> dict[str, Any]:
@@ -33,6 +45,8 @@ def context(spec: DecodeSpec) -> dict[str, Any]:
         "decode_part": "same" if operation.cache == "same" else f"{operation.cache}_{kind.name}",
         "fragments_part": "same" if operation.cache == "same" else "bytes",
         "combine_part": _combined(spec),
+        "chunked": _chunked(spec),
+        "adds": _combined(spec) == "chunks",  # a block its chunks to those before
         "lifted": operation.cache == "e4m3" and kind.name == "bf16",
         "first_key": "start" if operation.starts else "0",
         "bounds_left": operation.mask == "window" or operation.starts,

@@ -41,26 +41,40 @@ struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
   bool done = false;
+  int turn = 0;  // of the cluster's barrier, at which it came there
+};
+struct Block {  // of a cluster
+  uint8_t* shared;
+  std::vector<Warp> warps;
+  Named named[16];
 };
 static ucontext_t scheduler;
-static std::vector<std::unique_ptr<Fiber>> fibers;
-static std::vector<Warp> warps;
-static Named named[16];
+static std::vector<std::unique_ptr<Fiber>> fibers;  // of all blocks of a cluster, one after the other
+static std::vector<Block> blocks;
+static Named of_cluster;
+static int self, block_threads, first_block;  // whose turn it is
 static std::function<void()> body;
 static uint8_t* shared_memory;
+static std::vector<Warp>& warps() { return blocks[self / block_threads].warps; }
+static void enter(int fiber) {
+  self = fiber;
+  threadIdx.x = fiber % block_threads;
+  blockIdx.x = first_block + fiber / block_threads;
+  shared_memory = blocks[fiber / block_threads].shared;
+}
 static long events;  // whatever may end somebody's wait
 static std::mt19937 random_bits(7);
 
 static void pause() {
-  const int self = threadIdx.x;
-  swapcontext(&fibers[self]->context, &scheduler);
-  threadIdx.x = self;
+  const int own = self;
+  swapcontext(&fibers[own]->context, &scheduler);
+  enter(own);
 }
 static void entry() {
   body();
-  fibers[threadIdx.x]->done = true;
+  fibers[self]->done = true;
   ++events;
-  swapcontext(&fibers[threadIdx.x]->context, &scheduler);
+  swapcontext(&fibers[self]->context, &scheduler);
 }
 static int failed;
 static bool in_fiber;
@@ -73,7 +87,7 @@ static void fail(const char* what, int code) {
 
 // What each lane of the warp has put down, when all have.
 static const uint32_t (*together(const uint32_t* mine, int count))[8] {
-  Warp& warp = warps[threadIdx.x / 32];
+  Warp& warp = warps()[threadIdx.x / 32];
   const int turn = warp.turn;
   uint32_t(*words)[8] = warp.words[turn % 2];
   std::memcpy(words[threadIdx.x % 32], mine, 4 * count);
@@ -108,10 +122,13 @@ static int __reduce_add_sync(unsigned, int value) {
   for (int i = 0; i < 32; ++i) sum += all[i][0];
   return int(sum);
 }
+static int as_new(int x) { return x; }
 static void __syncwarp() { __ballot_sync(0, false); }
 static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 static float __int_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 static float __fdividef(float x, float y) { return x / y; }
+static float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
+static float __fmul_rn(float x, float y) { return x * y; }
 static void __threadfence() {}
 template <class T> static T __ldcg(const T* from) { return *from; }
 static uint32_t count_up(uint32_t* at, int by = 1) { const uint32_t before = *at; *at += by; return before; }
@@ -121,12 +138,12 @@ static void read_part(float4& found, const float* from, int apart, int at, int t
 }
 static uint32_t atomicAdd(uint32_t* at, uint32_t by) { const uint32_t before = *at; *at += by; return before; }
 static void named_barrier(int count, int id) {
-  Named& one = named[id];
+  Named& one = blocks[self / block_threads].named[id];
   const int turn = one.turn;
   if (++one.arrived == count) one.arrived = 0, ++one.turn, ++events;
   while (one.turn == turn) pause();
 }
-static void __syncthreads() { named_barrier(int(fibers.size()), 0); }
+static void __syncthreads() { named_barrier(block_threads, 0); }
 
 // ---- Barriers in shared memory, and copies --------------------------------------------------------
 struct Barrier {  // 8 bytes, as there
@@ -176,6 +193,11 @@ struct alignas(64) TmaDescriptor {
 };
 static_assert(sizeof(TmaDescriptor) == 128);
 namespace TMA { enum class CacheHintSm90 : uint64_t { EVICT_NORMAL, EVICT_FIRST, EVICT_LAST }; }
+inline void cluster_arrive() {
+  fibers[self]->turn = of_cluster.turn;
+  if (++of_cluster.arrived == int(fibers.size())) of_cluster.arrived = 0, ++of_cluster.turn, ++events;
+}
+inline void cluster_wait() { while (of_cluster.turn == fibers[self]->turn) pause(); }
 inline void prefetch_tma_descriptor(const TmaDescriptor*) {}
 inline uint32_t cast_smem_ptr_to_uint(const void* at) { return uint32_t((const uint8_t*)at - shared_memory); }
 struct SM90_TMA_LOAD_5D {
@@ -183,7 +205,7 @@ struct SM90_TMA_LOAD_5D {
     const int at[5] = {c0, c1, c2, c3, c4};
     const uint32_t start = cast_smem_ptr_to_uint(to);
     if (start % 128 || c4 < 0 || c4 >= map->extents[4] || c3 < 0 || c3 >= map->extents[3]) fail("a box is nowhere", 4);
-    auto whole = [=, m = *map, first = std::array<int, 5>{c0, c1, c2, c3, c4}] {
+    auto whole = [=, m = *map, memory = shared_memory, first = std::array<int, 5>{c0, c1, c2, c3, c4}] {
       int offset = 0;
       for (int piece = 0; piece < m.box[2]; ++piece)
         for (int row = 0; row < m.box[1]; ++row, offset += m.span) {
@@ -194,8 +216,8 @@ struct SM90_TMA_LOAD_5D {
           for (int column = 0; column < m.span; column += 16) {
             uint32_t place = start + offset + column;
             place ^= (place >> 7) % (m.span / 16) << 4;
-            if (inside) std::memcpy(shared_memory + place, from + column, 16);
-            else std::memset(shared_memory + place, 0, 16);
+            if (inside) std::memcpy(memory + place, from + column, 16);
+            else std::memset(memory + place, 0, 16);
           }
         }
       auto& barrier = *reinterpret_cast<Barrier*>(full);
@@ -206,6 +228,15 @@ struct SM90_TMA_LOAD_5D {
   }
 };
 }  // namespace cute
+
+template <class T, class Barriers> static void send(T& own, T value, Barriers& full, int rank) {
+  uint8_t *const there = blocks[rank].shared, *const to = there + ((uint8_t*)&own - shared_memory);
+  auto* const barrier = (Barrier*)(there + ((uint8_t*)&full - shared_memory));
+  copies.push_back([=] {
+    std::memcpy(to, &value, sizeof(T));
+    barrier->more(-int(sizeof(T))), barrier->check();
+  });
+}
 
 // ---- Instructions -----------------------------------------------------------------------------------
 static float number(uint16_t bits) { return BF16 ? float(cutlass::bfloat16_t{bits}) : float(cutlass::half_t{bits}); }
@@ -280,13 +311,21 @@ static uint32_t fp16_of_e4m3(uint32_t word, int half) {
   return d;
 }
 
-// ---- A launch: blocks one after the other, their threads in any order --------------------------------
-static void run_block(int threads) {
+// ---- A launch: clusters one after the other, the warps of their blocks in any order ------------------
+static void run_cluster(int first, int size, int threads, int bytes) {
   fibers.clear();
-  warps.assign((threads + 31) / 32, Warp());
-  for (auto& one : named) one = Named();
+  blocks.assign(size, Block());
+  of_cluster = Named();
   copies.clear();
-  for (int i = 0; i < threads; ++i) {
+  first_block = first, block_threads = threads;
+  std::vector<std::unique_ptr<uint8_t, void (*)(void*)>> memory;
+  for (auto& one : blocks) {
+    one.warps.assign((threads + 31) / 32, Warp());
+    one.shared = (uint8_t*)std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
+    std::memset(one.shared, 0xff, bytes);  // NaN, in whatever type
+    memory.emplace_back(one.shared, std::free);
+  }
+  for (int i = 0; i < size * threads; ++i) {
     fibers.emplace_back(new Fiber);
     Fiber& fiber = *fibers.back();
     fiber.stack.resize(1 << 16);
@@ -299,14 +338,14 @@ static void run_block(int threads) {
   for (int idle = 0;;) {
     const long before = events;
     bool left = false;
-    std::vector<int> order(warps.size());
+    std::vector<int> order(size * threads / 32);
     for (size_t i = 0; i < order.size(); ++i) order[i] = int(i);
     std::shuffle(order.begin(), order.end(), random_bits);
     for (int warp : order)
-      for (int i = warp * 32; i < min(threads, warp * 32 + 32); ++i) {
+      for (int i = warp * 32; i < warp * 32 + 32; ++i) {
         if (fibers[i]->done) continue;
         left = true;
-        threadIdx.x = i;
+        enter(i);
         in_fiber = true;
         swapcontext(&scheduler, &fibers[i]->context);
         in_fiber = false;

@@ -21,23 +21,17 @@ _HEADER = Path(__file__).with_name("emulated.h")
 _HEADERS = ("array", "cmath", "deque", "functional", "memory", "random", "ucontext.h")
 _MADE_UP = (
     *("multiply", "read", "read_transposed", "pair", "fast_exp2", "fast_log2"),
-    *("copy_scale", "permute", "read_part"),
+    *("copy_scale", "permute", "read_part", "of_rank", "send", "as_new"),
     *("arrive_with_copies", "fma_bf16", "multiply_bf16", "add_fp16", "fp16_of_e4m3", "count_up"),
 )
 _MAIN = """
-extern "C" int launch(const void* block, int grid, int threads, int bytes) {
+extern "C" int launch(const void* block, int grid, int cluster, int threads, int bytes) {
   Parameters p;
   std::memcpy(&p, block, sizeof(p));
   gridDim.x = grid;
-  shared_memory = (uint8_t*)std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
   body = [&] { NAME(p); };
   failed = 0;
-  for (int i = 0; i < grid && !failed; ++i) {
-    blockIdx.x = i;
-    std::memset(shared_memory, 0xff, bytes);  // NaN, in whatever type
-    run_block(threads);
-  }
-  std::free(shared_memory);
+  for (int i = 0; i < grid && !failed; i += cluster) run_cluster(i, cluster, threads, bytes);
   return failed;
 }
 """
@@ -89,7 +83,7 @@ class Emulated:
         (launch,) = FAMILY.launches(self.spec, problem, DeviceLimits(multiprocessors))
         values = {n: _value(v, tensors, scalars) for n, v in launch.parameters.items()}
         block = FAMILY.parameters(self.spec).pack(values)
-        failed = self._launch(block, launch.grid, launch.block, launch.shared_bytes)
+        failed = self._launch(block, launch.grid, launch.cluster, launch.block, launch.shared_bytes)
         assert not failed, failed
         for space in spaces:
             assert not space.kept or not tensors[space.tensor].any(), f"{space.tensor} is not 0"

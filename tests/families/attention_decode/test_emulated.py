@@ -221,6 +221,49 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "multiprocessors": 40,
         },
     ),
+    "clusters, of several items each": (
+        {"dim": 64, "mask": "causal"},
+        {"keys": 32, "warps": 2, "cluster": 4},
+        {
+            "lengths": [610, 0, 3, 128],
+            "heads": 14,
+            "kv_heads": 2,
+            "seq_q": 2,
+            "seq_k": 610,
+            "right": 0,
+            "multiprocessors": 8,
+        },
+    ),
+    "clusters of eight, in pages, of fewer tiles than blocks": (
+        {"cache": "e4m3", "scales": "head", "page": 16},
+        {"keys": 64, "warps": 4, "cluster": 8},
+        {"lengths": [300, 0, 700], "seq_k": 704, "multiprocessors": 16},
+    ),
+    "clusters of packed sequences, in two tiles of rows": (
+        {
+            "element": "fp16",
+            "dim": 96,
+            "keys": "packed",
+            "queries": "packed",
+            "mask": "causal",
+            "lengths": False,
+        },
+        {"rows": 32, "keys": 32, "warps": 4, "cluster": 4},
+        {
+            "lengths": [150, 1, 0, 64],
+            "rows": [3, 1, 2, 0],
+            "heads": 24,
+            "seq_q": 3,
+            "seq_k": 150,
+            "right": 0,
+            "multiprocessors": 12,
+        },
+    ),
+    "clusters, batch invariant": (
+        {"dim": 96, "batch_invariant": True, "sinks": "same"},
+        {"keys": 32, "warps": 2, "cluster": 4},
+        {"lengths": [300, 70, 0], "kv_heads": 1, "seq_k": 320, "multiprocessors": 4},
+    ),
     "more sequences than lanes": (
         {"element": "fp16", "dim": 64, "mask": "window"},
         {"keys": 32, "warps": 1},
@@ -246,17 +289,39 @@ def test_results_are_those_of_float64(tmp_path: Path, name: str) -> None:
     assert error[0] < bounds[0] and error[1] < bounds[1], error
 
 
-def test_a_sequence_has_the_same_bits_whatever_is_beside_it(tmp_path: Path) -> None:
-    operation = options(dim=64, lengths=True, batch_invariant=True)
-    schedule = FAMILY.complete("sm_90a", operation, TILE)
+@pytest.mark.parametrize(
+    ("fields", "tile", "call"),
+    [
+        ({"dim": 64}, {}, {}),
+        # Columns are left in three turns, maxima and sums in the first of these.
+        ({"dim": 96}, {}, {}),
+        # No registers to add a chunk to those before it.
+        ({"dim": 256}, {}, {"kv_heads": 1}),
+        ({"dim": 64}, {"rows": 32, "keys": 32, "warps": 2}, {"heads": 24, "kv_heads": 1}),
+        ({"dim": 64}, {"keys": 32, "warps": 2, "cluster": 4}, {}),
+    ],
+)
+def test_a_sequence_has_the_same_bits_whatever_is_beside_it(
+    tmp_path: Path, fields: dict[str, Any], tile: dict[str, Any], call: dict[str, Any]
+) -> None:
+    """Its chunks are added up by one block, or left to be added up by another: in one order."""
+    operation = options(lengths=True, batch_invariant=True, **fields)
+    schedule = FAMILY.complete("sm_90a", operation, {**TILE, **tile})
     kernel = Emulated(KernelSpec("sm_90a", operation, schedule), tmp_path)
-    one = sample(operation, lengths=[1300, 900, 50], seq_k=1300, **HEADS)
+    one = sample(operation, lengths=[1300, 900, 50], seq_k=1300, **{**HEADS, **call})
     found = []
-    for lengths, multiprocessors in (([1300, 900, 50], 3), ([1300, 64, 0], 5)):
+    for lengths, multiprocessors in (
+        ([1300, 900, 50], 3),
+        ([1300, 64, 0], 5),
+        ([1300, 1300, 1], 2),
+        ([1300, 1, 1300], 13),
+        ([1300, 900, 50], 1),
+    ):
         one.tensors["lengths"] = torch.tensor(lengths, dtype=torch.int32)
-        kernel(one.problem, one.tensors, one.scalars, multiprocessors)
-        found.append(one.tensors["o"][0].clone())
-    assert found[0].equal(found[1])
+        kernel(one.problem, one.tensors, one.scalars, multiprocessors * schedule.cluster)
+        found.append([one.tensors[name][0].clone() for name in ("o", "lse")])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
 
 
 def test_the_smallest_numbers_of_e4m3_count(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-// attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages26_warps1_blocks4_d648742d
+// attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
 //   q bf16 fixed, k and v e4m3 in pages of 128, head dimension 64
 //   mask none, lengths, sinks
-//   16 rows of q by 16 keys, 1 warps of 16 rows, 26 stages, 4 to a multiprocessor
-// Digest d648742dab51e78c8f286b70367d1378ce91c22c9092654502bac27bcf9801d1; `warploom show` prints this file.
+//   16 rows of q by 16 keys, 1 warps of 16 rows, 23 stages, 4 to a multiprocessor
+// Digest 4caf3da8578db43b4312ca91d6332050470edb2bcf937e9f71d63065416129a2; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -32,7 +32,9 @@ constexpr int kRows = 16, kKeys = 16;  // of a tile: rows of q, and of k and v
 constexpr int kWarps = 1, kThreads = 64;  // that multiply; the last warp loads
 constexpr int kRowWarps = kRows / 16, kKeyWarps = kWarps / kRowWarps;  // of other rows; of other keys of the same rows
 constexpr int kSlices = kKeys / (16 * kKeyWarps);  // of 16 keys, a warp's in a tile
-constexpr int kStages = 26;
+constexpr int kStages = 23;
+constexpr int kCluster = 8;  // blocks that share each item's keys
+constexpr int kGroup = 8;  // fours of columns side by side that one of them adds up
 constexpr int kFragments = kDim / 8, kSteps = kDim / 16;  // of 8 columns of o; of 16 of q
 constexpr bool kBoundsLeft = false;
 constexpr float kSlack = 8;  // by so much exponents of 2 may grow before o is rescaled
@@ -48,9 +50,6 @@ struct alignas(128) Parameters {
   const cutlass::bfloat16_t* q;  // rows of every head
   cutlass::bfloat16_t* o;  // as q, but for its strides
   float* lse;  // [batch, heads, seq_q]
-  float* parts;  // o of parts of items, unscaled: [place, row, dim]
-  float2* sums;  // maximum and sum of their rows: [place, row]
-  uint32_t* counters;  // parts of an item, by warps; 0 between launches
   const int32_t* page_table;  // pages of each sequence
   const int32_t* lengths;  // keys of each sequence
   const float* sinks;  // [heads]
@@ -62,7 +61,6 @@ struct alignas(128) Parameters {
   int64_t o_row_stride;  // elements
   int64_t table_stride;  // from one sequence to the next
   int32_t seq_q;  // rows of a sequence
-  int32_t part_rows;  // of a part
   int32_t batch;  // sequences
   int32_t kv_heads;  // of a sequence
   int32_t sharing;  // heads of one kv head
@@ -74,18 +72,16 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128);
 static_assert(OFFSET(Parameters, q) == 256 && OFFSET(Parameters, o) == 264);
-static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, parts) == 280);
-static_assert(OFFSET(Parameters, sums) == 288 && OFFSET(Parameters, counters) == 296);
-static_assert(OFFSET(Parameters, page_table) == 304 && OFFSET(Parameters, lengths) == 312);
-static_assert(OFFSET(Parameters, sinks) == 320 && OFFSET(Parameters, q_batch_stride) == 328);
-static_assert(OFFSET(Parameters, q_head_stride) == 336 && OFFSET(Parameters, q_row_stride) == 344);
-static_assert(OFFSET(Parameters, o_batch_stride) == 352 && OFFSET(Parameters, o_head_stride) == 360);
-static_assert(OFFSET(Parameters, o_row_stride) == 368 && OFFSET(Parameters, table_stride) == 376);
-static_assert(OFFSET(Parameters, seq_q) == 384 && OFFSET(Parameters, part_rows) == 388);
-static_assert(OFFSET(Parameters, batch) == 392 && OFFSET(Parameters, kv_heads) == 396);
-static_assert(OFFSET(Parameters, sharing) == 400 && OFFSET(Parameters, row_tiles) == 404);
-static_assert(OFFSET(Parameters, seq_k) == 408 && OFFSET(Parameters, pages) == 412);
-static_assert(OFFSET(Parameters, scale) == 416);
+static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, page_table) == 280);
+static_assert(OFFSET(Parameters, lengths) == 288 && OFFSET(Parameters, sinks) == 296);
+static_assert(OFFSET(Parameters, q_batch_stride) == 304 && OFFSET(Parameters, q_head_stride) == 312);
+static_assert(OFFSET(Parameters, q_row_stride) == 320 && OFFSET(Parameters, o_batch_stride) == 328);
+static_assert(OFFSET(Parameters, o_head_stride) == 336 && OFFSET(Parameters, o_row_stride) == 344);
+static_assert(OFFSET(Parameters, table_stride) == 352 && OFFSET(Parameters, seq_q) == 360);
+static_assert(OFFSET(Parameters, batch) == 364 && OFFSET(Parameters, kv_heads) == 368);
+static_assert(OFFSET(Parameters, sharing) == 372 && OFFSET(Parameters, row_tiles) == 376);
+static_assert(OFFSET(Parameters, seq_k) == 380 && OFFSET(Parameters, pages) == 384);
+static_assert(OFFSET(Parameters, scale) == 388);
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -132,38 +128,35 @@ struct Sequence {
 
   // What is divided among blocks: tiles of keys of each tile of rows. One that sees nothing has a result, too.
   __device__ __forceinline__ int weight(const Parameters& p) const { return max(1, tiles(p).count); }
-  __device__ __forceinline__ int work(const Parameters& p) const { return weight(p) * row_tiles(p) * p.kv_heads; }
+  __device__ __forceinline__ int work(const Parameters& p) const { return row_tiles(p) * p.kv_heads; }
 };
+
+// Of numbers that are not negative: fewer instructions than with a sign.
+__device__ __forceinline__ int quotient(int of, int by) { return int(uint32_t(of) / uint32_t(by)); }
 
 // The tiles of all items, one item after the other, are dealt in equal ranges: the first `more` blocks have one more.
 struct Division {
   int each, more;
 
-  __device__ __forceinline__ Division(int total, int blocks) : each(total / blocks), more(total % blocks) {}
+  __device__ __forceinline__ Division(int total, int blocks) : each(quotient(total, blocks)), more(total - each * blocks) {}
   __device__ __forceinline__ int begin(int block) const { return each * block + min(block, more); }
   __device__ __forceinline__ int owner(int tile) const {
     const int longer = more * (each + 1);
-    return tile < longer ? tile / (each + 1) : more + (tile - longer) / each;
+    return tile < longer ? quotient(tile, each + 1) : more + quotient(tile - longer, each);
   }
 };
 
-// A tile of rows of one sequence and kv head, and which of its tiles of keys are to be done: from `begin` to `end` of
-// `weight`, the first of which is tile `first` of the sequence's keys. Where these are not all, what comes of them is a
-// part of `parts`.
+// A tile of rows of one sequence and kv head, and which of its tiles of keys are the block's: from `begin` to `end` of
+// `weight`, the first of which is tile `first` of the sequence's keys.
 struct Item {
   Sequence sequence;
   int batch, head, row_tile;
   int begin, end, first, weight;
-  int parts, part_place;  // the place of the part of this block
-  int first_place;        // that of the item's first part; others are in every second place, but for the first
 
   __device__ __forceinline__ int begin_key(const Parameters& p) const { return sequence.begin(p, 0); }
   __device__ __forceinline__ int end_key(const Parameters& p) const { return sequence.end(p, sequence.rows - 1); }
   __device__ __forceinline__ int number(const Parameters& p) const {
     return (batch * p.kv_heads + head) * p.row_tiles + row_tile;
-  }
-  __device__ __forceinline__ int place_of(int part) const {
-    return first_place + 2 * part + (part == 0);
   }
 };
 
@@ -183,9 +176,9 @@ struct Walk {
       if (base == 0) break;
     }
     total = __reduce_add_sync(~0u, total);
-    division = Division(total, gridDim.x);
-    at = division.begin(blockIdx.x);
-    stop = division.begin(blockIdx.x + 1);
+    division = Division(total, gridDim.x / kCluster);
+    at = division.begin(blockIdx.x / kCluster);
+    stop = division.begin(blockIdx.x / kCluster + 1);
     add_up(0);
   }
 
@@ -225,24 +218,21 @@ struct Walk {
     item.first = tiles.first;
     item.weight = max(1, tiles.count);
     const int row_tiles = item.sequence.row_tiles(p);
-    const int start = __shfl_sync(~0u, through, from) - item.weight * row_tiles * p.kv_heads;
-    const int index = (at - start) / item.weight;
-    item.head = index / row_tiles;
+    const int start = __shfl_sync(~0u, through, from) - row_tiles * p.kv_heads, index = at - start;
+    item.head = index;
+    if (row_tiles > 1) item.head = quotient(index, row_tiles);
     item.row_tile = index - item.head * row_tiles;
-    return start + index * item.weight;
+    return start + index;
   }
 
+  // An item is the cluster's, and each of its blocks has an equal share of the keys, which may be none.
   __device__ __forceinline__ bool next(const Parameters& p, Item& item) {
     if (at >= stop) return false;
-    const int start = locate(p, item);
-    item.begin = at - start;
-    item.end = min(item.weight, stop - start);
-    const bool whole = item.begin == 0 && item.end == item.weight;
-    const int first = division.owner(start);
-    item.parts = whole ? 1 : division.owner(start + item.weight - 1) - first + 1;
-    item.first_place = 2 * first;  // a block has the last part of one item, and the first of another
-    item.part_place = 2 * blockIdx.x + (item.begin == 0 ? 1 : 0);
-    at = start + item.end;
+    locate(p, item);
+    const int rank = blockIdx.x % kCluster;
+    item.begin = item.weight * rank / kCluster;
+    item.end = item.weight * (rank + 1) / kCluster;
+    ++at;
     return true;
   }
 };
@@ -296,10 +286,13 @@ struct SharedStorage {
   alignas(1024) uint8_t v[kStages][Tile::kBytes];
   alignas(16) float merged[kWarps][16][kMerged];  // o of each warp, some columns at a time
   float2 sums[kWarps][16];                        // maximum and sum of its rows
+  alignas(16) float4 parts[kCluster][kRows * kDim / 4 / kCluster];  // what each block has of this one's share of an item
+  float2 part_sums[kCluster][kRows * kDim / 4 / kCluster];          // maxima and sums of their rows
   FullBarrier k_full[kStages], v_full[kStages];
   EmptyBarrier k_empty[kStages], v_empty[kStages];
+  FullBarrier parts_full;
 };
-static_assert(sizeof(SharedStorage) <= 57280);
+static_assert(sizeof(SharedStorage) <= 57200);
 
 // ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
 constexpr int kPage = 128;
@@ -350,8 +343,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   for (Item item; walk.next(p, item);) {
     const int end_key = item.end_key(p);
     const int begin = item.first + item.begin, end = min(item.first + item.end, (end_key + kKeys - 1) / kKeys);
-    if (begin >= end) continue;  // no row of the item sees a key
-    Pages pages(p, item.batch, begin * kKeys, end_key);
+    Pages pages(p, item.batch, begin * kKeys, max(1, end_key));
     CUTE_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
       const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
@@ -361,6 +353,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
       position.advance();
     }
+    __syncwarp();
+    cute::cluster_wait();  // as those who multiply do
+    if (walk.at < walk.stop) cute::cluster_arrive();
   }
 }
 
@@ -530,9 +525,11 @@ __device__ __forceinline__ float quad_sum(float x) {
 // From products to the softmax's scores. A factor of 0 would make NaNs of scores that are hidden.
 struct Scaling {
   float exponent;  // the factor of a score in the argument of exp2
+  float unit;      // of what is added up of weights and values
 
   __device__ __forceinline__ Scaling(const Parameters& p, int head) {
     const float scale = p.scale * kUnit;
+    unit = kUnit;
     exponent = fmaxf(scale * kLog2E, 1e-30f);
   }
 };
@@ -653,8 +650,8 @@ struct Total {
   }
 };
 
-// Stores four columns of a row, and with the first lse.
-__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total) {
+// Stores four columns of a row, times `unit`, and with the first lse.
+__device__ __forceinline__ void finish(const Parameters& p, const Item& item, int in_tile, int column, Total total, float unit) {
   const Row row = Row::at(p, item, in_tile);
   const float sink = float(p.sinks[row.head]) * kLog2E, grown = fmaxf(total.maximum, sink);
   const float reference = grown == minus_infinity() ? 0 : grown;
@@ -663,7 +660,6 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
   total.sum += fast_exp2(sink - reference);
   if (column == 0)
     *row.of_lse(p, item) = total.sum > 0 ? (total.maximum + fast_log2(total.sum)) * kLn2 : minus_infinity();
-  const float unit = kUnit;
   total.scale(total.sum > 0 ? __fdividef(unit, total.sum) : 0);
   const uint2 packed{pair(total.value.x, total.value.y), pair(total.value.z, total.value.w)};
   *reinterpret_cast<uint2*>(row.of_o(p, item) + column) = packed;
@@ -671,46 +667,67 @@ __device__ __forceinline__ void finish(const Parameters& p, const Item& item, in
 
 __device__ __forceinline__ void synchronise_warps() { cutlass::arch::NamedBarrier::sync(kWarps * 32, 1); }
 
-// Counts what a warp has written before this, and lets it see what others have that counted before.
-__device__ __forceinline__ uint32_t count_up(uint32_t* counter) {
-  uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
+// Leaves maxima and sums of the warp's rows for the other warps.
+__device__ __forceinline__ void leave_sums(SharedStorage& shared, const Rows& rows, float exponent, int warp) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows.sum[r]);
+    if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum * (1 / kUnit)};
+  }
 }
 
-// Warps that have other keys of the same rows add up what they have, and so do blocks that have a part of an item each:
-// always in the same order.
+// What the warps have left of four columns of a row.
+__device__ __forceinline__ Total of_warps(const SharedStorage& shared, int row, int four) {
+  Total total;
+  float2 sums[kKeyWarps];
+  float4 values[kKeyWarps];
+  CUTE_UNROLL
+  for (int i = 0; i < kKeyWarps; ++i) {
+    const int warp = row / 16 * kKeyWarps + i;
+    sums[i] = shared.sums[warp][row % 16];
+    values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
+  }
+  total.add(sums, values);
+  return total;
+}
+
+// Where block `rank` of the cluster has what this one has at `own`.
+__device__ __forceinline__ uint32_t of_rank(const void* own, int rank) {
+  return cute::set_block_rank(cute::cast_smem_ptr_to_uint(own), rank);
+}
+
+// Puts an item's values, or maximum and sum, where block `rank` has `own`, whose barrier counts the bytes.
+__device__ __forceinline__ void send(float4& own, const float4& values, FullBarrier& full, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4}, [%5];" ::"r"(
+                   of_rank(&own, rank)),
+               "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w), "r"(of_rank(&full, rank))
+               : "memory");
+}
+__device__ __forceinline__ void send(float2& own, const float2& sums, FullBarrier& full, int rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], { %1, %2}, [%3];" ::"r"(
+                   of_rank(&own, rank)),
+               "f"(sums.x), "f"(sums.y), "r"(of_rank(&full, rank))
+               : "memory");
+}
+
+// Warps that have other keys of the same rows add up what they have, and then blocks of the cluster do, each a share of
+// the columns that the others send it: always in the same order.
 struct Merge {
-  static constexpr int kFours = kMerged / 4, kRowsAtOnce = 32 / kFours;  // of a row; of a warp
+  static constexpr int kFours = kMerged / 4, kRowFours = kDim / 4;  // of a row: of those left at a time, and of all
   const Parameters& p;
   SharedStorage& shared;
   const Item& item;
-  int there = rows_there(p, item);
+  float unit;
+  int there = rows_there(p, item), rank = blockIdx.x % kCluster;
 
-  // What the warps have of four columns of a row.
-  __device__ __forceinline__ Total of_warps(int row, int four) const {
-    Total total;
-    float2 sums[kKeyWarps];
-    float4 values[kKeyWarps];
-    CUTE_UNROLL
-    for (int i = 0; i < kKeyWarps; ++i) {
-      const int warp = row / 16 * kKeyWarps + i;
-      sums[i] = shared.sums[warp][row % 16];
-      values[i] = *reinterpret_cast<const float4*>(&shared.merged[warp][row % 16][merged_column(row, four * 4)]);
-    }
-    total.add(sums, values);
-    return total;
-  }
-
-  // Stores what the block has of an item: its result, or a part of it. A warp has whole rows of that, and waits for no
-  // other: where it is the last to leave its rows, of the blocks that have a part, it adds all up.
-  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp) const {
-    synchronise_warps();  // what was left of the item before has been read
-    CUTE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(rows.sum[r]);
-      if (lane() % 4 == 0) shared.sums[warp][r * 8 + lane() / 4] = {rows.maximum[r] * exponent, sum * (1 / kUnit)};
-    }
+  // Adds up what the cluster has of an item; `phase` is that of the barrier that counts what comes.
+  __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp,
+                                        uint32_t phase) const {
+    const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
+    if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
+    leave_sums(shared, rows, exponent, warp);
+    __syncwarp();
+    cute::cluster_wait();  // until all have read what was sent of the item before
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
       if (part > 0) synchronise_warps();
@@ -718,63 +735,32 @@ struct Merge {
       synchronise_warps();
       CUTE_NO_UNROLL
       for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
-        const int row = i / kFours, column = part * kMerged + i % kFours * 4;
-        const Total total = of_warps(row, i % kFours);
-        if (item.parts == 1) finish(p, item, row, column, total);
-        else leave_part(row, column, total);
+        const int row = i / kFours, four = part * kFours + i % kFours, group = (row * kRowFours + four) / kGroup;
+        const Total total = of_warps(shared, row, i % kFours);
+        const int to = group % kCluster, place = group / kCluster * kGroup + four % kGroup;
+        send(shared.parts[rank][place], total.value, shared.parts_full, to);
+        send(shared.part_sums[rank][place], {total.maximum, total.sum}, shared.parts_full, to);
       }
     }
-    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();
-  }
-
-  __device__ __forceinline__ int64_t place(int place, int row) const { return int64_t(place) * p.part_rows + row; }
-
-  __device__ __forceinline__ void leave_part(int row, int column, const Total& total) const {
-    const int64_t at = place(item.part_place, row);
-    *reinterpret_cast<float4*>(p.parts + at * kDim + column) = total.value;
-    if (column == 0) p.sums[at] = {total.maximum, total.sum};
-  }
-
-  __device__ __forceinline__ bool last_to_leave(int warp) const {
-    uint32_t before = 0;
-    __syncwarp();
-    if (lane() == 0) {
-      uint32_t* const counter = p.counters + item.number(p) * kWarps + warp;
-      before = count_up(counter);
-      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it
-    }
-    before = __shfl_sync(~0u, before, 0);
-    __syncwarp();
-    return before + 1 == item.parts;
-  }
-
-  // Adds up all parts of the warp's rows. From L2, where other blocks left them.
-  __device__ __forceinline__ void combine() const {
-    constexpr int kAtOnce = 8;  // that are on their way together
+    shared.parts_full.wait(phase);
     CUTE_NO_UNROLL
-    for (int columns = 0; columns < kDim; columns += kMerged) {
-      CUTE_NO_UNROLL
-      for (int i = threadIdx.x; i < there * kFours; i += kWarps * 32) {
-        const int row = i / kFours, column = columns + i % kFours * 4;
-        Total total;
-        CUTE_NO_UNROLL
-        for (int part = 0; part < item.parts; part += kAtOnce) {
-          float2 sums[kAtOnce];
-          float4 values[kAtOnce];
-          CUTE_UNROLL
-          for (int j = 0; j < kAtOnce; ++j) {
-            const int64_t at = place(item.place_of(min(part + j, item.parts - 1)), row);
-            sums[j] = __ldcg(p.sums + at);
-            values[j] = __ldcg(reinterpret_cast<const float4*>(p.parts + at * kDim + column));
-          }
-          CUTE_UNROLL
-          for (int j = 1; j < kAtOnce; ++j)
-            if (part + j >= item.parts) sums[j].x = minus_infinity();
-          total.add(sums, values);
-        }
-        finish(p, item, row, column, total);
-      }
+    for (int place = threadIdx.x; place < own; place += kWarps * 32) {
+      const int at = (place / kGroup * kCluster + rank) * kGroup + place % kGroup;
+      finish(p, item, at / kRowFours, at % kRowFours * 4, of_blocks(place), unit);
     }
+  }
+
+  __device__ __forceinline__ Total of_blocks(int place) const {
+    Total total;
+    float2 sums[kCluster];
+    float4 values[kCluster];
+    CUTE_UNROLL
+    for (int from = 0; from < kCluster; ++from) {
+      sums[from] = shared.part_sums[from][place];
+      values[from] = shared.parts[from][place];
+    }
+    total.add(sums, values);
+    return total;
   }
 };
 
@@ -844,6 +830,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const int first_row = warp / kKeyWarps * 16 + lane() / 4;  // of a tile of rows, the lane's; the other is 8 below
   Item item;
   Queries queries;
+  uint32_t phase = 0;
   bool more = walk.next(p, item);
   if (more) load(p, queries, item, first_row);
   CUTE_NO_UNROLL
@@ -881,12 +868,15 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     const Item done = item;
     more = walk.next(p, item);
     if (more) load(p, queries, item, first_row);  // on their way while what is done is stored
-    Merge{p, shared, done}.store(outputs, rows, scaling.exponent, warp);
+    Merge{p, shared, done, scaling.unit}.store(outputs, rows, scaling.exponent, warp, phase);
+    phase ^= 1;
+    __syncwarp();
+    if (more) cute::cluster_arrive();  // what was sent has been read
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 4)
-    attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages26_warps1_blocks4_d648742d(const __grid_constant__ Parameters p) {
+    attention_decode_sm90a_bf16_dim64_cache_e4m3_page128_lengths_sinks_fp32_16x16_stages23_warps1_blocks4_cluster8_4caf3da8(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
@@ -899,8 +889,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 4)
       shared.k_empty[stage].init(kWarps);
       shared.v_empty[stage].init(kWarps);
     }
+    shared.parts_full.init(1);
     cutlass::arch::fence_barrier_init();
   }
+  __syncwarp();
+  cute::cluster_arrive();  // nothing is sent to a block whose barriers do not exist
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   Walk walk(p);
