@@ -18,14 +18,19 @@ class DecodeTable(Table[DecodeOperation, DecodeSchedule, DecodeShape]):
     kinds = ("bits",)
 
     def features(self, operation: DecodeOperation, shape: DecodeShape) -> dict[str, Feature]:
-        """Of the cache's elements, rows of q that share keys, keys of a sequence and of all."""
+        """Of the cache's elements, rows of q that share keys, keys of a sequence and of all.
+
+        heads_of_all are kv heads of all sequences.
+        """
         return {
             "dim": operation.dim,
             "bits": operation.kv.bits,
             "page": operation.page,
             "q_rows": shape.rows,
             "seq_k": shape.seq_k,
+            "heads_of_all": shape.batch * shape.kv_heads,
             "keys_of_all": shape.seq_k * shape.batch * shape.kv_heads,
+            "batch_invariant": operation.batch_invariant,
         }
 
     def suits(self, schedule: DecodeSchedule, shape: DecodeShape) -> bool:

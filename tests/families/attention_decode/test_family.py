@@ -44,6 +44,7 @@ def spec(tile: dict[str, Any] | None = None, **fields: Any) -> KernelSpec:
         ({"rows": 64, "keys": 64, "warps": 8}, {}, "registers"),
         ({"warps": 2}, {"dim": 256}, "registers"),
         ({"keys": 256, "warps": 1}, {"cache": "e4m3"}, "registers"),
+        ({"keys": 64, "cluster": 4}, {"dim": 256}, "262 registers expected, 255 to have"),
     ],
 )
 def test_what_is_not_legal_is_told(tile: dict[str, Any], fields: dict[str, Any], said: str) -> None:
@@ -105,21 +106,29 @@ def test_the_table_has_a_schedule_for_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "batch", "seq_k", "tile"),
+    ("cache", "rows", "batch", "seq_k", "tile"),
     [
-        ("same", 1, 512, (128, 4)),
-        ("same", 1, 2048, (128, 4)),
-        ("same", 64, 8192, (128, 4)),
-        ("e4m3", 1, 8192, (128, 4)),
-        ("e4m3", 64, 512, (256, 4)),
+        ("same", 1, 1, 512, (16, 128, 4)),
+        ("same", 4, 1, 2048, (16, 128, 4)),
+        ("same", 8, 1, 2048, (32, 64, 8)),
+        ("same", 1, 2, 1024, (16, 128, 4)),
+        ("same", 1, 1, 8192, (16, 128, 1)),
+        ("same", 1, 2, 2048, (16, 128, 1)),
+        ("same", 1, 64, 8192, (16, 128, 1)),
+        ("e4m3", 1, 1, 2048, (16, 64, 8)),
+        ("e4m3", 1, 1, 4096, (16, 128, 8)),
+        ("e4m3", 1, 1, 8192, (16, 128, 1)),
+        ("e4m3", 1, 64, 512, (16, 128, 1)),
+        ("e4m3", 1, 64, 2048, (16, 256, 1)),
     ],
 )
-def test_what_was_fastest_on_an_h200_is_chosen(
-    cache: str, batch: int, seq_k: int, tile: tuple[int, int]
+def test_what_was_fastest_is_chosen(
+    cache: str, rows: int, batch: int, seq_k: int, tile: tuple[int, int, int]
 ) -> None:
-    operation = options(lengths=True, cache=cache)
-    found = dispatch.tabled(operation, DecodeShape(batch, 32, 8, 1, seq_k), NO_GPU).spec.schedule
-    assert (found.keys, found.warps) == tile
+    operation = options(lengths=True, cache=cache, mask="causal")
+    shape = DecodeShape(batch, 32, 8, rows, seq_k)
+    found = dispatch.tabled(operation, shape, NO_GPU).spec.schedule
+    assert (found.rows, found.keys, found.cluster) == tile
 
 
 def test_few_rows_are_not_padded_to_many() -> None:
@@ -155,6 +164,26 @@ def test_blocks_share_items_evenly(batch: int, kv_heads: int, blocks: int) -> No
     """132 of them, or as many as each have the same; unless that takes many of them away."""
     shape = DecodeShape(batch, 8 * kv_heads, kv_heads, 1, 32768)
     assert work.blocks(spec().schedule, shape, 132) == blocks
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "seq_k", "blocks"),
+    [(4, 8, 512, 32), (4, 8, 513, 80), (8, 8, 1024, 64), (2, 8, 512, 64), (1, 200, 512, 132)],
+)
+def test_short_items_are_not_shared(batch: int, kv_heads: int, seq_k: int, blocks: int) -> None:
+    """What a block would save by sharing one is less than what adding up takes."""
+    shape = DecodeShape(batch, kv_heads, kv_heads, 1, seq_k)
+    assert work.blocks(spec().schedule, shape, 132) == blocks
+
+
+def test_clusters_have_whole_items_and_no_workspace() -> None:
+    one = spec({**TILE, "cluster": 4}, batch_invariant=True)
+    for sequences, clusters in ((1, 2), (40, 33)):
+        call = {"lengths": [900] * sequences, "heads": 8, "kv_heads": 2, "seq_q": 1, "seq_k": 900}
+        problem = sample(one.operation, **call).problem
+        (launch,) = FAMILY.launches(one, problem, NO_GPU)
+        assert (launch.grid, launch.cluster) == (4 * clusters, 4)
+        assert not FAMILY.workspaces(one, problem)
 
 
 def test_workspaces_have_room_for_two_parts_of_every_block() -> None:
