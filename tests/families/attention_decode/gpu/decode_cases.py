@@ -161,6 +161,7 @@ SIMPLE = {  # for tests of something else than the kernel itself
         warps=4,
     ),
     "invariant": spec(operation(batch_invariant=True, page=16), rows=16, keys=64, warps=4),
+    "clusters": spec(operation(page=16), rows=16, keys=64, warps=4, cluster=4),
 }
 USUAL = list(dict.fromkeys((*TABLE.values(), *SIMPLE.values())))
 ALL = list(dict.fromkeys((*USUAL, *OPTIONS)))

@@ -28,6 +28,7 @@ PAGES = cases.spec(cases.operation(page=16), **SCHEDULE)
 TOKENS = cases.spec(cases.operation(cache="e4m3", scales="token"), **SCHEDULE)
 INVARIANT = cases.spec(cases.operation(batch_invariant=True), **SCHEDULE)
 ROWS = cases.spec(cases.operation(), **{**SCHEDULE, "rows": 32})
+CLUSTER = cases.spec(cases.operation(), **SCHEDULE, cluster=4)
 PACKED = cases.spec(cases.operation(keys="packed", lengths=False), **SCHEDULE)
 
 # Several tiles for each block of 132 to 176 multiprocessors, most items shared by several.
@@ -96,18 +97,25 @@ RELEASE_K, RELEASE_V = (f"  release(shared.{one}_empty[position.stage]);\n" for 
 READ_K = "  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage])"
 READ_V = "  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage])"
 COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();\n"
-COUNT_CHUNKS = COUNT.replace("(item.parts", "(last_chunk && item.parts")
 LAST = "    return before + 1 == item.parts;\n"
 PART = "    const int64_t at = place(item.part_place, row);\n"
 RESET = "      if (before + 1 == item.parts) *counter = 0;  // as the next launch must find it\n"
 ORDER = "item.place_of(min(part + j, item.parts - 1))"
 OF_WHO_ADDS = "item.place_of((min(part + j, item.parts - 1) + int(blockIdx.x)) % item.parts)"
+CHUNKS = "apart * kDim * 4, part + j,"
 ORDER_ROWS = "__shfl_sync(~0u, factor, from + j), found[i][j])"
 ROWS_OF_WHO_ADDS = (
     ORDER_ROWS.replace("j)", "{0})").replace("[j]", "[{0}]").format("(j + blockIdx.x) % kParts")
 )
 LEFT = "      if (part > 0) synchronise_warps();\n"
 NEXT = "    synchronise_warps();  // what was left of the item before has been read\n"
+SEND = "    CUTE_UNROLL\n    for (int part = 0; part < kDim / kMerged; ++part) {\n"
+SENT = "    CUTE_NO_UNROLL\n    for (int place = threadIdx.x; place < own;"
+AWAIT_CLUSTER = (
+    "    cute::cluster_wait();  // until all have read what was sent of the item before\n"
+)
+AWAIT_PARTS = "    shared.parts_full.wait(phase);\n"
+SENT_READ = "at % kRowFours * 4, of_blocks(place), unit);\n    }\n"
 STORE = "  const Row row = Row::at(p, item, in_tile);\n"
 WAIT = 'asm volatile("griddepcontrol.wait;\\n'
 SOMETIMES = "    if ((clock64() >> 12) % 3 == blockIdx.x % 3)\n"
@@ -182,11 +190,8 @@ MUTANTS = {
         pauses=((COUNT, SOMETIMES + PAUSE + COUNT),),
         launches=60,
     ),
-    "parts of chunks are added up in the order in which they come": Mutant(
-        wrong=((ORDER, OF_WHO_ADDS),),
-        pauses=((COUNT_CHUNKS, SOMETIMES + PAUSE + COUNT_CHUNKS),),
-        kernel=INVARIANT,
-        launches=60,
+    "chunks are added up by the maxima of others": Mutant(
+        wrong=((CHUNKS, CHUNKS.replace("+ j", "+ (j ^ 1)")),), kernel=INVARIANT, size=4.0
     ),
     "parts of many rows are added up in the order in which they come": Mutant(
         wrong=((ORDER_ROWS, ROWS_OF_WHO_ADDS),),
@@ -198,12 +203,42 @@ MUTANTS = {
     "a block counts one of its chunks": Mutant(
         wrong=(("count_up(counter, here);", "count_up(counter, 1);"),), kernel=INVARIANT
     ),
+    "a chunk is not added to those before it": Mutant(
+        wrong=(("item.from_first() && item.here > 0;", "false;"),),
+        kernel=INVARIANT,
+    ),
+    "one chunk more counts as added up by the block with the first": Mutant(
+        wrong=(("stop) + each - 1, each);", "stop) + 2 * each - 1, each);"),),
+        kernel=INVARIANT,
+    ),
+    "what a cluster's blocks send is read before it came": Mutant(
+        wrong=((AWAIT_PARTS, ""), (SENT_READ, SENT_READ + AWAIT_PARTS)),
+        pauses=((SEND, PAUSE + SEND),),
+        kernel=CLUSTER,
+    ),
+    "what a cluster's blocks send is overwritten before it was read": Mutant(
+        wrong=((AWAIT_CLUSTER, ""), (AWAIT_PARTS, AWAIT_CLUSTER + AWAIT_PARTS)),
+        pauses=((SENT, "    if (rank == 0)\n" + PAUSE + SENT),),
+        kernel=CLUSTER,
+        shape=WHOLE,
+    ),
+    "a cluster's blocks leave out a tile": Mutant(
+        wrong=(
+            (
+                "item.weight * (rank + 1) / kCluster;",
+                "item.weight * (rank + 1) / kCluster - (rank == 1);",
+            ),
+        ),
+        kernel=CLUSTER,
+    ),
     "what warps leave is overwritten before it was read": Mutant(
         wrong=((NEXT, ""), (LEFT, "")),
         pauses=(
             (
-                "        const Total total = of_warps(row",
-                "    if (threadIdx.x < 32)\n" + PAUSE + "        const Total total = of_warps(row",
+                "        const Total total = of_warps(shared, row",
+                "    if (threadIdx.x < 32)\n"
+                + PAUSE
+                + "        const Total total = of_warps(shared, row",
             ),
         ),
         shape=WHOLE,
