@@ -1,10 +1,10 @@
-// attention_decode_sm90a_fp16_dim96_cache_e4m3_page16_lengths_batch_invariant_16x128_stages2_warps4_db91d42a
+// attention_decode_sm90a_fp16_dim96_cache_e4m3_lengths_batch_invariant_16x128_stages2_warps4_41c1417e
 //
 // o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T, of few rows of q by long k and v
-//   q fp16 fixed, k and v e4m3 in pages of 16, head dimension 96
+//   q fp16 fixed, k and v e4m3 fixed, head dimension 96
 //   mask none, lengths, batch invariant
 //   16 rows of q by 128 keys, 4 warps of 16 rows, 2 stages, 1 to a multiprocessor
-// Digest db91d42af7146149d18a6fc7f0f42d4eae08f49baa7a25afa9f698b91626e85b; `warploom show` prints this file.
+// Digest 41c1417e1943d2a427a12869da1e8382683e9e7b84435aee01f2936ada9ef89e; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -51,7 +51,6 @@ struct alignas(128) Parameters {
   float* parts;  // o of parts of items, unscaled: [place, row, dim]
   float2* sums;  // maximum and sum of their rows: [place, row]
   uint32_t* counters;  // parts of an item, by warps; 0 between launches
-  const int32_t* page_table;  // pages of each sequence
   const int32_t* lengths;  // keys of each sequence
   int64_t q_batch_stride;  // elements
   int64_t q_head_stride;  // elements
@@ -59,7 +58,6 @@ struct alignas(128) Parameters {
   int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
   int64_t o_row_stride;  // elements
-  int64_t table_stride;  // from one sequence to the next
   int32_t seq_q;  // rows of a sequence
   int32_t part_rows;  // of a part
   int32_t batch;  // sequences
@@ -67,7 +65,6 @@ struct alignas(128) Parameters {
   int32_t sharing;  // heads of one kv head
   int32_t row_tiles;  // of one kv head and sequence, at most
   int32_t seq_k;  // keys of a sequence, at most
-  int32_t pages;  // of the cache
   int32_t chunks;  // places of an item
   float scale;  // of the products
 };
@@ -76,16 +73,14 @@ static_assert(OFFSET(Parameters, k_map) == 0 && OFFSET(Parameters, v_map) == 128
 static_assert(OFFSET(Parameters, q) == 256 && OFFSET(Parameters, o) == 264);
 static_assert(OFFSET(Parameters, lse) == 272 && OFFSET(Parameters, parts) == 280);
 static_assert(OFFSET(Parameters, sums) == 288 && OFFSET(Parameters, counters) == 296);
-static_assert(OFFSET(Parameters, page_table) == 304 && OFFSET(Parameters, lengths) == 312);
-static_assert(OFFSET(Parameters, q_batch_stride) == 320 && OFFSET(Parameters, q_head_stride) == 328);
-static_assert(OFFSET(Parameters, q_row_stride) == 336 && OFFSET(Parameters, o_batch_stride) == 344);
-static_assert(OFFSET(Parameters, o_head_stride) == 352 && OFFSET(Parameters, o_row_stride) == 360);
-static_assert(OFFSET(Parameters, table_stride) == 368 && OFFSET(Parameters, seq_q) == 376);
-static_assert(OFFSET(Parameters, part_rows) == 380 && OFFSET(Parameters, batch) == 384);
-static_assert(OFFSET(Parameters, kv_heads) == 388 && OFFSET(Parameters, sharing) == 392);
-static_assert(OFFSET(Parameters, row_tiles) == 396 && OFFSET(Parameters, seq_k) == 400);
-static_assert(OFFSET(Parameters, pages) == 404 && OFFSET(Parameters, chunks) == 408);
-static_assert(OFFSET(Parameters, scale) == 412);
+static_assert(OFFSET(Parameters, lengths) == 304 && OFFSET(Parameters, q_batch_stride) == 312);
+static_assert(OFFSET(Parameters, q_head_stride) == 320 && OFFSET(Parameters, q_row_stride) == 328);
+static_assert(OFFSET(Parameters, o_batch_stride) == 336 && OFFSET(Parameters, o_head_stride) == 344);
+static_assert(OFFSET(Parameters, o_row_stride) == 352 && OFFSET(Parameters, seq_q) == 360);
+static_assert(OFFSET(Parameters, part_rows) == 364 && OFFSET(Parameters, batch) == 368);
+static_assert(OFFSET(Parameters, kv_heads) == 372 && OFFSET(Parameters, sharing) == 376);
+static_assert(OFFSET(Parameters, row_tiles) == 380 && OFFSET(Parameters, seq_k) == 384);
+static_assert(OFFSET(Parameters, chunks) == 388 && OFFSET(Parameters, scale) == 392);
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -305,7 +300,7 @@ using Position = Ring<kStages>;
 // A stage of k or v in shared memory: boxes of kBoxRows rows, each in pieces of kSpan bytes of a row, swizzled.
 struct Tile {
   static constexpr int kSpan = 32, kPieces = kRowBytes / kSpan;
-  static constexpr int kBoxRows = 16, kBoxes = kKeys / kBoxRows;
+  static constexpr int kBoxRows = 64, kBoxes = kKeys / kBoxRows;
   static constexpr int kPieceBytes = kBoxRows * kSpan, kBoxBytes = kPieces * kPieceBytes, kBytes = kBoxes * kBoxBytes;
   static constexpr int kReads = kRowBytes / 32;  // of 16 rows: each has 32 bytes of them
 
@@ -343,34 +338,6 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) <= 58944);
 
 // ---- Producer: one warp keeps the rings of k and v full -------------------------------------------
-constexpr int kPage = 16;
-
-// The pages of one sequence: a lane has one of 32 side by side, and one of the next 32.
-struct Pages {
-  const int32_t* table;
-  int last;              // column of the table that keys may lie in
-  int base, here, next;  // the column of lane 0, and pages
-
-  __device__ __forceinline__ Pages(const Parameters& p, int batch, int first_key, int end_key)
-      : table(p.page_table + batch * p.table_stride), last((end_key - 1) / kPage), base(first_key / kPage / 32 * 32) {
-    here = load(p, base);
-    next = load(p, base + 32);
-  }
-  // Nobody has looked at what a table holds: a page counts as the nearest of those that there are.
-  __device__ __forceinline__ int load(const Parameters& p, int column) const {
-    return max(0, min(p.pages - 1, table[min(column + lane(), last)]));
-  }
-  // Of `column` and as many more as the lane is asked for, within 32 that are aligned.
-  __device__ __forceinline__ int of(const Parameters& p, int column, int more) {
-    if (column >= base + 32) {
-      base += 32;
-      here = next;
-      next = load(p, base + 32);
-    }
-    return __shfl_sync(~0u, here, column - base + more);
-  }
-};
-
 // Where the lane's box of a tile lies in the cache.
 struct Corner { int row, entry; };
 
@@ -392,11 +359,10 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const int end_key = item.end_key(p);
     const int begin = item.first(p) + item.chunk_begin(p), end = min(item.first(p) + item.end, (end_key + kKeys - 1) / kKeys);
     if (begin >= end) continue;  // no row of the item sees a key
-    Pages pages(p, item.batch, begin * kKeys, end_key);
     CUTE_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
       const int key = tile * kKeys, boxes = min(Tile::kBoxes, (end_key - key + Tile::kBoxRows - 1) / Tile::kBoxRows);
-      const Corner corner{key % kPage, pages.of(p, key / kPage, lane() % Tile::kBoxes)};
+      const Corner corner{key + lane() * Tile::kBoxRows, item.batch};
       const int stage = position.stage;
       load(p.k_map, shared.k_full[stage], shared.k_empty[stage], position.phase, shared.k[stage], boxes, corner, item.head);
       load(p.v_map, shared.v_full[stage], shared.v_empty[stage], position.phase, shared.v[stage], boxes, corner, item.head);
@@ -1035,7 +1001,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    attention_decode_sm90a_fp16_dim96_cache_e4m3_page16_lengths_batch_invariant_16x128_stages2_warps4_db91d42a(const __grid_constant__ Parameters p) {
+    attention_decode_sm90a_fp16_dim96_cache_e4m3_lengths_batch_invariant_16x128_stages2_warps4_41c1417e(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
