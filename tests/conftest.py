@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--flash-attention",
         type=Path,
-        help="a checkout of FlashAttention 2.8, whose own tests are run against ours",
+        help="a checkout of FlashAttention 2.8.3, whose own tests are run against ours",
     )
 
 

@@ -1,8 +1,9 @@
 """A plugin of pytest that runs FlashAttention's own tests against `warploom.flash_attn`.
 
 Their file imports `flash_attn`: here that is a module with our functions, whose other parts come
-from a checkout of FlashAttention (version 2.8). Of one of the file's functions it runs a part of a
-sample, drawn by a fixed seed from the cases that ask for nothing that is not there.
+from a checkout of FlashAttention (version 2.8.3: later files import more of it). Of one of the
+file's functions it runs a part of a sample, drawn by a fixed seed from the cases that ask for
+nothing that is not there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FlashAttention's own tests pass on `warploom.flash_attn`, for what it has.
 
-They are run from a checkout of FlashAttention 2.8 that `--flash-attention` names; none of them is
+They are run from a checkout of FlashAttention 2.8.3 that `--flash-attention` names; none of them is
 here. What is drawn from their cases, and which are left out and why, is in flash_attn_own.py.
 """
 
@@ -42,7 +42,7 @@ MOST = 24  # cases that one process runs
 def checkout(request: pytest.FixtureRequest) -> Path:
     folder: Path | None = request.config.getoption("--flash-attention")
     if folder is None:
-        pytest.skip("needs --flash-attention FOLDER, a checkout of FlashAttention 2.8")
+        pytest.skip("needs --flash-attention FOLDER, a checkout of FlashAttention 2.8.3")
     return folder.resolve()
 
 
