@@ -17,11 +17,7 @@ from warploom.generator import families
 ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
-AWAITED = {
-    "families/attention_backward/gpu": {"test_mutants.py"},
-    "families/attention_forward/gpu": {"test_limits.py"},
-    "integrations/gpu": {"test_flash_attn_own.py"},
-}
+AWAITED = {"integrations/gpu": {"test_flash_attn_own.py"}}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
 
