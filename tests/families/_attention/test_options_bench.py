@@ -23,6 +23,7 @@ from benchmarks.protocol import Cell, Floor, Record, read
 
 PLAIN = Attention("small", 2, 2, 2, 96, 64)
 CAUSAL = Attention("small causal", 2, 2, 2, 96, 64, causal=True)
+MANY = Attention("causal", 2, 2, 2, 512, 64, causal=True)
 GROUPED = Attention("small grouped", 2, 4, 2, 96, 64, causal=True, window=15)
 OF_KIND = dict.fromkeys(KINDS, PLAIN) | {"dropout": CAUSAL, "alibi": CAUSAL, "sinks": GROUPED}
 SMALL = [Option(one, kind) for kind, one in OF_KIND.items()]
@@ -210,6 +211,8 @@ def test_torchs_function_is_asked_for_what_is_measured(
     problem: Option, both: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its plain backend, which has every mask and bias, and their gradients."""
+    if problem.kind == "dropout":  # a mean of so many weights is within 1 % by 8 deviations
+        problem = Option(MANY, "dropout")
     plain = _options_peers._sdpa(SDPBackend.MATH)
     monkeypatch.setitem(_options_peers.PEERS, "cudnn", lambda: plain)
     _, entry, _ = measured(problem, both=both, peers=("cudnn",)).entries
