@@ -1,14 +1,16 @@
 """Holds tuning runs against each other and against sweeps, by what they recorded.
 
 `python -m benchmarks.tuning runs FIRST SECOND` says of two files of records in how many problems
-the second run chose what the first did, or what is tied with it; `sweep RECORDS JOURNAL` how far
+the second run chose what the first did, or what is tied with it by the times of either run or, with
+`--measure`, in one loop on a GPU; `sweep RECORDS JOURNAL` how far
 each pick is from the best of an exhaustive sweep; `default RECORDS` measures each pick beside the
 untuned default once more, on a GPU. The journals of runs lie beside their records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
@@ -24,7 +26,7 @@ from warploom.tuning import journal
 from warploom.tuning.gpu import Batch, Gpu, GpuProcess, visible
 from warploom.tuning.journal import Entry, Result
 from warploom.tuning.search import band
-from warploom.tuning.tuner import FINAL_ROUNDS
+from warploom.tuning.tuner import FINAL_PRECISION
 
 ALIKE, WITHIN = 0.95, 1.02  # what is asked of two runs, and of a pick beside a sweep
 
@@ -42,13 +44,20 @@ class Pair:
     ratio: float | None
 
 
-def runs(first: Path, second: Path) -> list[Pair]:
-    """Compare every problem that both files of records have."""
+def runs(first: Path, second: Path, gpu: Gpu | None = None) -> list[Pair]:
+    """Compare every problem that both files of records have: by a loop on a GPU, if there is one.
+
+    Else picks that differ are compared by what the runs' own journals have of them.
+    """
     ours, theirs = _records(first), _records(second)
+    shared = ours.keys() & theirs.keys()
+    if gpu is not None:
+        return [
+            _pair(ours[key], theirs[key], [_beside(ours[key], theirs[key], gpu)]) for key in shared
+        ]
     measured = [_times(path.with_suffix(".journal.jsonl")) for path in (first, second)]
     return [
-        _pair(ours[key], theirs[key], [times.get(key, {}) for times in measured])
-        for key in ours.keys() & theirs.keys()
+        _pair(ours[key], theirs[key], [times.get(key, {}) for times in measured]) for key in shared
     ]
 
 
@@ -67,24 +76,32 @@ def sweep(records: Path, swept: Path) -> list[tuple[str, float]]:
 def beside_default(records: Path, gpu: Gpu) -> list[tuple[str, float, float]]:
     """Time each pick beside the default in one loop: its time over the default's, and the noise."""
     found = []
-    kept = records_file.read(records)
-    arch = kind(kept.gpu).arch
-    for record in kept:
+    for record in records_file.read(records):
         if record.default is None:
             continue
-        default, best = (
-            KernelSpec(arch, record.operation, timed.schedule)
-            for timed in (record.default, record.best)
-        )
-        specs = tuple(dict.fromkeys((default, best)))
-        results = gpu.measure(Batch(record.operation, record.shape, specs, FINAL_ROUNDS))
+        default, best = record.default.schedule, record.best.schedule
+        results = _measured(record, (default, best), gpu)
         ratio = results[best].relative or float("inf")
         found.append((_name(record), ratio, band(results[default], results[best])))
     return found
 
 
+def _measured(record: Record, schedules: Iterable[Schedule], gpu: Gpu) -> Times:
+    """Times of schedules for the problem of a record, in one loop."""
+    arch = kind(record.environment.gpu).arch
+    specs = tuple(KernelSpec(arch, record.operation, one) for one in dict.fromkeys(schedules))
+    results = gpu.measure(Batch(record.operation, record.shape, specs, FINAL_PRECISION))
+    return {spec.schedule: result for spec, result in results.items()}
+
+
+def _beside(first: Record, second: Record, gpu: Gpu) -> Times:
+    """Times of two picks, if they differ."""
+    picks = (first.best.schedule, second.best.schedule)
+    return {} if picks[0] == picks[1] else _measured(first, picks, gpu)
+
+
 def _pair(first: Record, second: Record, measured: list[Times]) -> Pair:
-    """Alike: the same, or tied by the times of either run."""
+    """Alike: the same, or tied by some of the times that were measured."""
     one, other = first.best.schedule, second.best.schedule
     if one == other:
         return Pair(_name(first), same=True, tied=True, ratio=1.0)
@@ -131,9 +148,12 @@ def main() -> None:
 @main.command("runs")
 @click.argument("first", type=_FILE)
 @click.argument("second", type=_FILE)
-def compare_runs(first: Path, second: Path) -> None:
+@click.option("--measure", is_flag=True, help="Time picks that differ in one loop on a GPU.")
+def compare_runs(first: Path, second: Path, *, measure: bool) -> None:
     """Say in how many problems two runs chose alike; exit with 1 below 95 %."""
-    pairs = runs(first, second)
+    with ExitStack() as stack:
+        gpu = stack.enter_context(closing(GpuProcess(visible(1)[0]))) if measure else None
+        pairs = runs(first, second, gpu)
     for pair in sorted(pairs, key=lambda pair: pair.problem):
         ratio = "-" if pair.ratio is None else f"{pair.ratio:.3f}"
         told = "same" if pair.same else f"tied {ratio}" if pair.tied else f"differ {ratio}"
@@ -158,11 +178,8 @@ def compare_sweep(records: Path, swept: Path) -> None:
 @click.argument("records", type=_FILE)
 def compare_default(records: Path) -> None:
     """Measure picks beside the default; exit with 1 where one is slower beyond noise."""
-    gpu = GpuProcess(visible(1)[0])
-    try:
+    with closing(GpuProcess(visible(1)[0])) as gpu:
         found = beside_default(records, gpu)
-    finally:
-        gpu.close()
     for problem, ratio, noise in found:
         click.echo(f"{problem}: {ratio:.4f} of the default's time, noise {noise:.3f}")
     slower = [one for one in found if one[1] > 1 + one[2]]

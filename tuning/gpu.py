@@ -61,14 +61,14 @@ class About:
 class Batch:
     """Kernels of one problem to verify and to time in one loop.
 
-    specs    the first is what the others' times are relative to, or the first that is correct
-    rounds   that count; one more goes before
+    specs       the first is what the others' times are relative to, or the first that is correct
+    precision   the standard error that times are to have, as a share of them
     """
 
     operation: Operation
     shape: Shape
     specs: tuple[KernelSpec, ...]
-    rounds: int
+    precision: float
 
 
 class Gpu(Protocol):
@@ -153,7 +153,7 @@ class GpuProcess:
             "operation": asdict(batch.operation),
             "shape": asdict(batch.shape),
             "kernels": list(left),
-            "rounds": batch.rounds,
+            "precision": batch.precision,
         }
         process = self._send(request)
         at: str | None = None

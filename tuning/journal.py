@@ -46,6 +46,7 @@ class Result:
 
     seconds, spread   median and distance of the quartiles relative to it; None unless correct
     relative          seconds over those of the default in the same loop
+    error             standard error of the time, relative to it; None in journals of before
     reason            why it is not correct
     noisy             clocks were unsteady, twice
     """
@@ -55,8 +56,14 @@ class Result:
     seconds: float | None = None
     spread: float | None = None
     relative: float | None = None
+    error: float | None = None
     reason: str = ""
     noisy: bool = False
+
+    @property
+    def doubt(self) -> float:
+        """The error, or that of the nine rounds that were usual when none was noted."""
+        return (self.spread or 0.0) / 3 if self.error is None else self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class _Told:
     seconds: float | None = None
     spread: float | None = None
     relative: float | None = None
+    error: float | None = None
     reason: str = ""
     noisy: bool = False
 
@@ -277,8 +285,9 @@ def restore_result(schedule: Schedule, fields: Any) -> Result:  # noqa: ANN401 (
         )
     if told.seconds is not None:
         restore_seconds(told.seconds)
-    if told.spread is not None:
-        restore_spread(told.spread)
+    for share in (told.spread, told.error):
+        if share is not None:
+            restore_spread(share)
     if told.relative is not None and not 0 < told.relative < math.inf:
         raise SpecificationError(
             f"relative {told.relative}", rule="must be finite and greater than 0"

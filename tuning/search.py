@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from math import hypot
 
 from warploom.generator.model import Prediction, proposals
 from warploom.generator.model.predict import preference
@@ -24,10 +25,8 @@ GENERATIONS, IDLE = 6, 2  # at most so many, and so many without a gain of time,
 GAIN = 0.003
 FINALISTS = 4
 NEAR = 1.05  # of the best: who may be a finalist
-TIE, WIDEST_TIE = (
-    0.01,
-    0.03,
-)  # times this close are equal, and so is what noise hides, up to a bound
+TIE, WIDEST_TIE = 0.01, 0.03  # times this close are equal; so is what noise hides, to a bound
+SURE = 2.0  # standard errors that two times must be apart
 
 Stage = str  # first, neighbours, final, done
 
@@ -240,6 +239,5 @@ class Search:
 
 
 def band(one: Result, other: Result) -> float:
-    """How close two relative times must be to be equal: what their spreads hide, within bounds."""
-    noise = ((one.spread or 0.0) + (other.spread or 0.0)) / 2
-    return min(WIDEST_TIE, max(TIE, noise))
+    """How close two relative times must be to be equal: what their errors hide, within bounds."""
+    return min(WIDEST_TIE, max(TIE, SURE * hypot(one.doubt, other.doubt)))

@@ -19,7 +19,7 @@ from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
 from warploom.tuning.problems import Problem, default, fitting, likeliest, usual
 from warploom.tuning.search import Search
 
-ANCHOR_SECONDS, ANCHOR_ROUNDS = 200e-6, 31  # long enough that what a launch takes is no part of it
+ANCHOR_SECONDS, ANCHOR_PRECISION = 200e-6, 0.002  # so long that a launch is no part of it
 
 
 def anchor(problems: Sequence[Problem], here: Mapping[str, Environment]) -> Batch | None:
@@ -41,7 +41,7 @@ def anchor(problems: Sequence[Problem], here: Mapping[str, Environment]) -> Batc
     chosen = min(problems, key=apart, default=None)
     if chosen is None:
         return None
-    return Batch(chosen.operation, chosen.shape, (default_of(chosen),), ANCHOR_ROUNDS)
+    return Batch(chosen.operation, chosen.shape, (default_of(chosen),), ANCHOR_PRECISION)
 
 
 def searched(

@@ -29,7 +29,7 @@ from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
 from warploom.tuning.searches import judged, searched
 
-ROUNDS, FINAL_ROUNDS = 9, 31  # of single launches
+PRECISION, FINAL_PRECISION = 0.01, 0.003  # standard errors of times
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
 
 
@@ -251,8 +251,8 @@ class Tuner:
             if task.search.stage == "final":
                 task.search.report(failed)
             return None
-        rounds = FINAL_ROUNDS if task.search.stage == "final" else ROUNDS
-        return Batch(task.problem.operation, task.problem.shape, specs, rounds)
+        precision = FINAL_PRECISION if task.search.stage == "final" else PRECISION
+        return Batch(task.problem.operation, task.problem.shape, specs, precision)
 
     def _collect(self) -> None:
         """Take what was measured; what a GPU failed at is work again.

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
 from threading import Thread
 from typing import Any
 
@@ -33,14 +32,11 @@ from warploom.runtime import driver
 from warploom.runtime import kernel as kernels
 from warploom.runtime.alone import alone
 from warploom.runtime.families import family
-from warploom.runtime.measure import Call, Sampler, Timing, interleave
+from warploom.runtime.measure import Call, Sampler
 from warploom.runtime.trial import Trial
 from warploom.tuning.journal import Result
+from warploom.tuning.loop import Loop, loop
 
-DISCARDED = 1  # rounds that go before those that count
-UNSTEADY = (
-    0.05  # of the anchor's time: a spread, or a drift from first to last, that throttling makes
-)
 WARMING = 1.5  # seconds until clocks settle
 
 
@@ -82,10 +78,10 @@ class Worker:
             results[spec.name] = result
             if sampler:
                 samplers[spec.name] = sampler
-        timings, noisy = self._timed(samplers, request["rounds"])
-        return results | {
-            name: _result(results[name], timings, name, noisy=noisy) for name in timings
-        }
+        if samplers:
+            found, noisy = self._timed(samplers, request["precision"])
+            results |= {name: _result(results[name], found, name, noisy=noisy) for name in samplers}
+        return results
 
     def _prepare(self, trial: Trial, specs: Sequence[KernelSpec]) -> None:
         """Leave to the kernels what is theirs alone. What fails here fails again, and says so."""
@@ -116,24 +112,17 @@ class Worker:
             return Result(spec.schedule, "launch error", reason=first_line(error)), None
         return Result(spec.schedule, "correct"), sampler
 
-    def _timed(
-        self, samplers: Mapping[str, Sampler], rounds: int
-    ) -> tuple[dict[str, Timing], bool]:
+    def _timed(self, samplers: Mapping[str, Sampler], precision: float) -> tuple[Loop, bool]:
         """Time all in turns; where clocks were unsteady once more, and say if they were again."""
-        timings: dict[str, Timing] = {}
-        for _ in range(2):
-            timings = self._rounds(samplers, rounds)
-            if not timings or not unsteady(next(iter(timings.values()))):
-                return timings, False
-            self.settle()
-        return timings, True
-
-    def _rounds(self, samplers: Mapping[str, Sampler], rounds: int) -> dict[str, Timing]:
         told = {name: partial(self._told, name, sample) for name, sample in samplers.items()}
         try:
-            return interleave(told, rounds=DISCARDED + rounds, discarded=DISCARDED)
+            found = loop(told, precision)
+            if found.unsteady:
+                self.settle()
+                found = loop(told, precision)
         except torch.AcceleratorError as error:
             raise GpuLost(first_line(error)) from error
+        return found, found.unsteady
 
     def _told(self, name: str, sample: Sampler) -> float:
         self.say({"trying": name})
@@ -151,19 +140,15 @@ class Worker:
             raise GpuLost(first_line(error)) from error
 
 
-def unsteady(anchor: Timing) -> bool:
-    """True when clocks moved during a loop, as far as the anchor's times tell."""
-    third = max(1, len(anchor.rounds) // 3)
-    first, last = median(anchor.rounds[:third]), median(anchor.rounds[-third:])
-    return anchor.spread > UNSTEADY or abs(last / first - 1) > UNSTEADY
-
-
-def _result(verified: Result, timings: Mapping[str, Timing], name: str, *, noisy: bool) -> Result:
-    """The median time, and time and spread relative to the anchor, round by round."""
-    own, anchor = timings[name], next(iter(timings.values()))
-    ratios = Timing(tuple(x / y for x, y in zip(own.rounds, anchor.rounds, strict=True)))
-    spread = own.spread if own is anchor else ratios.spread
-    return replace(verified, seconds=own.median, spread=spread, relative=ratios.median, noisy=noisy)
+def _result(verified: Result, found: Loop, name: str, *, noisy: bool) -> Result:
+    return replace(
+        verified,
+        seconds=found.seconds(name),
+        spread=found.spread(name),
+        relative=found.relative(name),
+        error=found.error(name),
+        noisy=noisy,
+    )
 
 
 # ---- The process ---------------------------------------------------------------------------------
@@ -241,7 +226,7 @@ def serve(
 
 
 def _plain(result: Result) -> dict[str, Any]:
-    names = ("outcome", "seconds", "spread", "relative", "reason", "noisy")
+    names = ("outcome", "seconds", "spread", "relative", "error", "reason", "noisy")
     return {name: getattr(result, name) for name in names}
 
 

@@ -20,7 +20,7 @@ from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Journal, Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.replay import NoCompiler, Replay
-from warploom.tuning.tuner import Tuner
+from warploom.tuning.tuner import FINAL_PRECISION, Tuner
 
 HERE = {"gemm": environment()}
 KIND = About(GPU, 132)
@@ -100,7 +100,7 @@ class Hanging(Fake):
 
 
 def anchor_of(problem: Problem) -> Batch:
-    return Batch(problem.operation, problem.shape, (default_of(problem),), 31)
+    return Batch(problem.operation, problem.shape, (default_of(problem),), FINAL_PRECISION)
 
 
 @dataclass

@@ -13,8 +13,9 @@ from benchmarks import tuning
 from warploom.cli import main
 from warploom.generator import records_file
 from warploom.generator.records import Record, Records, Timed, problem_key
-from warploom.generator.specification import Schedule
+from warploom.generator.specification import KernelSpec, Schedule
 from warploom.tuning import journal
+from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.problems import Problem, problems
 from warploom.tuning.replay import Replay
@@ -37,7 +38,7 @@ def test_two_runs_on_one_sweep_are_alike(space: Path, sweep: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("ratio", "spread", "tied"),
-    [(1.005, 0.0, True), (1.02, 0.0, False), (1.02, 0.025, True), (1.05, 0.2, False)],
+    [(1.005, 0.0, True), (1.02, 0.0, False), (1.02, 0.05, True), (1.05, 0.2, False)],
 )
 def test_another_choice_is_alike_only_where_it_is_tied(
     listed: list[Problem], ratio: float, spread: float, tied: bool
@@ -72,6 +73,33 @@ def test_runs_that_differ_are_told_and_fail(space: Path, sweep: Path, tmp_path: 
     done = CliRunner().invoke(tuning.main, ["runs", str(first), str(second)])
     assert done.exit_code == 1 and done.stdout.count("differ 1.") == 3
     assert "0 of 3 alike" in done.stdout
+    measured = tuning.runs(first, second, Replay(journal.read(sweep)))
+    assert [(pair.same, pair.tied) for pair in measured] == [(False, False)] * 3
+    assert all(pair.ratio and pair.ratio > 1.03 for pair in measured)
+
+
+@pytest.mark.parametrize(("ratio", "tied"), [(1.008, True), (1.02, False)])
+def test_picks_that_no_run_compared_are_compared_in_one_loop(
+    space: Path, sweep: Path, tmp_path: Path, ratio: float, tied: bool
+) -> None:
+    first, second = (tuned(space, sweep, tmp_path / f"{name}.json") for name in ("a", "b"))
+    changed = [
+        replace(one, best=Timed(replace(one.best.schedule, group=3), 1.0, 0.0))
+        for one in records_file.read(second)
+    ]
+    records_file.replace_file(second, records_file.text(Records(GPU, tuple(changed))))
+
+    class Loop(Replay):
+        def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
+            one, other = batch.specs
+            return {
+                one: Result(one.schedule, "correct", 1e-5, 0.1, 1.0, 0.001),
+                other: Result(other.schedule, "correct", ratio * 1e-5, 0.1, ratio, 0.001),
+            }
+
+    pairs = tuning.runs(first, second, Loop(journal.read(sweep)))
+    assert [(pair.same, pair.tied, pair.ratio) for pair in pairs] == [(False, tied, ratio)] * 3
+    assert not any(pair.tied for pair in tuning.runs(first, second))
 
 
 def test_picks_are_held_against_the_sweep(space: Path, sweep: Path, tmp_path: Path) -> None:

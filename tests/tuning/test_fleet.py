@@ -26,6 +26,7 @@ from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
+from warploom.tuning.tuner import FINAL_PRECISION, PRECISION
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +264,8 @@ def test_a_kernel_is_sent_once_and_is_there_before_it_is_measured(listed: list[P
     gpu = RayGpu(joining, actor, Hello("a", "node", KIND, "", ""))
     specs = listed[0].space[:4]
     first, second = (
-        Batch(listed[0].operation, listed[0].shape, some, 9) for some in (specs[:3], specs[1:])
+        Batch(listed[0].operation, listed[0].shape, some, PRECISION)
+        for some in (specs[:3], specs[1:])
     )
     gpu.measure(first)
     gpu.prepare(second)
@@ -287,14 +289,14 @@ def test_finalists_are_measured_on_two_gpus_unless_the_default_stands(
         (one.operation, one.shape)
         for gpu in gpus.values()
         for one in {id(batch): batch for batch in gpu.batches}.values()
-        if one.rounds == 31
+        if one.precision == FINAL_PRECISION
     )
     picks = {(one.operation, one.shape): found.picks[one.operation, one.shape] for one in listed}
     defaults = {(one.operation, one.shape): default_of(one).schedule for one in listed}
     assert finals == {key: 1 if picks[key] == defaults[key] else 2 for key in picks}
     assert set(finals.values()) == {1, 2}
     for batch in gpus["a"].batches:
-        if batch.rounds == 31 and finals[batch.operation, batch.shape] == 2:
+        if batch.precision == FINAL_PRECISION and finals[batch.operation, batch.shape] == 2:
             assert any(other.specs == batch.specs for other in gpus["b"].batches)
 
 
@@ -333,7 +335,7 @@ def test_what_only_one_gpu_finds_faster_is_a_tie_which_the_default_wins(
     """A pick that rests on one GPU is not the kind's: on the other the default is faster."""
 
     def slower(batch: Batch, found: Results) -> Results:
-        if batch.rounds != 31:
+        if batch.precision != FINAL_PRECISION:
             return found
         default = next(iter(found))
         return {

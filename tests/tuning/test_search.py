@@ -153,13 +153,13 @@ def test_a_family_without_a_model_is_searched_in_a_fixed_order(listed: list[Prob
 # ---- Ties ----------------------------------------------------------------------------------------
 
 
-def finished(problem: Problem, times: dict[KernelSpec, float], spread: float = 0.0) -> Search:
+def finished(problem: Problem, times: dict[KernelSpec, float], error: float = 0.0) -> Search:
     """A search whose last loop measured these times, relative to the default."""
     search = Search(default_of(problem), ranked(problem))
     search.stage = "final"
     search.report(
         {
-            spec: Result(spec.schedule, "correct", time * 1e-5, spread, time)
+            spec: Result(spec.schedule, "correct", time * 1e-5, 0.1, time, error)
             for spec, time in times.items()
         }
     )
@@ -172,9 +172,9 @@ def test_the_default_wins_where_nothing_is_faster_than_noise(listed: list[Proble
     other = next(spec for spec in problem.space if spec != default)
     assert finished(problem, {default: 1.0, other: 0.995}).winner() == default
     assert finished(problem, {default: 1.0, other: 0.98}).winner() == other
-    assert finished(problem, {default: 1.0, other: 0.98}, spread=0.03).winner() == default
+    assert finished(problem, {default: 1.0, other: 0.98}, error=0.01).winner() == default
     # Noise hides no more than a bound.
-    assert finished(problem, {default: 1.0, other: 0.95}, spread=0.5).winner() == other
+    assert finished(problem, {default: 1.0, other: 0.95}, error=0.2).winner() == other
 
 
 def test_ties_have_a_fixed_order_whatever_the_order_of_times(listed: list[Problem]) -> None:
@@ -188,13 +188,15 @@ def test_ties_have_a_fixed_order_whatever_the_order_of_times(listed: list[Proble
         assert finished(problem, {default: 1.0, **times}).winner() == expected
 
 
-def test_the_band_is_what_spreads_hide_within_bounds() -> None:
-    def result(spread: float) -> Result:
-        return Result(None, "correct", 1.0, spread, 1.0)  # type: ignore[arg-type]
+def test_the_band_is_what_errors_hide_within_bounds() -> None:
+    def result(spread: float, error: float | None) -> Result:
+        return Result(None, "correct", 1.0, spread, 1.0, error)  # type: ignore[arg-type]
 
-    assert band(result(0.0), result(0.0)) == TIE
-    assert band(result(0.02), result(0.02)) == 0.02
-    assert band(result(0.2), result(0.0)) == WIDEST_TIE
+    assert band(result(0.0, 0.0), result(0.0, 0.0)) == TIE
+    assert band(result(0.5, 0.006), result(0.5, 0.008)) == pytest.approx(0.02)
+    assert band(result(0.0, 0.2), result(0.0, 0.0)) == WIDEST_TIE
+    # Journals of before have a spread alone, of nine rounds.
+    assert band(result(0.018, None), result(0.024, None)) == pytest.approx(0.02)
 
 
 # ---- Failures ------------------------------------------------------------------------------------

@@ -34,9 +34,10 @@ from warploom.runtime.families.attention_backward import reference as gradients
 from warploom.runtime.families.attention_backward import trial as attention_backward_trial
 from warploom.runtime.families.attention_forward import api as attentions
 from warploom.runtime.families.gemm import api as products
-from warploom.runtime.measure import Call, Sampler, Timing
+from warploom.runtime.measure import Call, Sampler
 from warploom.tuning.gpu import About, Batch, GpuProcess
-from warploom.tuning.worker import GpuLost, Worker, unsteady
+from warploom.tuning.loop import DISCARDED, FEWEST, MOST
+from warploom.tuning.worker import GpuLost, Worker
 
 GEMM = GemmOperation("bf16", "bf16", "bf16")
 SHAPE = GemmShape(67, 64, 96)
@@ -53,7 +54,7 @@ def request(operation: Operation, shape: Shape, specs: Sequence[KernelSpec]) -> 
         "operation": asdict(operation),
         "shape": asdict(shape),
         "kernels": [spec.name for spec in specs],
-        "rounds": 3,
+        "precision": 0.01,
     }
 
 
@@ -315,28 +316,28 @@ def test_a_lost_context_ends_the_process() -> None:
 # ---- Times ---------------------------------------------------------------------------------------
 
 
-def test_times_are_relative_to_the_first_round_by_round() -> None:
+def test_times_are_relative_to_the_first_and_clocks_are_no_part_of_them() -> None:
     first, second = spec_of(GEMM), spec_of(GEMM, stages=5)
-    drift = [1.0, 1.01, 1.02, 1.03]  # of the clocks, which both contenders feel
     factors = itertools.cycle((1.0, 0.9))
 
     def sampler(calls: Sequence[Call]) -> Sampler:
-        times = iter([x * factor for factor in [next(factors)] for x in drift])
-        return lambda: next(times)
+        factor, rounds = next(factors), itertools.count()
+        return lambda: factor * (1 + 0.002 * next(rounds))  # clocks fall for both
 
     made, _ = worker(sampler)
     found = made.measure(request(GEMM, SHAPE, [first, second]))
     assert found[first.name].relative == 1.0
     assert found[second.name].relative == pytest.approx(0.9)
     assert found[second.name].spread == pytest.approx(0.0, abs=1e-9)
-    assert found[second.name].seconds == pytest.approx(0.9 * 1.02)
+    assert found[second.name].error == pytest.approx(0.0, abs=1e-9)
+    assert found[second.name].seconds == pytest.approx(0.9 * (1 + 0.002 * (1 + FEWEST // 2)))
 
 
 def test_unsteady_clocks_are_measured_again_and_then_marked() -> None:
-    first = spec_of(GEMM)
+    first, throttled = spec_of(GEMM), [1.0, *[1.0, 1.2, 1.5] * MOST][: DISCARDED + MOST]
 
     def throttling(laps: int) -> Callable[[Sequence[Call]], Sampler]:
-        times = iter([1.0, 1.0, 1.2, 1.5] * laps + [1.0] * 8)
+        times = itertools.chain(throttled * laps, itertools.repeat(1.0))
         return lambda calls: lambda: next(times)
 
     made, said = worker(throttling(1))
@@ -346,12 +347,6 @@ def test_unsteady_clocks_are_measured_again_and_then_marked() -> None:
     made, _ = worker(throttling(2))
     (result,) = made.measure(request(GEMM, SHAPE, [first])).values()
     assert result.noisy and result.outcome == "correct"
-
-
-def test_steady_is_a_matter_of_spread_and_of_drift() -> None:
-    assert not unsteady(Timing((1.0, 1.01, 0.99, 1.0, 1.01, 1.0)))
-    assert unsteady(Timing((1.0, 1.0, 1.0, 1.06, 1.07, 1.07)))
-    assert unsteady(Timing((1.0, 1.3, 1.0, 1.3, 1.0, 1.3)))
 
 
 # ---- The process ---------------------------------------------------------------------------------
@@ -385,7 +380,7 @@ def test_the_process_serves_batches_in_the_protocol_of_its_parent(tmp_path: Path
     assert gpu.about == About("NVIDIA H200", 132)
     specs = tuple(spec_of(GEMM, stages=stages) for stages in (3, 4))
     for _ in range(2):
-        found = gpu.measure(Batch(GEMM, SHAPE, specs, 3))
+        found = gpu.measure(Batch(GEMM, SHAPE, specs, 0.1))
         assert [found[spec].outcome for spec in specs] == ["correct", "correct"]
         assert found[specs[0]].relative == 1.0 and (found[specs[1]].seconds or 0) > 0
     child = gpu._process

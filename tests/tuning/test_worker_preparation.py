@@ -124,7 +124,7 @@ def request(spec: KernelSpec, shape: Shape) -> dict[str, Any]:
         "operation": asdict(spec.operation),
         "shape": asdict(shape),
         "kernels": [spec.name],
-        "rounds": 3,
+        "precision": 0.1,
     }
 
 

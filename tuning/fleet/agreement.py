@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.journal import Result
+from warploom.tuning.search import SURE
 
 Results = Mapping[KernelSpec, Result]
 
@@ -39,7 +40,8 @@ def agreed(first: Results, second: Results) -> dict[KernelSpec, Result]:
                 one,
                 seconds=one.seconds * relative / one.relative,
                 relative=relative,
-                spread=max(one.spread or 0.0, other.spread or 0.0, apart),
+                spread=max(one.spread or 0.0, other.spread or 0.0),
+                error=max(one.doubt, other.doubt, apart / SURE),
                 noisy=one.noisy or other.noisy,
             )
         else:

@@ -1,0 +1,113 @@
+"""A loop over kernels that take turns, until their times are known as well as asked.
+
+Clocks move the times of all kernels of a round, noise each time by itself: single launches of 20 us
+are 2 to 3 % off either way, those of 2 ms 0.3 % (an H100's journals, 2026-11-26). So what all have
+in common of a round is taken out of its times, and few rounds tell much of what is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import pi, sqrt
+from operator import mul
+from statistics import median
+
+from warploom.runtime.measure import Sampler, Timing, interleave
+
+DISCARDED = 1  # rounds that go before those that count, of which there are:
+FEWEST, MOST = 7, 101
+LEAST_SPREAD = 1e-3  # that a few rounds may have by chance, too
+NEAR = 1.05  # of the fastest: whose times must be known well
+UNSTEADY = 0.05  # of a round's pace: a spread, or a drift from first to last, that throttling makes
+# The standard error of a median of normal times, for a distance of the quartiles of one.
+OF_SPREAD = sqrt(pi / 2) / 1.349
+
+
+class Loop:
+    """The times of kernels, by name; the first is what the others are relative to.
+
+    unsteady   clocks moved during the loop, as far as the times tell
+    """
+
+    def __init__(self, timings: Mapping[str, Timing]) -> None:
+        self._timings = timings
+        self._anchor = next(iter(timings))
+        self._says = _says(timings)
+        pace = _pace(timings, self._says)
+        self.unsteady = _unsteady(Timing(pace))
+        if len(timings) == 1:  # of whose times nobody can say what is the clock's
+            pace = (1.0,) * len(pace)
+        self._own = {
+            name: Timing(tuple(x / share for x, share in zip(timing.rounds, pace, strict=True)))
+            for name, timing in timings.items()
+        }
+
+    @property
+    def rounds(self) -> int:
+        """How many counted."""
+        return len(self._timings[self._anchor].rounds)
+
+    def seconds(self, name: str) -> float:
+        """The median time of a kernel."""
+        return self._timings[name].median
+
+    def relative(self, name: str) -> float:
+        """The time of a kernel over that of the first."""
+        return 1.0 if name == self._anchor else self._median(name) / self._median(self._anchor)
+
+    def spread(self, name: str) -> float:
+        """The distance between the quartiles of a kernel's times, relative to the median."""
+        return self._own[name].spread
+
+    def error(self, name: str) -> float:
+        """The standard error of a kernel's time, relative to it, clocks apart.
+
+        What a kernel has said itself of a round's pace is missing in its spread.
+        """
+        left = 1 - self._says[name] if len(self._says) > 1 else 1.0
+        return OF_SPREAD * self.spread(name) / sqrt(self.rounds * left)
+
+    @property
+    def largest_error(self) -> float:
+        """Of the first and of those that are near the fastest."""
+        limit = NEAR * min(map(self._median, self._own))
+        near = [name for name in self._own if self._median(name) <= limit]
+        return max(map(self.error, {self._anchor, *near}))
+
+    def _median(self, name: str) -> float:
+        return self._own[name].median
+
+
+def loop(samplers: Mapping[str, Sampler], precision: float) -> Loop:
+    """Sample in turns until no time that matters has a standard error of more than `precision`.
+
+    That is a share of the time. Noise may be so much that MOST rounds do not suffice.
+    """
+    rounds: dict[str, tuple[float, ...]] = dict.fromkeys(samplers, ())
+    more, before = FEWEST, DISCARDED
+    while True:
+        taken = interleave(samplers, rounds=before + more, discarded=before)
+        rounds = {name: (*rounds[name], *timing.rounds) for name, timing in taken.items()}
+        found = Loop({name: Timing(times) for name, times in rounds.items()})
+        more, before = min(MOST - found.rounds, found.rounds), 0
+        if not more or found.largest_error <= precision:
+            return found
+
+
+def _says(timings: Mapping[str, Timing]) -> dict[str, float]:
+    """How much of a say in a round's pace each kernel has, in all 1: the more, the less noise."""
+    says = {name: max(timing.spread, LEAST_SPREAD) ** -2 for name, timing in timings.items()}
+    return {name: say / sum(says.values()) for name, say in says.items()}
+
+
+def _pace(timings: Mapping[str, Timing], says: Mapping[str, float]) -> tuple[float, ...]:
+    """How long each round took, beside the usual, by what all kernels say of it."""
+    shares = [says[name] / timing.median for name, timing in timings.items()]
+    rounds = zip(*(timing.rounds for timing in timings.values()), strict=True)
+    return tuple(sum(map(mul, times, shares)) for times in rounds)
+
+
+def _unsteady(pace: Timing) -> bool:
+    third = max(1, len(pace.rounds) // 3)
+    first, last = median(pace.rounds[:third]), median(pace.rounds[-third:])
+    return pace.spread > UNSTEADY or abs(last / first - 1) > UNSTEADY
