@@ -27,8 +27,8 @@ from warploom.generator.workers import ending, search_path
 from warploom.tuning.journal import Outcome, Result, restore_result
 
 COMMAND = (sys.executable, "-P", "-m", "warploom.tuning.worker")
-STARTING = 120.0  # seconds for torch, the GPU's context and warm clocks
-PREPARING = 120.0  # for operands and references
+STARTING = 120.0  # seconds for torch and the GPU's context
+PREPARING = 120.0  # for warm clocks, operands and references
 TRYING = 20.0  # for one kernel, whatever is done with it
 DEATHS = 6  # in a row without a kernel that worked: then it is not the kernels
 IDLE_DEATHS = 2  # the same, where it was at no kernel
@@ -99,7 +99,8 @@ class Died(Exception):
 class GpuProcess:
     """A process that measures on one GPU; started again when it dies.
 
-    `visible` is the GPU as CUDA_VISIBLE_DEVICES names it. DeviceError where it cannot be used.
+    `visible` is the GPU as CUDA_VISIBLE_DEVICES names it. The process starts while its maker does
+    something else: where it cannot be used, what is asked of it first raises DeviceError.
     """
 
     def __init__(
@@ -117,12 +118,16 @@ class GpuProcess:
         self._lines: Queue[str | None] = Queue()
         self._deaths = 0
         self._closed = False
-        self._about = self._start()
+        self._about: About | None = None
+        self._met = False  # whether the process that is there has said what it has
+        self._launch()
 
     @property
     def about(self) -> About:
-        """Which GPU it is."""
-        return self._about
+        """Which GPU it is. Blocks until its process has started."""
+        if self._about is None:
+            self._meet()
+        return cast("About", self._about)
 
     def measure(self, batch: Batch) -> dict[KernelSpec, Result]:
         """Return what became of every kernel of the batch; one that ends the process is marked."""
@@ -171,7 +176,9 @@ class GpuProcess:
     def _send(self, request: Mapping[str, Any]) -> subprocess.Popen[str]:
         """Ask the process, which is started first where there is none."""
         if self._process is None:
-            self._start()
+            self._launch()
+        if not self._met:
+            self._meet()
         process = self._process
         if process is None:  # closed meanwhile
             raise Died(None, "illegal", "the measuring process was ended")
@@ -210,7 +217,7 @@ class GpuProcess:
 
     # ---- The process -----------------------------------------------------------------------------
 
-    def _start(self) -> About:
+    def _launch(self) -> None:
         path = os.pathsep.join(search_path())
         process = subprocess.Popen(  # noqa: S603 (a constant, or a test's)
             self._command,
@@ -221,10 +228,17 @@ class GpuProcess:
             env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": self._visible},
             start_new_session=True,  # Ctrl-C is the run's to handle
         )
-        self._process, self._lines = process, Queue()
+        self._process, self._lines, self._met = process, Queue(), False
         Thread(target=_pass_on, args=(process.stdout, self._lines), daemon=True).start()
+        if self._closed:  # meanwhile
+            self._stop()
+
+    def _meet(self) -> None:
+        """Take what the process says first. DeviceError where it cannot be used."""
         try:
-            hello = self._next(process, None, self._starting)
+            if self._process is None:
+                raise Died(None, "illegal", "the measuring process was ended")
+            hello = self._next(self._process, None, self._starting)
         except Died as death:
             self._stop()
             raise DeviceError(
@@ -234,11 +248,10 @@ class GpuProcess:
             ) from death
         match hello:
             case {"gpu": str(gpu), "multiprocessors": int(multiprocessors), **more}:
-                if self._closed:
-                    self._stop()
                 versions = more.get("versions")
                 found = versions.items() if isinstance(versions, dict) else ()
-                return About(gpu, multiprocessors, tuple(found))
+                self._about, self._met = About(gpu, multiprocessors, tuple(found)), True
+                return
             case {"error": {"value": str(value), "rule": str(rule), "fix": str(fix)}}:
                 self._stop()
                 raise DeviceError(value, rule=rule, fix=fix)

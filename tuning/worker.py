@@ -208,12 +208,12 @@ def serve(
 
     try:
         found = about() | more()
-        rehearse()
-        warm()
     except WarploomError as error:
         say({"error": {"value": error.value, "rule": error.rule, "fix": error.fix}})
         sys.exit(1)
-    say(found)
+    say(found)  # whoever waits for it can go on while this gets ready
+    rehearse()
+    warm()
     worker = kind(say)
     with torch.no_grad():
         for line in requests:

@@ -54,7 +54,7 @@ def remote(
         while len(joined) < together and time.monotonic() < end:
             joined |= joining()
             time.sleep(0.1)
-        return replace(found, gpus=joined, compiler=NoCompiler())
+        return replace(found, first=lambda: joined, compiler=NoCompiler())
 
     return opened
 

@@ -64,7 +64,7 @@ def measured(
 ) -> tuple[list[tuple[int, Cell]], list[str], fleet.Cells]:
     said: list[str] = []
     members = Fleet(KIND, gpus, joining=joining, failures=FAILURES, say=said.append)
-    using = Engines(gpus or {"0": Fake([], kind=KIND)}, NoCompiler())
+    using = Engines(lambda: gpus or {"0": Fake([], kind=KIND)}, NoCompiler())
     cells = fleet.Cells(using, members, NAMES, ASKED, cases())
     return list(cells.measured()), said, cells
 
@@ -106,7 +106,9 @@ def test_a_cell_that_ends_two_processes_is_absent_with_the_reason(listed: list[P
 def test_who_stops_in_the_middle_ends_all_that_measures(listed: list[Problem]) -> None:
     gpus = {name: Measures(listed=listed) for name in "ab"}
     members = Fleet(KIND, gpus)
-    running = fleet.Cells(Engines(gpus, NoCompiler()), members, NAMES, ASKED, cases()).measured()
+    running = fleet.Cells(
+        Engines(lambda: gpus, NoCompiler()), members, NAMES, ASKED, cases()
+    ).measured()
     next(running)
     running.close()  # as Ctrl-C does
     assert all(one.closed for one in gpus.values())

@@ -157,11 +157,11 @@ def test_a_process_that_dies_before_any_kernel_is_not_blamed_on_one(
 
 def test_a_process_that_cannot_start_says_why(tmp_path: Path, listed: list[Problem]) -> None:
     with pytest.raises(DeviceError, match="tuning measures on a GPU"):
-        process(tmp_path, '{"error": "tuning measures on a GPU"}')
+        _ = process(tmp_path, '{"error": "tuning measures on a GPU"}').about
     with pytest.raises(DeviceError, match=r"GPU 0: no answer for 0\.3 seconds"):
-        process(tmp_path, '{"starting": 60}', starting=0.3)
+        _ = process(tmp_path, '{"starting": 60}', starting=0.3).about
     with pytest.raises(DeviceError, match="GPU 0: its measuring process began with 'Welcome"):
-        process(tmp_path, '{"greeting": "Welcome!"}')
+        _ = process(tmp_path, '{"greeting": "Welcome!"}').about
 
 
 def test_on_a_machine_without_a_gpu_the_real_process_says_so(
@@ -169,7 +169,18 @@ def test_on_a_machine_without_a_gpu_the_real_process_says_so(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(DeviceError, match="no GPU"):
-        GpuProcess("")
+        _ = GpuProcess("").about
+
+
+def test_nobody_waits_for_a_process_to_start_who_asks_nothing_of_it(tmp_path: Path) -> None:
+    """Of eight GPUs of a host each would start after the one before."""
+    gpu = process(tmp_path, '{"starting": 600}')
+    child = gpu._process
+    assert child and child.poll() is None
+    gpu.close()
+    assert child.returncode == -signal.SIGKILL
+    with pytest.raises(DeviceError, match="was ended"):
+        _ = gpu.about
 
 
 def test_closing_ends_a_process_that_hangs(tmp_path: Path, listed: list[Problem]) -> None:

@@ -19,11 +19,14 @@ from forked import Program, Running
 from sweeps import GPU, SHAPES, entries, own_share, write_sweep
 
 from warploom.cli import main, tune
+from warploom.cli.engines import Engines
 from warploom.errors import DeviceError
 from warploom.generator import records_file
 from warploom.tuning import journal
 from warploom.tuning import problems as problem_lists
+from warploom.tuning.gpu import Gpu
 from warploom.tuning.problems import Problem
+from warploom.tuning.replay import NoCompiler
 
 ALL = ",".join(SHAPES)
 
@@ -333,10 +336,10 @@ def test_attention_is_both_passes(
 ) -> None:
     asked: list[Any] = []
 
-    def engines(*_: object) -> None:
+    def enough() -> dict[str, Gpu]:
         raise DeviceError("enough")
 
-    monkeypatch.setattr(tune, "_engines", engines)
+    monkeypatch.setattr(tune, "_engines", lambda *_: Engines(enough, NoCompiler()))
     plain = problem_lists.problems
 
     def listed(*arguments: Any, **keywords: Any) -> list[Problem]:

@@ -161,7 +161,8 @@ class Joining:
                 break
             if time.monotonic() > until:
                 break
-            time.sleep(0.1)
+            if self._ready(timeout=0.1):
+                self._looked -= LOOKING
         if not found:
             raise self._nobody(timeout)
         if self._kind is None:
@@ -230,11 +231,18 @@ class Joining:
         )
         self._starting[actor.hello.remote()] = actor
 
-    def _started(self) -> list[RayGpu]:
+    def _ready(self, timeout: float = 0.0) -> list[Any]:
+        """What actors that were starting have said; waits for the first of it, seconds."""
         refs = list(self._starting)
-        ready = self.cluster.ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
+        if not refs:
+            time.sleep(timeout)
+            return []
+        wanted = 1 if timeout else len(refs)
+        return list(self.cluster.ray.wait(refs, num_returns=wanted, timeout=timeout)[0])
+
+    def _started(self) -> list[RayGpu]:
         found = []
-        for ref in ready:
+        for ref in self._ready():
             actor = self._starting.pop(ref)
             try:
                 gpu = RayGpu(self, actor, self.cluster.answer(ref))

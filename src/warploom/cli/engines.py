@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +38,22 @@ ray_option = click.option(
 
 @dataclass(frozen=True)
 class Engines:
-    """The GPUs by name, which are of one kind, and what compiles; of a cluster, who joins.
+    """GPUs, which start while their user does something else, and what compiles.
 
+    first          waits for the GPUs, by name; of a cluster, for the first
+    joining        of a cluster, who joins
     environments   what each family is measured in, where a sweep says it
     """
 
-    gpus: Mapping[str, Gpu]
+    first: Callable[[], Mapping[str, Gpu]]
     compiler: Compiler
     joining: Joining | None = None
     environments: Mapping[str, Environment] | None = None
+
+    @cached_property
+    def gpus(self) -> Mapping[str, Gpu]:
+        """The GPUs by name, which are of one kind. DeviceError where there is none."""
+        return self.first()
 
     @property
     def about(self) -> About:
@@ -97,13 +105,18 @@ def local(stack: ExitStack, count: int, jobs: int | None) -> Engines:
     for name in visible(count):
         found[name] = GpuProcess(name)
         stack.callback(found[name].close)
-    if len({gpu.about for gpu in found.values()}) > 1:
+    return Engines(partial(_alike, found), stack.enter_context(Builder(jobs=jobs)))
+
+
+def _alike(gpus: Mapping[str, Gpu]) -> Mapping[str, Gpu]:
+    """GPUs that have started; DeviceError for one that cannot, or is of another kind."""
+    if len({gpu.about for gpu in gpus.values()}) > 1:
         raise DeviceError(
-            f"GPUs {', '.join(gpu.about.gpu for gpu in found.values())}",
+            f"GPUs {', '.join(gpu.about.gpu for gpu in gpus.values())}",
             rule="one run tunes for one GPU kind",
             fix="choose with CUDA_VISIBLE_DEVICES",
         )
-    return Engines(found, stack.enter_context(Builder(jobs=jobs)))
+    return gpus
 
 
 def remote(
@@ -129,7 +142,8 @@ def remote(
 
     joining = Joining(opened, count, kind, say=say, **{"kernels": kernel, **options})
     stack.callback(joining.close)
-    return Engines(joining.first(), builder, joining)
+    joining()  # has Ray start actors
+    return Engines(joining.first, builder, joining)
 
 
 def tasks(opened: Cluster, jobs: int | None) -> int:
@@ -143,7 +157,7 @@ def replayed(path: Path, pace: float) -> Engines:
     from warploom.tuning.replay import NoCompiler, Replay
 
     gpu = Replay(journal.read(path), pace=pace)
-    return Engines({"sweep": gpu}, NoCompiler(), environments=gpu.environments)
+    return Engines(lambda: {"sweep": gpu}, NoCompiler(), environments=gpu.environments)
 
 
 def environments(engines: Engines, families: set[str]) -> dict[str, Environment]:

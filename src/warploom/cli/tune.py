@@ -77,9 +77,6 @@ def command(
     FILE has operations and a space of schedules, or is the name of a space of the package. What the
     names of several families begin with names the spaces of all of them.
     """
-    from warploom.runtime.records import user_file
-    from warploom.tuning.problems import problems
-
     output.for_people = True
     check_one("tune", shapes, model, cells=cells)
     if not 0 < budget < math.inf:
@@ -106,13 +103,17 @@ def command(
             rule="a sweep is played back here, without a GPU",
             fix="leave one of them out",
         )
-    wanted = [
-        problem
-        for space in shipped(path)
-        for problem in problems(space, shapes, model=model, rows=rows)
-    ]
     with ExitStack() as stack:
         using = _engines(stack, output, address, gpus, kind, jobs, replay, pace)
+        # These import torch, which takes seconds: what measures does so at the same time.
+        from warploom.runtime.records import user_file
+        from warploom.tuning.problems import problems
+
+        wanted = [
+            problem
+            for space in shipped(path)
+            for problem in problems(space, shapes, model=model, rows=rows)
+        ]
         records = records or user_file(using.about.gpu)
         journal = journal or records.with_suffix(".journal.jsonl")
         run = _tuner(
