@@ -63,12 +63,14 @@ class Batch:
 
     specs       the first is what the others' times are relative to, or the first that is correct
     precision   the standard error that times are to have, as a share of them
+    sets        of buffers that launches use in turn, where so many are no trouble
     """
 
     operation: Operation
     shape: Shape
     specs: tuple[KernelSpec, ...]
     precision: float
+    sets: int = 8
 
 
 class Gpu(Protocol):
@@ -159,6 +161,7 @@ class GpuProcess:
             "shape": asdict(batch.shape),
             "kernels": list(left),
             "precision": batch.precision,
+            "sets": batch.sets,
         }
         process = self._send(request)
         at: str | None = None

@@ -7,7 +7,8 @@ in common of a round is taken out of its times, and few rounds tell much of what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from math import pi, sqrt
 from operator import mul
 from statistics import median
@@ -15,7 +16,8 @@ from statistics import median
 from warploom.runtime.measure import Sampler, Timing, interleave
 
 DISCARDED = 1  # rounds that go before those that count, of which there are:
-FEWEST, MOST = 7, 101
+FEWEST, MOST = 8, 101
+LONGEST = 0.5  # seconds after which no round begins beyond the fewest
 LEAST_SPREAD = 1e-3  # that a few rounds may have by chance, too
 NEAR = 1.05  # of the fastest: whose times must be known well
 UNSTEADY = 0.05  # of a round's pace: a spread, or a drift from first to last, that throttling makes
@@ -78,19 +80,25 @@ class Loop:
         return self._own[name].median
 
 
-def loop(samplers: Mapping[str, Sampler], precision: float) -> Loop:
+def loop(
+    samplers: Mapping[str, Sampler],
+    precision: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Loop:
     """Sample in turns until no time that matters has a standard error of more than `precision`.
 
-    That is a share of the time. Noise may be so much that MOST rounds do not suffice.
+    That is a share of the time. Noise may be so much that MOST rounds do not suffice, or LONGEST.
     """
     rounds: dict[str, tuple[float, ...]] = dict.fromkeys(samplers, ())
-    more, before = FEWEST, DISCARDED
+    more, before, begun = FEWEST, DISCARDED, clock()
     while True:
         taken = interleave(samplers, rounds=before + more, discarded=before)
         rounds = {name: (*rounds[name], *timing.rounds) for name, timing in taken.items()}
         found = Loop({name: Timing(times) for name, times in rounds.items()})
-        more, before = min(MOST - found.rounds, found.rounds), 0
-        if not more or found.largest_error <= precision:
+        spent = clock() - begun
+        fitting = int((LONGEST - spent) / max(spent, 1e-9) * found.rounds)
+        more, before = min(found.rounds, MOST - found.rounds, fitting), 0
+        if more <= 0 or found.largest_error <= precision:
             return found
 
 

@@ -23,10 +23,10 @@ NEIGHBOURS = 12  # measured in one generation, of this many of the best:
 PARENTS = 2
 GENERATIONS, IDLE = 6, 2  # at most so many, and so many without a gain of time, of at least:
 GAIN = 0.003
-FINALISTS = 4
+FINALISTS = 6
 NEAR = 1.05  # of the best: who may be a finalist
-TIE, WIDEST_TIE = 0.01, 0.03  # times this close are equal; so is what noise hides, to a bound
-SURE = 2.0  # standard errors that two times must be apart
+TIE = 0.01  # by less a kernel is not worth one of its own beside the default
+SURE, WIDEST_TIE = 2.0, 0.03  # standard errors, up to a share, by which two times must be apart
 
 Stage = str  # first, neighbours, final, done
 
@@ -186,9 +186,9 @@ class Search:
         return {spec: found for spec, found in deciding.items() if found.outcome == "correct"}
 
     def winner(self) -> KernelSpec | None:
-        """The fastest, or who comes first in a fixed order of those tied with it.
+        """The default, where nothing is faster by more than a tie; else the fastest.
 
-        The default comes first, since it costs no kernel of its own; then the model's preference.
+        Of those that noise alone keeps apart from the fastest, who comes first in a fixed order.
         """
         found = self.contenders()
         if not found:
@@ -197,13 +197,14 @@ class Search:
         def time(spec: KernelSpec) -> float:
             return found[spec].relative or found[spec].seconds or float("inf")
 
+        def tied(spec: KernelSpec, least: float) -> bool:
+            hidden = band(found[spec], found[fastest], least)
+            return time(spec) <= time(fastest) * (1 + hidden)
+
         fastest = min(found, key=lambda spec: (time(spec), spec.canonical_json))
-        tied = [
-            spec
-            for spec in found
-            if time(spec) <= time(fastest) * (1 + band(found[spec], found[fastest]))
-        ]
-        return min(tied, key=lambda spec: (spec != self.default, *preference(spec)))
+        if self.default in found and tied(self.default, TIE):
+            return self.default
+        return min((spec for spec in found if tied(spec, 0.0)), key=preference)
 
     def stands(self, finals: Mapping[KernelSpec, Result]) -> bool:
         """True where the default is tied with every finalist that would be faster.
@@ -238,6 +239,6 @@ class Search:
         return timed(best), default, tuple(map(timed, others[:RUNNERS_UP]))
 
 
-def band(one: Result, other: Result) -> float:
-    """How close two relative times must be to be equal: what their errors hide, within bounds."""
-    return min(WIDEST_TIE, max(TIE, SURE * hypot(one.doubt, other.doubt)))
+def band(one: Result, other: Result, least: float = TIE) -> float:
+    """How close two times must be to be tied: what their errors hide, within bounds."""
+    return min(WIDEST_TIE, max(least, SURE * hypot(one.doubt, other.doubt)))

@@ -29,7 +29,8 @@ from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
 from warploom.tuning.searches import judged, searched
 
-PRECISION, FINAL_PRECISION = 0.01, 0.003  # standard errors of times
+PRECISION, FINAL_PRECISION = 0.01, 0.004  # standard errors of times
+SETS, FINAL_SETS = 8, 16  # of buffers
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
 
 
@@ -251,8 +252,9 @@ class Tuner:
             if task.search.stage == "final":
                 task.search.report(failed)
             return None
-        precision = FINAL_PRECISION if task.search.stage == "final" else PRECISION
-        return Batch(task.problem.operation, task.problem.shape, specs, precision)
+        final = task.search.stage == "final"
+        precision, sets = (FINAL_PRECISION, FINAL_SETS) if final else (PRECISION, SETS)
+        return Batch(task.problem.operation, task.problem.shape, specs, precision, sets)
 
     def _collect(self) -> None:
         """Take what was measured; what a GPU failed at is work again.

@@ -9,7 +9,7 @@ from statistics import mean, pstdev
 import pytest
 
 from warploom.runtime.measure import Sampler, Timing
-from warploom.tuning.loop import DISCARDED, FEWEST, MOST, Loop, loop
+from warploom.tuning.loop import DISCARDED, FEWEST, LONGEST, MOST, Loop, loop
 
 
 def samplers(
@@ -57,6 +57,24 @@ def test_what_is_noisy_is_measured_longer_and_not_for_ever() -> None:
         for noise, precision in ((0.003, 0.01), (0.03, 0.01), (0.03, 0.003), (0.3, 0.003))
     ]
     assert rounds[0] == FEWEST < rounds[1] < rounds[2] == rounds[3] == MOST
+
+
+def test_a_loop_of_what_takes_long_ends_before_all_is_known() -> None:
+    seconds = [0.0]
+
+    def slow(sampler: Sampler) -> Sampler:
+        def sample() -> float:
+            seconds[0] += LONGEST / 40
+            return sampler()
+
+        return sample
+
+    noisy = {name: slow(one) for name, one in samplers((1.0, 1.0), 0.3).items()}
+    found = loop(noisy, 0.003, clock=lambda: seconds[0])
+    assert FEWEST < found.rounds < MOST and 0.9 * LONGEST < seconds[0] <= LONGEST
+    seconds[0] = 0.0
+    noisy = {name: slow(slow(slow(one))) for name, one in noisy.items()}
+    assert loop(noisy, 0.003, clock=lambda: seconds[0]).rounds == FEWEST
 
 
 def test_nobody_waits_for_the_time_of_what_is_far_behind() -> None:

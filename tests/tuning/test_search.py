@@ -184,8 +184,11 @@ def test_ties_have_a_fixed_order_whatever_the_order_of_times(listed: list[Proble
     expected = min(tied, key=preference)
     source = random.Random(1)
     for _ in range(20):
-        times = {spec: 0.8 * (1 + 0.8 * TIE * source.random()) for spec in tied}
-        assert finished(problem, {default: 1.0, **times}).winner() == expected
+        times = {spec: 0.8 * (1 + 0.008 * source.random()) for spec in tied}
+        noisy = finished(problem, {default: 1.0, **times}, error=0.003)
+        assert noisy.winner() == expected
+        # What is known to be faster is not given up for being usual.
+        assert finished(problem, {default: 1.0, **times}).winner() == min(tied, key=times.get)
 
 
 def test_the_band_is_what_errors_hide_within_bounds() -> None:

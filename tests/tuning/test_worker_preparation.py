@@ -125,6 +125,7 @@ def request(spec: KernelSpec, shape: Shape) -> dict[str, Any]:
         "shape": asdict(shape),
         "kernels": [spec.name],
         "precision": 0.1,
+        "sets": 2,
     }
 
 
