@@ -26,7 +26,7 @@ from warploom.tuning import journal
 from warploom.tuning.gpu import Batch, Gpu, GpuProcess, visible
 from warploom.tuning.journal import Entry, Result
 from warploom.tuning.search import band
-from warploom.tuning.tuner import FINAL_PRECISION
+from warploom.tuning.tuner import FINAL_PRECISION, FINAL_SETS
 
 ALIKE, WITHIN = 0.95, 1.02  # what is asked of two runs, and of a pick beside a sweep
 
@@ -90,7 +90,8 @@ def _measured(record: Record, schedules: Iterable[Schedule], gpu: Gpu) -> Times:
     """Times of schedules for the problem of a record, in one loop."""
     arch = kind(record.environment.gpu).arch
     specs = tuple(KernelSpec(arch, record.operation, one) for one in dict.fromkeys(schedules))
-    results = gpu.measure(Batch(record.operation, record.shape, specs, FINAL_PRECISION))
+    batch = Batch(record.operation, record.shape, specs, FINAL_PRECISION, FINAL_SETS)
+    results = gpu.measure(batch)
     return {spec.schedule: result for spec, result in results.items()}
 
 

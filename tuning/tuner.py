@@ -29,7 +29,7 @@ from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
 from warploom.tuning.searches import judged, searched
 
-PRECISION, FINAL_PRECISION = 0.01, 0.004  # standard errors of times
+PRECISION, FINAL_PRECISION = 0.015, 0.004  # standard errors of times
 SETS, FINAL_SETS = 8, 16  # of buffers
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
 
