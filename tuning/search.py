@@ -218,6 +218,17 @@ class Search:
         found = [one for one in finals.values() if one.outcome == "correct"]
         return all(one.relative and one.relative * (1 + band(own, one)) >= 1 for one in found)
 
+    def rivals(self, finals: Mapping[KernelSpec, Result]) -> list[KernelSpec]:
+        """The anchor of a loop of finalists and who is tied with its fastest: one of them wins."""
+        right = {spec: one for spec, one in finals.items() if one.outcome == "correct"}
+        fastest = min(right.values(), key=lambda one: one.relative or float("inf"))
+        limit = fastest.relative or float("inf")
+        return [
+            spec
+            for place, (spec, one) in enumerate(right.items())
+            if place == 0 or (one.relative or limit) <= limit * (1 + band(one, fastest))
+        ]
+
     def timed(self) -> tuple[Timed, Timed | None, tuple[Timed, ...]] | None:
         """The winner, the default and the runners-up with their times; None without a winner.
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, cast
@@ -29,7 +29,7 @@ from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
 from warploom.tuning.searches import judged, searched
 
-PRECISION, FINAL_PRECISION = 0.015, 0.004  # standard errors of times
+PRECISION, FINAL_PRECISION = 0.015, 0.006  # standard errors of times
 SETS, FINAL_SETS = 8, 16  # of buffers
 BATCH_SECONDS = 3.0  # that a batch is expected to take, until one was measured
 
@@ -279,7 +279,8 @@ class Tuner:
     def _take(self, task: _Task, member: Member, found: Results) -> None:
         """Take a batch's results, or have another GPU confirm them.
 
-        Another confirms that a finalist wins over the default, and that nothing of a batch works.
+        Another confirms that nothing of a batch works, and that a finalist wins over the default:
+        of those that could.
         """
         first, fleet = task.first, self._fleet
         won = task.search.stage == "final" and not task.search.stands(found)
@@ -290,6 +291,9 @@ class Tuner:
                 fleet.contradicted(task.member, member)
             task.first, task.member = found, member
             if (won or not works(found)) and fleet.confirms and fleet.has_other(member.name):
+                if won and task.batch:
+                    rivals = tuple(task.search.rivals(found))
+                    task.batch = replace(task.batch, specs=rivals)
                 self._ready.append(task)
             else:
                 self._settle(task)

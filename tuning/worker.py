@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -193,6 +194,14 @@ def rehearse() -> None:
         family(name).rehearse()
 
 
+def get_ready() -> None:
+    """Rehearse on the CPU while the GPU warms up."""
+    with ThreadPoolExecutor(1) as aside:
+        rehearsed = aside.submit(rehearse)
+        warm()
+        rehearsed.result()
+
+
 def warm(seconds: float = WARMING) -> None:
     """Keep the GPU busy until its clocks settle, in the way that kernels are timed."""
     a = torch.randn(4096, 4096, device="cuda").bfloat16()
@@ -232,8 +241,7 @@ def serve(
         say({"error": {"value": error.value, "rule": error.rule, "fix": error.fix}})
         sys.exit(1)
     say(found)  # whoever waits for it can go on while this gets ready
-    rehearse()
-    warm()
+    get_ready()
     worker = kind(say)
     with torch.no_grad():
         for line in requests:

@@ -13,6 +13,7 @@ from sweeps import MULTIPROCESSORS, default_of, swept_seconds
 from warploom.generator.model import Prediction, rank
 from warploom.generator.model.predict import preference
 from warploom.generator.specification import KernelSpec
+from warploom.tuning.fleet.agreement import agreed
 from warploom.tuning.journal import Outcome, Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.search import FINALISTS, FIRST, TIE, WIDEST_TIE, Search, band
@@ -200,6 +201,27 @@ def test_the_band_is_what_errors_hide_within_bounds() -> None:
     assert band(result(0.0, 0.2), result(0.0, 0.0)) == WIDEST_TIE
     # Journals of before have a spread alone, of nine rounds.
     assert band(result(0.018, None), result(0.024, None)) == pytest.approx(0.02)
+
+
+def test_a_second_opinion_is_asked_of_those_that_could_win(listed: list[Problem]) -> None:
+    default = default_of(listed[0])
+    near, far, broken, *_ = (spec for spec in listed[0].space if spec != default)
+    first = {
+        default: Result(default.schedule, "correct", 1e-5, 0.1, 1.0, 0.003),
+        broken: Result(broken.schedule, "wrong", reason="as the test has it"),
+        near: Result(near.schedule, "correct", 0.9e-5, 0.1, 0.9, 0.003),
+        far: Result(far.schedule, "correct", 0.93e-5, 0.1, 0.93, 0.003),
+    }
+    search = finished(listed[0], {})
+    assert search.rivals(first) == [default, near]
+    second = {spec: replace(first[spec], relative=1.0) for spec in (default, near)}
+    found = agreed(first, second)
+    assert {spec: one.outcome for spec, one in found.items()} == {
+        default: "correct",
+        broken: "wrong",
+        near: "correct",
+    }
+    assert found[near].relative == 1.0
 
 
 # ---- Failures ------------------------------------------------------------------------------------

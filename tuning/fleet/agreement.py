@@ -22,7 +22,7 @@ def works(results: Results) -> bool:
 
 
 def agreed(first: Results, second: Results) -> dict[KernelSpec, Result]:
-    """Return the results of `first` as far as `second`, of the same kernels, confirms them.
+    """Return the results of `first` as far as `second`, of some of its kernels, confirms them.
 
     What failed on either has failed. Where their times are relative to different kernels, since one
     of these failed, those of `first` stand.
@@ -30,8 +30,11 @@ def agreed(first: Results, second: Results) -> dict[KernelSpec, Result]:
     comparable = _anchor(first) == _anchor(second)
     found: dict[KernelSpec, Result] = {}
     for spec, one in first.items():
-        other = second[spec]
-        if one.outcome != "correct" or other.outcome != "correct":
+        other = second.get(spec)
+        if other is None:  # nobody asked, as it could not win
+            if one.outcome != "correct":
+                found[spec] = one
+        elif one.outcome != "correct" or other.outcome != "correct":
             found[spec] = one if one.outcome != "correct" else other
         elif comparable and one.seconds and one.relative and other.relative:
             relative = max(one.relative, other.relative)

@@ -201,9 +201,10 @@ class Fleet:
         self._require_someone()
 
     def close(self) -> None:
-        """End all, in the middle of a measurement if need be."""
-        for member in self._members.values():
-            member.gpu.close()
+        """End all at once, in the middle of a measurement if need be."""
+        ended = [self._threads.submit(member.gpu.close) for member in self._members.values()]
+        for one in ended:
+            one.result()
         self._threads.shutdown()
 
     # ---- Who comes and goes ----------------------------------------------------------------------
