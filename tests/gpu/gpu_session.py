@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Build = Callable[["Sequence[KernelSpec]"], "dict[str, Artifact]"]
 GIGABYTES = 20  # that a test with the fixture `memory` takes at most
+KEPT = 1 << 30  # bytes of a GPU that a process may keep for its next test, beside other processes
 _collected: Counter[str] = Counter()  # tests of this run, by file
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ..: which of several processes this is
 
@@ -54,6 +55,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and isinstance(item, pytest.Function):
         item.fixturenames.insert(0, "dispatch_by_tables")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Give memory back that others need: what limits how many processes share a GPU."""
+    if WORKER is None or not item.get_closest_marker("gpu"):
+        return
+    import torch
+
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT:
+        torch.cuda.empty_cache()
 
 
 # ---- Records -------------------------------------------------------------------------------------
