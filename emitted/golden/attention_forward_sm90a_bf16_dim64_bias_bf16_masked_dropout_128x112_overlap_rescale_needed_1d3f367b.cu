@@ -56,6 +56,7 @@ struct alignas(128) Parameters {
   float* lse;  // [batch, heads, seq_q]
   const cutlass::bfloat16_t* bias;  // [batch, head, row, column], by strides
   const uint8_t* shown;  // as bias, by strides
+  int4* keys;  // [row of the mask]: see find_keys()
   int64_t* dropout_state;  // [2]: what is drawn for each position follows from it
   int64_t o_batch_stride;  // elements
   int64_t o_head_stride;  // elements
@@ -75,6 +76,10 @@ struct alignas(128) Parameters {
   int32_t section;  // heads whose tiles are worked off together
   int32_t all_heads;  // of all batches
   int32_t sharing;  // query heads of one kv head
+  int32_t keys_rows;  // of the mask; 0: it is of pairs
+  int32_t keys_columns;  // of the mask
+  int32_t keys_batch;  // rows of a batch; 0: all have the same
+  int32_t keys_head;  // rows of a head; 0: all have the same
   float scale;  // of the products
   float keep;  // probability that a weight is kept, a multiple of 1 / 65536
 };
@@ -82,17 +87,20 @@ static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
 static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, bias) == 400);
-static_assert(OFFSET(Parameters, shown) == 408 && OFFSET(Parameters, dropout_state) == 416);
-static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
-static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, bias_batch) == 448);
-static_assert(OFFSET(Parameters, bias_head) == 456 && OFFSET(Parameters, bias_row) == 464);
-static_assert(OFFSET(Parameters, shown_batch) == 472 && OFFSET(Parameters, shown_head) == 480);
-static_assert(OFFSET(Parameters, shown_row) == 488 && OFFSET(Parameters, heads) == 496);
-static_assert(OFFSET(Parameters, seq_q) == 500 && OFFSET(Parameters, seq_k) == 504);
-static_assert(OFFSET(Parameters, dim) == 508 && OFFSET(Parameters, tiles) == 512);
-static_assert(OFFSET(Parameters, q_tiles) == 516 && OFFSET(Parameters, section) == 520);
-static_assert(OFFSET(Parameters, all_heads) == 524 && OFFSET(Parameters, sharing) == 528);
-static_assert(OFFSET(Parameters, scale) == 532 && OFFSET(Parameters, keep) == 536);
+static_assert(OFFSET(Parameters, shown) == 408 && OFFSET(Parameters, keys) == 416);
+static_assert(OFFSET(Parameters, dropout_state) == 424 && OFFSET(Parameters, o_batch_stride) == 432);
+static_assert(OFFSET(Parameters, o_head_stride) == 440 && OFFSET(Parameters, o_row_stride) == 448);
+static_assert(OFFSET(Parameters, bias_batch) == 456 && OFFSET(Parameters, bias_head) == 464);
+static_assert(OFFSET(Parameters, bias_row) == 472 && OFFSET(Parameters, shown_batch) == 480);
+static_assert(OFFSET(Parameters, shown_head) == 488 && OFFSET(Parameters, shown_row) == 496);
+static_assert(OFFSET(Parameters, heads) == 504 && OFFSET(Parameters, seq_q) == 508);
+static_assert(OFFSET(Parameters, seq_k) == 512 && OFFSET(Parameters, dim) == 516);
+static_assert(OFFSET(Parameters, tiles) == 520 && OFFSET(Parameters, q_tiles) == 524);
+static_assert(OFFSET(Parameters, section) == 528 && OFFSET(Parameters, all_heads) == 532);
+static_assert(OFFSET(Parameters, sharing) == 536 && OFFSET(Parameters, keys_rows) == 540);
+static_assert(OFFSET(Parameters, keys_columns) == 544 && OFFSET(Parameters, keys_batch) == 548);
+static_assert(OFFSET(Parameters, keys_head) == 552 && OFFSET(Parameters, scale) == 556);
+static_assert(OFFSET(Parameters, keep) == 560);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
@@ -469,6 +477,66 @@ struct Score {
   }
 };
 
+// ---- Masks of keys: one row for all rows of q --------------------------------------------------------
+// What a row shows: nothing outside of columns [begin, end), and all of these if `count` is as many.
+struct Keys {
+  int begin, end, count;
+
+  // Adds the thread's part of a row of the mask.
+  __device__ __forceinline__ void add(const uint8_t* shown, int columns) {
+    CUTE_NO_UNROLL
+    for (int column = threadIdx.x * 16; column < columns; column += blockDim.x * 16) {
+      uint32_t words[4] = {0, 0, 0, 0};
+      if (columns - column >= 16) {
+        const uint4 sixteen = *reinterpret_cast<const uint4*>(shown + column);
+        words[0] = sixteen.x, words[1] = sixteen.y, words[2] = sixteen.z, words[3] = sixteen.w;
+      } else {
+        CUTE_UNROLL
+        for (int i = 0; i < 15; ++i)
+          if (column + i < columns) words[i / 4] |= uint32_t(shown[column + i]) << i % 4 * 8;
+      }
+      uint32_t bits = 0;  // of truth values, which are any number but 0
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) bits |= (__vsetne4(words[i], 0) * 0x10204080u >> 28) << 4 * i;
+      if (bits == 0) continue;
+      begin = min(begin, column + __ffs(bits) - 1);
+      end = max(end, column + 32 - __clz(bits));
+      count += __popc(bits);
+    }
+  }
+
+  // Adds the warp's parts to the block's, which nobody reads before all have.
+  __device__ __forceinline__ void join(Keys& block) const {
+    const int first = __reduce_min_sync(~0u, begin), last = __reduce_max_sync(~0u, end);
+    const int all = __reduce_add_sync(~0u, count);
+    if (threadIdx.x % 32 != 0) return;
+    atomicMin(&block.begin, first);
+    atomicMax(&block.end, last);
+    atomicAdd(&block.count, all);
+  }
+};
+
+// Finds what a row of the mask shows, by all threads of a block, for the next kernel to read: nothing outside of columns
+// [x, y), and all of [z, w).
+__device__ __forceinline__ void find_keys(const Parameters& p, int row) {
+  __shared__ Keys keys;
+  if (threadIdx.x == 0) keys = {p.keys_columns, 0, 0};
+  __syncthreads();
+  const int batch = p.keys_batch == 0 ? 0 : row / p.keys_batch, head = row - batch * p.keys_batch;
+  Keys own{p.keys_columns, 0, 0};
+  own.add(p.shown + batch * p.shown_batch + head * p.shown_head, p.keys_columns);
+  own.join(keys);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const int begin = min(keys.begin, keys.end);
+  p.keys[row] = make_int4(begin, keys.end, begin, keys.count == keys.end - begin ? keys.end : begin);
+}
+
+// What the row of a query head shows.
+__device__ __forceinline__ int4 keys_of(const Parameters& p, int64_t number, int head) {
+  return p.keys[int(number) * p.keys_batch + head * p.keys_head];
+}
+
 // ---- Dropout: which weights are dropped --------------------------------------------------------------
 // A function of state, batch, head, row and column alone, so that every tile of either pass finds the same.
 // A patch is 16 rows by 16 columns, in 8 words of 32 weights. That of row 8 h + 2 i + r and column 8 a + 4 g + 2 b + c
@@ -600,9 +668,12 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
   const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
-  const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
+  // Where the mask is of pairs any key may be shown, and any hidden.
+  const int all_columns = sequence.columns(p);
+  const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
+  const int rows = sequence.rows(p), columns = min(all_columns, keys.y), diagonal = sequence.diagonal(p);
   const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
-  const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
+  const int begin = max(0, min(end, max(kBoundsLeft ? row + diagonal - left(p) : 0, keys.x)));
   return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
 }
 
@@ -616,7 +687,7 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
   if (kBoundsRight) {  // the last tiles may be for rows further down alone
     const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
-    work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+    work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
     work.end -= work.skipped;
   }
   return work;
@@ -1029,6 +1100,13 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   }
   cute::warpgroup_wait<0>();
   c.turns.finish();
+}
+
+// Before the main kernel: a block for each row of a mask of keys.
+extern "C" __global__ void __launch_bounds__(256)
+    attention_forward_sm90a_bf16_dim64_bias_bf16_masked_dropout_128x112_overlap_rescale_needed_1d3f367b_keys(const __grid_constant__ Parameters p) {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  find_keys(p, blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)

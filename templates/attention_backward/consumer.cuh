@@ -76,6 +76,9 @@ struct Consumer {
   int row;             // of a q tile: the first that it has scores of
   int box, own, column;  // 64 rows of k and v of the tile: their number; in a descriptor; the first's column
   Scaling scaling;
+{% if mask_alone %}
+  bool hides;  // whether the mask may hide any of the tile
+{% endif %}
 
   // From all columns of the head dimension to those of a part, in a descriptor.
   template <int kRows> __device__ __forceinline__ static int columns(int part) {
@@ -124,6 +127,9 @@ __device__ __forceinline__ Staging& staging_of(const Consumer& c) {
 }
 // Begins to copy what changes the scores of a q tile.
 __device__ __forceinline__ void begin_staging(const Consumer& c, int row, int head) {
+{% if mask_alone %}
+  if (!c.hides) return;
+{% endif %}
   Score::stage(c.p, staging_of(c), c.work.sequence, head, row + c.row, c.column + threadIdx.x / 32 % 4 * 16);
 }
 // Begins to copy what changes those of the step after, when all warps have read this one's: after meet(), where
@@ -140,6 +146,21 @@ __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
 }
 
 {% endif %}
+{% if mask_alone %}
+// Hides the scores that the mask hides.
+__device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores], Step step) {
+  const Score score = score_of(c, step);
+  Score::await();
+  CUTE_UNROLL
+  for (int i = 0; i < kScores; i += 8) {
+    const Score::Eight eight = score.read(i);
+    CUTE_UNROLL
+    for (int j = i; j < min(i + 8, kScores); ++j)
+      if (score.hides(j, eight)) scores[j] = __uint_as_float(kHidden);
+  }
+}
+
+{% endif %}
 // p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
 {% if fused %}
 // dp, which is there, becomes ds = p (dp - delta), where dp is 0 if the weight is dropped.
@@ -153,11 +174,13 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   const int row = step.row + c.row;
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
 {% endif %}
-{% if scored %}
+{% if mask_alone %}
+  if (c.hides) hide(c, scores, step);
+{% elif scored %}
   const Score score = score_of(c, step);
   Score::Eight eight;
 {% endif %}
-{% if staged %}
+{% if staged and not mask_alone %}
   Score::await();
 {% endif %}
 {% if operation.dropout and not fused %}
@@ -166,13 +189,13 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
     const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
-{% if scored %}
+{% if scored and not mask_alone %}
     if (i % 2 == 0) eight = score.read(4 * i);
 {% endif %}
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
-{% if scored %}
+{% if scored and not mask_alone %}
       if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
       if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
       const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
@@ -265,7 +288,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t d_o = matrix(shared.d_o[0], Tile<kQTile>::kBoxBytes, 8 * kSpan, {{ layout.layout_type }});
   const uint64_t ds = matrix(shared.ds[0][0], kDsBoxBytes, 8 * 128, 1);
   const Consumer c{p, shared, work, k, v, q, d_o, ds, consumer, part, row, box, own, work.column + box * kWgmmaM,
+{% if mask_alone %}
+                   Scaling(p), __shfl_sync(~0u, work.hides, 0) != 0};
+{% else %}
                    Scaling(p)};
+{% endif %}
   float dk[kGradients], dv[kGradients];
   CUTE_UNROLL
   for (int i = 0; i < kGradients; ++i) dk[i] = dv[i] = 0;

@@ -28,7 +28,9 @@ __device__ __forceinline__ void store(const cute::TmaDescriptor& map, const uint
 // the same rows as others, through the boxes of its columns.
 __device__ __forceinline__ void store_gradients(const Consumer& c, const float (&dk)[kGradients],
                                                 const float (&dv)[kGradients]) {
-  const int own = kKvRows == kKvTile ? c.consumer * kWgmmaM * kSpan : 16 * c.columns<kKvRows>(c.consumer);
+{# With trimming a pair's threads have no register to keep it in till here. #}
+{% set own_consumer = "(int(threadIdx.x) / 128 - 1)" if operation.trims and schedule.share == "rows" else "c.consumer" %}
+  const int own = kKvRows == kKvTile ? {{ own_consumer }} * kWgmmaM * kSpan : 16 * c.columns<kKvRows>({{ own_consumer }});
   if (kKvRows != kKvTile) meet();  // the other warpgroup reads the same rows of v
   stage(c.shared.v + own, dv, {{ "1 / c.p.keep" if divides_gradients else "1" }});
   cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
@@ -37,7 +39,7 @@ __device__ __forceinline__ void store_gradients(const Consumer& c, const float (
   if (leads) store(c.p.dv_map, c.shared.v + own, c);
   stage(c.shared.k + own, dk, c.p.scale{{ " / c.p.keep" if divides_gradients }});
   cute::tma_store_fence();
-  cutlass::arch::NamedBarrier::sync(128, 2 + c.consumer);
+  cutlass::arch::NamedBarrier::sync(128, 2 + {{ own_consumer }});
   if (leads) store(c.p.dk_map, c.shared.k + own, c);
   // Shared memory must outlive the stores that read it, of dq too.
   if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();

@@ -10,10 +10,20 @@ __device__ __forceinline__ int walk(const Parameters& p, const Work& work, int n
 // How many kv tiles add to the dq of the q tile that begins with `row` before the block's own.
 __device__ __forceinline__ int turn(const Parameters& p, const Work& work, int row) {
   const Sequence& sequence = work.sequence;
+{% if operation.trims %}
+  const int own = work.column / kKvTile, diagonal = sequence.diagonal(p);
+  const int columns = min(work.keys_end, sequence.columns(p));
+{% else %}
   const int own = work.column / kKvTile, diagonal = sequence.diagonal(p), columns = sequence.columns(p);
+{% endif %}
   if (p.leftward) {  // from the last column that one of the tile's rows attends to
     const int rows = min(row + kQTile, sequence.rows(p));
     return ((kBoundsRight ? min(columns, rows + diagonal + right(p)) : columns) - 1) / kKvTile - own;
   }
+{% if operation.trims %}
+  const int first = kBoundsLeft ? max(work.keys_begin, row + diagonal - left(p)) : work.keys_begin;
+  return own - first / kKvTile;  // from the row's first column
+{% else %}
   return own - (kBoundsLeft ? max(0, row + diagonal - left(p)) : 0) / kKvTile;  // from the row's first column
+{% endif %}
 }

@@ -21,6 +21,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = 0;
   if (threadIdx.x < kParts) p.turns[int64_t(blockIdx.x) * kParts + threadIdx.x] = 0;
 {% endif %}
+{% if operation.trims %}
+  if (int(blockIdx.x) < p.keys_rows) find_keys(p, blockIdx.x);
+{% endif %}
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
 {% if operation.sinks == "none" %}

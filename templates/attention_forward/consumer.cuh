@@ -52,6 +52,9 @@ struct Consumer {
   Sequence sequence;
   int head, own_row;  // the thread's first row as it is
 {% endif %}
+{% if mask_alone %}
+  int shown_begin, shown_end;  // tiles of which the mask hides nothing
+{% endif %}
 {% if operation.dropout %}
   Ring<kWordStages> at_words;
 {% endif %}
@@ -88,6 +91,16 @@ struct Consumer {
 {% if leans %}
   // Changes the scores of tile n, but for what rows.offset is to add to them.
   __device__ __forceinline__ void change(float (&scores)[kScores], Rows& rows, int n) const {
+{% elif mask_alone %}
+  // Hides the scores of tile n that the mask hides; kEvery: it may hide some of every tile, one after the other.
+  template <bool kEvery = false>
+  __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
+    if (kEvery || hides(n)) hide(scores, n);
+    if (n > begin && (kEvery || hides(n - 1)))
+      stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
+  }
+  __device__ __forceinline__ bool hides(int n) const { return n < shown_begin || n >= shown_end; }
+  __device__ __forceinline__ void hide(float (&scores)[kScores], int n) const {
 {% else %}
   // Changes the scores of tile n.
   __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
@@ -120,7 +133,9 @@ struct Consumer {
     }
 {% if staged %}
     Score::finish();
+{% if not mask_alone %}
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
+{% endif %}
 {% endif %}
   }
 
@@ -215,7 +230,11 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 // the compiler keeps products asynchronous only where every path issues them.
 __device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
   const bool any = work.more && work.end > work.begin;
-{% if staged %}
+{% if mask_alone %}
+  c.shown_begin = work.shown_begin;
+  c.shown_end = work.shown_end;
+  if (any && c.hides(work.end - 1)) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
+{% elif staged %}
   if (any) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
 {% endif %}
   if (any) {
@@ -273,6 +292,11 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
       CUTE_NO_UNROLL
       for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
+{% if mask_alone %}
+      for (; work.shown_begin >= work.shown_end && n >= work.full_begin; --n)  // without branches, which take time
+        Steps::next<false, true>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+{% endif %}
       for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
       CUTE_NO_UNROLL
       for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);

@@ -10,10 +10,29 @@ __device__ __forceinline__ Work locate(const Parameters& p, int index) {
   const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
   const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
   const auto [sequence, head, row] = place(p, tile, all_head);
+{% if operation.trims %}
+  // Where the mask is of pairs any key may be shown, and any hidden.
+  const int all_columns = sequence.columns(p);
+  const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
+  const int rows = sequence.rows(p), columns = min(all_columns, keys.y), diagonal = sequence.diagonal(p);
+{% else %}
   const int rows = sequence.rows(p), columns = sequence.columns(p), diagonal = sequence.diagonal(p);
+{% endif %}
   const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
+{% if operation.trims %}
+  const int begin = max(0, min(end, max(kBoundsLeft ? row + diagonal - left(p) : 0, keys.x)));
+{% if mask_alone %}
+  // Beyond the sequence's end columns are hidden whatever the mask says.
+  const int shown_end = (keys.w >= all_columns ? all_columns + kKvTile - 1 : keys.w) / kKvTile;
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0,
+          (keys.z + kKvTile - 1) / kKvTile, shown_end};
+{% else %}
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+{% endif %}
+{% else %}
   const int begin = kBoundsLeft ? max(0, min(end, row + diagonal - left(p))) : 0;
   return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0};
+{% endif %}
 }
 
 // The share of one warpgroup, whose rows begin at `row`.
@@ -26,7 +45,11 @@ __device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
   work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
   if (kBoundsRight) {  // the last tiles may be for rows further down alone
     const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
+{% if operation.trims %}
+    work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
+{% else %}
     work.skipped = work.end - max(work.begin, (end + kKvTile - 1) / kKvTile);
+{% endif %}
     work.end -= work.skipped;
   }
   return work;

@@ -28,7 +28,11 @@ struct Steps {
 {% endif %}
   }
 
+{% if mask_alone %}
+  template <bool kMasked, bool kEvery = false>
+{% else %}
   template <bool kMasked>
+{% endif %}
   static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                               Weights& weights, Rows& rows, int n) {
     const Position before = c.before();
@@ -51,7 +55,7 @@ struct Steps {
     c.release_operands(n);
     c.scaling.cap(scores);
 {% if scored %}
-    c.change(scores, {{ "rows, " if leans }}n);
+    c.change{{ "<kEvery>" if mask_alone }}(scores, {{ "rows, " if leans }}n);
 {% endif %}
     if (kMasked) {{ hide }};
     softmax<false, kMasked>(scores, rows, c.scaling.exponent);

@@ -2,7 +2,11 @@
 // another warpgroup's products run under the softmax.
 struct Steps {
   // Scores that are there become weights, and the output's products are issued.
+{% if mask_alone %}
+  template <bool kFirst, bool kMasked, bool kEvery = false>
+{% else %}
   template <bool kFirst, bool kMasked>
+{% endif %}
   static __device__ __forceinline__ void weigh(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                                Weights& weights, Rows& rows, int n, bool masked) {
     const Position at = c.position;
@@ -12,7 +16,7 @@ struct Steps {
     c.release_operands(n);
     c.scaling.cap(scores);
 {% if scored %}
-    c.change(scores, {{ "rows, " if leans }}n);
+    c.change{{ "<kEvery>" if mask_alone }}(scores, {{ "rows, " if leans }}n);
 {% endif %}
     if (masked) {{ hide }};
     softmax<kFirst, kMasked>(scores, rows, c.scaling.exponent);
@@ -39,7 +43,11 @@ struct Steps {
     weigh<true, true>(c, scores, output, weights, rows, n, masked);
   }
 
+{% if mask_alone %}
+  template <bool kMasked, bool kEvery = false>
+{% else %}
   template <bool kMasked>
+{% endif %}
   static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
                                               Weights& weights, Rows& rows, int n) {
     const int before = c.before().stage;
@@ -51,7 +59,7 @@ struct Steps {
     fence(scores);
     fence(output);
     release(c.shared.v_empty[before]);
-    weigh<false, kMasked>(c, scores, output, weights, rows, n, kMasked);
+    weigh<false, kMasked{{ ", kEvery" if mask_alone }}>(c, scores, output, weights, rows, n, kMasked);
   }
 
   // The last products are issued already.

@@ -67,6 +67,16 @@ class Operation:
         return self.bias in ("fp16", "bf16") or self.masked
 
     @property
+    def trims(self) -> bool:
+        """Whether tiles that a mask of keys hides are left out."""
+        return self.masked
+
+    @property
+    def mask_alone(self) -> bool:
+        """Whether a mask is all that changes scores."""
+        return self.masked and self.bias == "none" and not self.alibi
+
+    @property
     def hides(self) -> bool:
         """Whether any score may be left out, wherever it is."""
         return self.bias != "none" or self.masked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from warploom.generator import limits
+from warploom.generator.families._attention.parameters import KEYS_BYTES, rows_of_keys
 from warploom.generator.families._attention.problem import lengths_counted
 from warploom.generator.families.attention_backward.layout import attention_backward_layout
 from warploom.generator.families.attention_backward.parameters import AtLaunch, parameters
@@ -80,6 +81,8 @@ def workspaces(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -
             Workspace("turns", 4 * tiles * layout.parts),
             Workspace("counter", 4),
         ]
+    if operation.trims:
+        found.append(Workspace("keys", KEYS_BYTES * max(1, rows_of_keys(problem))))
     if operation.sinks != "none":
         found.append(Workspace("sink_sums", 4 * tiles))
     return found

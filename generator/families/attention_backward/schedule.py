@@ -29,6 +29,11 @@ class AttentionBackwardOperation(Operation):
         default="attention_backward", doc="which kernels these are"
     )
 
+    @property
+    def trims(self) -> bool:
+        """Gradients of scores are written for all tiles: nobody else would write zeros."""
+        return self.masked and not self.bias_gradient
+
 
 @frozen
 class AttentionBackwardSchedule:

@@ -14,6 +14,7 @@ from warploom.generator.families.attention_backward.schedule import AttentionBac
 from warploom.generator.wgmma import wgmma
 
 MOST_FUSED = 96  # rows of q
+WIDEST = 256
 
 
 def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
@@ -55,6 +56,11 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         "scored": operation.scored,
         "hides": operation.hides,
         "staged": operation.staged,
+        # Where it hides nothing of a tile, scores are as they are without it. Pairs of the widest
+        # heads have no registers for the branch, and with a softcap ptxas serialises products.
+        "mask_alone": operation.mask_alone
+        and not operation.softcap
+        and not (operation.dim == WIDEST and schedule.overlap and shares_rows),
         "leans": False,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout, beside those that add dq.

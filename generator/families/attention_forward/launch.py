@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from warploom.generator import limits
+from warploom.generator.families._attention.parameters import KEYS_BYTES, rows_of_keys
 from warploom.generator.families._attention.problem import AttentionProblem, lengths_counted
 from warploom.generator.families.attention_forward.parameters import AtLaunch, parameters
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+
+KEYS_THREADS = 256  # of a block that reads a row of a mask of keys
 
 
 def _counted(at: AtLaunch) -> dict[str, int]:
@@ -21,8 +24,9 @@ def _counted(at: AtLaunch) -> dict[str, int]:
 
 
 def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimits) -> list[Launch]:
-    """One launch. No extent may be 0: no tensor map describes an empty tensor.
+    """One launch, and one before it where a mask is of keys.
 
+    No extent may be 0: no tensor map describes an empty tensor.
     Tensors are named q, k, v, o, lse (fp32, contiguous), for packed lengths cu_seqlens_q and
     cu_seqlens_k (int32), where the kernel has them sinks, and the workspaces. The host scalars are
     `scale` and, where the kernel has one, `softcap`: both must be positive. Raises ProblemError for
@@ -30,21 +34,27 @@ def launches(spec: AttentionSpec, problem: AttentionProblem, device: DeviceLimit
     """
     at, schedule = AtLaunch(spec, problem, device), spec.schedule
     limits.refuse_beyond(_counted(at))
-    single = schedule.scheduler == "single"
-    return [
-        Launch(
-            entry=spec.name,
-            grid=at.tiles if single else min(at.tiles, device.multiprocessors),
-            block=schedule.threads,
-            cluster=1,
-            shared_bytes=at.layout.shared_bytes,
-            parameters=parameters(spec).values(at),
-            early=True,
-        )
-    ]
+    single, values = schedule.scheduler == "single", parameters(spec).values(at)
+    main = Launch(
+        entry=spec.name,
+        grid=at.tiles if single else min(at.tiles, device.multiprocessors),
+        block=schedule.threads,
+        cluster=1,
+        shared_bytes=at.layout.shared_bytes,
+        parameters=values,
+        early=True,
+    )
+    rows = rows_of_keys(problem) if spec.operation.trims else 0
+    if not rows:
+        return [main]
+    return [Launch(f"{spec.name}_keys", rows, KEYS_THREADS, 1, 0, values, early=True), main]
 
 
 def workspaces(spec: AttentionSpec, problem: AttentionProblem) -> list[Workspace]:
-    """The counter that a dynamic scheduler takes tiles from."""
-    dynamic = spec.schedule.scheduler == "dynamic"
-    return [Workspace("counter", 4, kept=True)] if dynamic else []
+    """The counter that a dynamic scheduler takes tiles from, and what rows of a mask show."""
+    found = []
+    if spec.schedule.scheduler == "dynamic":
+        found.append(Workspace("counter", 4, kept=True))
+    if spec.operation.trims:
+        found.append(Workspace("keys", KEYS_BYTES * max(1, rows_of_keys(problem))))
+    return found

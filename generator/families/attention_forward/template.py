@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
+from warploom.generator.families.attention_forward.launch import KEYS_THREADS
 from warploom.generator.families.attention_forward.schedule import AttentionSpec
 from warploom.generator.wgmma import wgmma
 
@@ -34,6 +35,9 @@ def context(spec: AttentionSpec) -> dict[str, Any]:
         "scored": operation.scored,
         "hides": operation.hides,
         "staged": operation.staged,
+        # Where a mask of keys hides nothing of a tile, scores are as they are without it.
+        "mask_alone": operation.mask_alone,
+        "keys_threads": KEYS_THREADS,
         # Beside a bias or mask, which are added to every score anyway, it is not worth a branch.
         "leans": operation.alibi and not operation.hides,
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),

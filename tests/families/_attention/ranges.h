@@ -21,12 +21,14 @@ template <int kColumns> __attribute__((optimize("O3"))) static void count(unsign
   for (int c = 0; c < kColumns; ++c) ++times[c];
 }
 
-// Each row has attended once to what its bounds leave of the columns, and never to the others.
-static int verify_times(const std::vector<unsigned char>& times, int rows, int columns, int left, int right) {
+// Each row has attended once to what its bounds, and a mask of keys, leave of the columns, and never to the others.
+static int verify_times(const std::vector<unsigned char>& times, int rows, int columns, int left, int right,
+                        const unsigned char* shown = nullptr) {
   std::vector<unsigned char> wanted(columns);
   for (int r = 0; r < rows; ++r) {
     const int begin = std::max(0, std::min(columns, r - left)), end = std::max(begin, std::min(columns - 1, r + right) + 1);
     std::memset(wanted.data(), 0, columns), std::memset(wanted.data() + begin, 1, end - begin);
+    for (int c = 0; shown && c < columns; ++c) wanted[c] &= shown[c] != 0;
     const unsigned char* found = times.data() + size_t(r) * columns;
     if (std::memcmp(found, wanted.data(), columns) == 0) continue;
     for (int c = 0; c < columns; ++c)

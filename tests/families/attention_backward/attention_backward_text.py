@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import attention_keys_text
+from attention_keys_text import keys_text
+
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
@@ -35,6 +38,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
         assert isinstance(found, str)
         return found
 
+    keys = keys_text(text)
     packed, ordered = "cu_seqlens_q" in text, "take numbers when they begin" in text
     bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
     assigned = [
@@ -45,6 +49,8 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
     return "\n".join(
         (
             STUBS,
+            *([attention_keys_text.STUBS] if keys else []),
+            *(["#define TELLS"] if "bool hides = true" in text else []),
             f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
             f"#define PROBLEMS {PROBLEMS}",
             *(["#define PACKED"] if packed else []),
@@ -65,6 +71,10 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             piece(r"^(struct Work \{.*?^\};)"),
             piece(r"^(__device__ [^\n]* rank\(\)[^\n]*)$"),
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
+            keys,
+            *re.findall(
+                r"^__device__ __forceinline__ void trim\(.*?^\}\n", text, re.MULTILINE | re.DOTALL
+            ),
             *re.findall(r"^__device__ [^\n]* int number\([^\n]*\}$", text, re.MULTILINE),
             piece(r"^(// (?:Which of two blocks|To the dq of).*?)^// ---- Producer"),
             piece(r"^(__device__ __forceinline__ bool partial\(.*?^\}\n)"),

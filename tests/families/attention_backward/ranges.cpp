@@ -2,6 +2,29 @@
 // host, over random problems. The including file holds those parts, as they were rendered.
 #include "_attention/ranges.h"
 #include <vector>
+#ifdef KEYS
+#include "_attention/keys.h"
+#endif
+
+// The work of a block, without what a mask of keys hides all of.
+static Work work_of(const Parameters& p, int index) {
+  Work work = locate(p, index);
+#ifdef KEYS
+  trim(p, work);
+#endif
+  return work;
+}
+
+// Whether the block asks a mask of keys about its tile.
+static bool asks(const Work& work) {
+#if defined(TELLS)
+  return work.hides;
+#elif defined(KEYS)
+  return (void)work, true;
+#else
+  return (void)work, false;
+#endif
+}
 
 // One sequence of one query head: how often each pair was computed, each row of dq and each column of dk
 // and dv stored. What follows the last packed sequence is a sequence whose pairs do not count.
@@ -9,6 +32,7 @@ struct Seen {
   int rows, columns;
   bool counts;
   std::vector<unsigned char> times, row_stored, column_stored;
+  const unsigned char* shown = nullptr;  // of a mask of keys
   Seen(int rows, int columns, bool counts)
       : rows(rows), columns(columns), counts(counts), times(counts ? size_t(rows) * columns : 0), row_stored(rows), column_stored(columns) {}
 };
@@ -37,7 +61,11 @@ static int take(const Parameters& p, const Work& work, int m, Seen& seen) {
     if (!partial(p, work.sequence, row, column)) {  // every pair, whichever thread has it
       const int rows = min(kQRows, seen.rows - row);
       REQUIRE(rows <= 0 || column + kWgmmaM <= seen.columns, "rows from %d attend to columns from %d of %d", row, column, seen.columns);
-      for (int r = row; r < row + rows; ++r) count<kWgmmaM>(&seen.times[size_t(r) * seen.columns + column]);
+      for (int r = row; r < row + rows; ++r) {
+        unsigned char* times = &seen.times[size_t(r) * seen.columns + column];
+        if (!asks(work)) count<kWgmmaM>(times);
+        else for (int c = 0; c < kWgmmaM; ++c) times[c] += seen.shown[column + c] != 0;
+      }
       continue;
     }
     for (threadIdx.x = consumer * 128; threadIdx.x < (consumer + 1) * 128; ++threadIdx.x) {
@@ -48,6 +76,7 @@ static int take(const Parameters& p, const Work& work, int m, Seen& seen) {
         const int c = column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + j / 2 % 2 * 8;
         if (scores[j] != 0 || r >= seen.rows) continue;
         REQUIRE(c < seen.columns, "row %d attends to column %d of %d", r, c, seen.columns);
+        if (asks(work) && seen.shown[c] == 0) continue;
         ++seen.times[size_t(r) * seen.columns + c];
       }
     }
@@ -59,7 +88,7 @@ static int verify(const Seen& seen, int left, int right) {
   for (int r = 0; r < seen.rows; ++r) REQUIRE(seen.row_stored[r] == 1, "row %d of %d is stored %d times", r, seen.rows, seen.row_stored[r]);
   for (int c = 0; c < seen.columns; ++c)
     REQUIRE(seen.column_stored[c] == 1, "column %d of %d is stored %d times", c, seen.columns, seen.column_stored[c]);
-  return seen.counts ? verify_times(seen.times, seen.rows, seen.columns, left, right) : 0;
+  return seen.counts ? verify_times(seen.times, seen.rows, seen.columns, left, right, seen.shown) : 0;
 }
 
 static int random_bound() {
@@ -85,6 +114,9 @@ static int wild_problem() {
 #ifdef ORDERED
   p.leftward = random_below(2);
 #endif
+#ifdef KEYS
+  const Mask shown(p, batch, kv_heads * p.sharing, p.total_k);
+#endif
   const int numbers = p.q_tiles * kv_heads * p.sharing;
   for (int number = 0; number < numbers; ++number) {
     const Place at = place_q(p, number);
@@ -95,7 +127,7 @@ static int wild_problem() {
   std::vector<int> added(numbers * kParts);
   for (int block = 0; block < p.kv_tiles * p.all_kv_heads * kParts * kCluster; ++block) {
     blockIdx.x = block;
-    const Work work = locate(p, block / kCluster);
+    const Work work = work_of(p, block / kCluster);
     const Sequence& of = work.sequence;
     const int columns = of.columns(p);
     REQUIRE(work.column >= 0, "column %d", work.column);
@@ -125,7 +157,12 @@ static int problem() {
 #endif
   Parameters p{};
   const int kv_heads = 1 + random_below(3), sharing = 1 + random_below(3), heads = kv_heads * sharing;
+#if defined(KEYS) && defined(ORDERED)
+  // No call has a window without columns: a last tile that is cut short might count in turns, and add nothing.
+  const int given_left = random_bound(), given_right = std::max(random_bound(), -given_left);
+#else
   const int given_left = random_bound(), given_right = random_bound();
+#endif
   std::vector<Seen> seen;  // by batch and query head; packed: by query head and sequence
   p.sharing = sharing;
 #ifdef PACKED
@@ -164,6 +201,15 @@ static int problem() {
 #ifdef ORDERED
   p.leftward = random_below(2);
 #endif
+#ifdef KEYS
+#ifdef PACKED
+  const Mask shown(p, batch, heads, 400);  // no sequence is longer; what follows the last has no row
+  for (int i = 0; i < heads * sequences; ++i) seen[i].shown = shown.row(min(i % sequences, batch - 1), i / sequences);
+#else
+  const Mask shown(p, batch, heads, p.seq_k);
+  for (int i = 0; i < all_heads; ++i) seen[i].shown = shown.row(i / heads, i % heads);
+#endif
+#endif
 
   struct Storage { int which, row; };
   std::vector<Storage> storage;  // what the q tile with a number is
@@ -186,7 +232,7 @@ static int problem() {
 #else
     const int index = number(p, shared);
 #endif
-    const Work work = locate(p, index);
+    const Work work = work_of(p, index);
     REQUIRE(work.column >= 0 && work.part >= 0 && work.part < kParts, "column %d, part %d", work.column, work.part);
     if (work.column >= work.sequence.columns(p)) continue;
     REQUIRE(rank() < sharing || work.begin >= work.end, "a block without query heads has %d tiles", work.end - work.begin);

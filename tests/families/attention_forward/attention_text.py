@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import attention_keys_text
+from attention_keys_text import keys_text
+
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
@@ -19,7 +22,8 @@ using std::max; using std::min;
 #define __launch_bounds__(...)
 namespace cute { struct TmaDescriptor {}; }
 namespace cutlass { struct bfloat16_t {}; }
-struct { int x; } gridDim, blockIdx;
+struct { int x; } gridDim, blockIdx, threadIdx;
+inline int atomicAdd(int* at, int more) { const int was = *at; *at += more; return was; }
 inline float minus_infinity() { return -std::numeric_limits<float>::infinity(); }
 """
 
@@ -33,6 +37,9 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
         assert isinstance(found, str)
         return found
 
+    keys = keys_text(text)
+    # Whether the loop is told of what a mask of keys hides; else that is asked for in every step.
+    told = re.findall(r"bool hides\(int n\) const \{ (return .*?;) \}", text)
     packed = spec.operation.lengths == "packed"
     bounds_left, bounds_right = (f"kBounds{side} = true" in text for side in ("Left", "Right"))
     assigned = [
@@ -43,6 +50,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
     return "\n".join(
         (
             STUBS,
+            *([attention_keys_text.STUBS] if keys else []),
             f"#define SET_BOUNDS(p, l, r, b) do {{ {' '.join(assigned)} }} while (0)",
             f"#define PROBLEMS {PROBLEMS}",
             *(["#define PACKED"] if packed else []),
@@ -60,6 +68,7 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             *re.findall(r"^constexpr int kBack = [^\n]*$", text, re.MULTILINE),
             piece(r"^(struct Sequence \{.*?)^// Rows of a tensor in shared memory"),
             piece(r"^(__device__ __forceinline__ void mask\(.*?^\}\n)"),
+            keys,
             piece(r"^(struct Tiles \{.*?^\};)"),
             piece(r"^(struct alignas\(16\) Work \{.*?^\};)"),
             piece(r"^(__device__ __forceinline__ Work locate.*?^\}\n)"),
@@ -68,11 +77,19 @@ def host_text(spec: KernelSpec, harness: Path = HARNESS) -> str:
             harness.read_text(),
             "struct Steps {",
             "  static void skip() { ++skips; }",
-            "  static void first(int n, bool masked) { visits.push_back({n, masked}); }",
-            "  template <bool kMasked>",
-            "  static void next(int n) { visits.push_back({n, kMasked}); }",
+            "  static void first(int n, bool masked) { visits.push_back({n, masked, hides(n)}); }",
+            "  template <bool kMasked, bool kEvery = false>",
+            "  static void next(int n) { visits.push_back({n, kMasked, kEvery || hides(n)}); }",
+            "  static bool hides(int n) {",
+            *(told or [f"(void)n; return {'true' if keys else 'false'};"]),
+            "  }",
+            f"  {'static int shown_begin, shown_end;' if told else ''}",
             "};",
+            "int Steps::shown_begin, Steps::shown_end;" if told else "",
             "void visit(const Work& work) {",
+            "Steps::shown_begin = work.shown_begin, Steps::shown_end = work.shown_end;"
+            if told
+            else "",
             piece(r"(  for \(int i = 0; i < work\.skipped.*?\n)").replace(
                 "c.skip()", "Steps::skip()"
             ),

@@ -5,7 +5,7 @@
 
 struct Visit {
   int n;
-  bool masked;
+  bool masked, hides;
 };
 static std::vector<Visit> visits;
 static int skips;

@@ -4,10 +4,13 @@
 #include "_attention/ranges.h"
 #include <set>
 #include <vector>
+#ifdef KEYS
+#include "_attention/keys.h"
+#endif
 
 struct Visit {
   int n;
-  bool masked;
+  bool masked, hides;  // by bounds, by a mask of keys
 };
 static std::vector<Visit> visits;
 static int skips;
@@ -17,6 +20,7 @@ struct Seen {
   int rows, columns;
   std::vector<unsigned char> times;
   std::vector<unsigned char> stored;
+  const unsigned char* shown = nullptr;  // of a mask of keys
   Seen(int rows, int columns) : rows(rows), columns(columns), times(size_t(rows) * columns), stored(rows) {}
 };
 
@@ -34,7 +38,11 @@ static int take(const Parameters& p, const Work& tile, Seen& seen) {
       if (!visits[i].masked) {  // every column, whichever thread has it
         const int first = visits[i].n * kKvTile;
         REQUIRE(row >= seen.rows || first + kKvTile <= seen.columns, "row %d attends to columns from %d of %d", row, first, seen.columns);
-        for (int r = row; r < row + kWgmmaM && r < seen.rows; ++r) count<kKvTile>(&seen.times[size_t(r) * seen.columns + first]);
+        for (int r = row; r < row + kWgmmaM && r < seen.rows; ++r) {
+          unsigned char* times = &seen.times[size_t(r) * seen.columns + first];
+          if (!visits[i].hides) count<kKvTile>(times);
+          else for (int c = 0; c < kKvTile; ++c) times[c] += seen.shown[first + c] != 0;
+        }
         continue;
       }
       for (int thread = 0; thread < 128; ++thread) {
@@ -45,6 +53,7 @@ static int take(const Parameters& p, const Work& tile, Seen& seen) {
           const int r = row + own + j / 2 % 2 * 8, c = visits[i].n * kKvTile + column + j / 4 * 8 + j % 2;
           if (scores[j] != 0 || r >= seen.rows) continue;
           REQUIRE(c < seen.columns, "row %d attends to column %d of %d", r, c, seen.columns);
+          if (visits[i].hides && seen.shown[c] == 0) continue;
           ++seen.times[size_t(r) * seen.columns + c];
         }
       }
@@ -56,7 +65,7 @@ static int take(const Parameters& p, const Work& tile, Seen& seen) {
 
 static int verify(const Seen& seen, int left, int right) {
   for (int r = 0; r < seen.rows; ++r) REQUIRE(seen.stored[r] == 1, "row %d of %d is stored %d times", r, seen.rows, seen.stored[r]);
-  return verify_times(seen.times, seen.rows, seen.columns, left, right);
+  return verify_times(seen.times, seen.rows, seen.columns, left, right, seen.shown);
 }
 
 // Every tile is some block's, once.
@@ -106,6 +115,9 @@ static int wild_problem() {
   SET_BOUNDS(p, random_bound(), random_bound(), random_below(2));
   p.q_tiles = p.total_q / kQTile + batch, p.all_heads = heads, p.tiles = p.q_tiles * heads;
   p.section = 1 + random_below(heads);
+#ifdef KEYS
+  const Mask mask(p, batch, heads, p.total_k);
+#endif
   for (int index = 0; index < p.tiles; ++index) {
     const Work work = locate(p, index);
     const Sequence& of = work.sequence;
@@ -138,6 +150,10 @@ static int problem() {
   std::vector<Seen> seen;
   for (int head = 0; head < heads; ++head)
     for (int b = 0; b < batch; ++b) seen.emplace_back(cu_q[b + 1] - cu_q[b], cu_k[b + 1] - cu_k[b]);
+#ifdef KEYS
+  const Mask shown(p, batch, heads, 400);  // no sequence is longer
+  for (int i = 0; i < heads * batch; ++i) seen[i].shown = shown.row(i % batch, i / batch);
+#endif
   if (verify_dealing(p)) return 1;
   for (int index = 0; index < p.tiles; ++index) {
     const Work work = locate(p, index);
@@ -170,6 +186,10 @@ static int problem() {
   p.q_tiles = (p.seq_q + kQTile - 1) / kQTile, p.all_heads = p.heads * batch, p.tiles = p.q_tiles * p.all_heads;
   p.section = 1 + random_below(p.all_heads);
   std::vector<Seen> seen(p.all_heads, Seen(p.seq_q, p.seq_k));
+#ifdef KEYS
+  const Mask shown(p, batch, p.heads, p.seq_k);
+  for (int i = 0; i < p.all_heads; ++i) seen[i].shown = shown.row(i / p.heads, i % p.heads);
+#endif
   if (verify_dealing(p)) return 1;
   for (int index = 0; index < p.tiles; ++index) {
     const Work work = locate(p, index);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -307,3 +307,41 @@ def test_a_kernel_has_only_the_parts_of_its_choices(dim: int) -> None:
     fields |= {"mask": "window", "softcap": True, "lengths": "packed"}
     full = render(spec(replace(OPERATION, **fields), replace(schedule, scheduler="dynamic")))
     assert [word for word in words if word not in full] == []
+
+
+# ---- Masks of keys -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strides", "rows", "steps"),
+    [
+        ((0, 0, 0), 1, (0, 0)),
+        ((512, 0, 0), 3, (1, 0)),
+        ((0, 512, 0), 8, (0, 1)),
+        ((4096, 512, 0), 24, (8, 1)),
+    ],
+)
+@pytest.mark.parametrize("lengths", ["fixed", "packed"])
+def test_a_mask_of_keys_has_each_of_its_rows_looked_at_first(
+    lengths: Literal["fixed", "packed"],
+    strides: tuple[int, int, int],
+    rows: int,
+    steps: tuple[int, int],
+) -> None:
+    # A row that nobody looks at, or a step to another's, would leave out keys that count.
+    told = {"fixed": problem, "packed": packed}[lengths](strides_mask=strides)
+    masked = replace(OPERATION, masked=True, lengths=lengths)
+    kernel = spec(masked, AttentionSchedule(128, 64))
+    before, main = FAMILY.launches(kernel, told, DEVICE)
+    assert (before.entry, main.entry) == (f"{kernel.name}_keys", kernel.name)
+    assert (before.grid, before.early, main.early) == (rows, True, True)
+    assert before.parameters == main.parameters
+    assert (main.parameters["keys_batch"], main.parameters["keys_head"]) == steps
+    assert main.parameters["keys_columns"] == 500
+    (room,) = FAMILY.workspaces(kernel, told)
+    assert (room.tensor, room.bytes) == ("keys", 16 * rows)
+
+
+def test_a_mask_of_pairs_has_no_launch_before() -> None:
+    masked = spec(replace(OPERATION, masked=True), AttentionSchedule(128, 64))
+    assert launch(masked, problem(strides_mask=(0, 0, 512))).entry == masked.name

@@ -128,6 +128,30 @@ SCORED = [
         for further in ({"alibi": True}, {"bias": "bf16", "masked": True})
     ),
 ]
+_MASKED: dict[str, Any] = {"masked": True}
+KEYS = [  # of masks of keys
+    *(chosen(dim, mask=next(_mask), further=_MASKED) for dim in DIMS),
+    chosen(64, mask="causal", softcap=True, further=_MASKED),
+    chosen(128, element="fp16", further=_MASKED),
+    chosen(128, sharing=8, further=_MASKED),
+    spec(128, {"q_tile": 64, "kv_tile": 128, "cluster": 2}, further=_MASKED),
+    *(chosen(dim, lengths="packed", mask=next(_mask), further=_MASKED) for dim in (64, 128, 256)),
+    *(
+        chosen(dim, mask=mask, lengths=lengths, deterministic=True, further=_MASKED)
+        for dim, mask, lengths in (
+            (64, "none", "fixed"),
+            (64, "causal", "fixed"),
+            (128, "window", "fixed"),
+            (128, "causal", "packed"),
+            (256, "none", "fixed"),
+        )
+    ),
+    chosen(128, further={"bias": "bf16", **_MASKED}),
+    chosen(64, further={"bias": "bf16", "bias_gradient": True, **_MASKED}),
+    chosen(128, mask="causal", further={"alibi": True, **_MASKED}),
+    chosen(64, further={"dropout": True, **_MASKED}),
+    chosen(128, mask="causal", further={"dropout": True, **_MASKED}),
+]
 DROPOUT = [
     *(
         chosen(

@@ -16,6 +16,7 @@ from attention_mutants import BIAS, PAUSE, Clock
 from warploom.generator.specification import KernelSpec
 
 LONG = Shape(2, 6, 2, 1031, 1031)
+KEYS_SHAPE = Shape(3, 6, 2, 300, 777)
 # Fewer q tiles than multiprocessors: the next kernel's blocks start beside those of the preprocess.
 ONE_WAVE = Shape(1, 61, 61, 127, 349)
 # One step: who does not wait for the peer there would be two ahead of it in the next but one, which
@@ -67,7 +68,7 @@ AWAIT_STAGE = "      shared.q_empty[position.stage].wait(position.phase);\n"
 WRITE_MASK = "      shared.mask[position.stage] = listed.y;  // released with what comes next\n"
 READ_MASK = "    step.mask = shared.mask[at.stage];\n"
 PLACE = "  const Place at = place_q(p, blockIdx.x);\n"
-HIDE = ")) x = __uint_as_float(kHidden);\n"
+HIDE = "if (score.hides(j, eight)) scores[j] = "
 HEAD = "    const uint32_t head = work.sequence.batch * (p.heads) + work.head * p.sharing + i;\n"
 AWAIT_WORDS = "      shared.words_empty[at.stage].wait(at.phase);\n"
 READ_WORDS = "    shared.words_full[step.parity].wait(step.half_parity);\n"
@@ -138,10 +139,24 @@ MUTANTS = {
         mask="scores",
     ),
     "scores of every other row count that the forward pass hides": Mutant(
-        wrong=((HIDE, HIDE.replace("))", ") && kDim == 0)")),),
+        wrong=((HIDE, HIDE.replace("(j, eight)", "(j, eight) && j % 2")),),
         shape=LONG,
         kernel=chosen(128, further={"masked": True}),
         keywords={},
+    ),
+    "a tile counts as shown whose last key the mask hides": Mutant(
+        wrong=(("keys.w < tile_end;", "keys.w < tile_end - 1;"),),
+        shape=KEYS_SHAPE,
+        kernel=chosen(128, further={"masked": True}),
+        keywords={},
+        keys="all but the last of a tile",
+    ),
+    "a tile of which a mask of keys shows one is left out": Mutant(
+        wrong=(("|| end <= work.column)", "|| end <= work.column + 1)"),),
+        shape=KEYS_SHAPE,
+        kernel=chosen(128, further={"masked": True}),
+        keywords={},
+        keys="one of a tile",
     ),
     "a bias is read a column beside the forward pass's": Mutant(
         wrong=((BIAS, BIAS.replace("column", "column + 1")),),

@@ -15,4 +15,4 @@ from warploom.generator.specification import KernelSpec
 @pytest.fixture(scope="session")
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
     """Every backward kernel of the tables, by name, and what forward passes before them need."""
-    return build([*cases.ALL, *cases.FORWARD, *attention_block_cases.BACKWARD])
+    return build([*cases.ALL, *cases.FORWARD, *attention_block_cases.BACKWARD, *cases.KEYS])

@@ -20,6 +20,7 @@ from typing import Any
 import attention_arena as arena
 import attention_block_cases as blocks
 import attention_cases as cases
+import attention_key_cases as keys
 import torch
 from attention_cases import Shape
 
@@ -70,6 +71,7 @@ class Mutant:
     kernel: KernelSpec = PLAIN
     keywords: dict[str, Any] = field(default_factory=dict)
     mask: str | None = None  # of blocks
+    keys: str | None = None  # a mask of them
 
     def sources(self) -> tuple[str, str]:
         """The text of the kernel that pauses, and of the one that is wrong too."""
@@ -80,7 +82,8 @@ class Mutant:
     def given(self) -> dict[str, Any]:
         """The keywords of its call."""
         listed = {} if self.mask is None else {"block_mask": blocks.MASKS[self.mask](self.shape)}
-        return self.keywords | listed
+        shown = {} if self.keys is None else {"mask": keys.mask(self.keys, self.shape)}
+        return self.keywords | listed | shown
 
     def verify(self, seed: int, clock: Clock) -> None:
         """Assert that a call of its kernel, with a clock on it, is right."""
@@ -178,6 +181,35 @@ MUTANTS = {
         wrong=(("score.hides(j, ", "score.hides(j ^ 1, "),),
         shape=SEVERAL_TILES,
         kernel=cases.chosen(128, further={"masked": True}),
+    ),
+    "a tile of which a mask of keys shows one is left out": Mutant(
+        wrong=(("min(all_columns, keys.y)", "min(all_columns, keys.y - 1)"),),
+        shape=SEVERAL_TILES,
+        kernel=cases.chosen(128, further={"masked": True}),
+        keys="one of a tile",
+    ),
+    "the first tile of which a mask shows keys is left out": Mutant(
+        wrong=(
+            (
+                "{1, row, head, sequence, begin / kKvTile,",
+                "{1, row, head, sequence, begin / kKvTile + 1,",
+            ),
+        ),
+        shape=SEVERAL_TILES,
+        kernel=cases.chosen(128, further={"masked": True}),
+        keys="left",
+    ),
+    "a tile counts as shown whose last key the mask hides": Mutant(
+        wrong=((": keys.w) / kKvTile;", ": keys.w + 1) / kKvTile;"),),
+        shape=SEVERAL_TILES,
+        kernel=cases.chosen(128, further={"masked": True}),
+        keys="all but the last of a tile",
+    ),
+    "a mask with a hole counts as one without": Mutant(
+        wrong=(("keys.count == keys.end - begin ? keys.end : begin", "keys.end"),),
+        shape=SEVERAL_TILES,
+        kernel=cases.chosen(128, further={"masked": True}),
+        keys="one hidden",
     ),
     "a bias is read a column too far": Mutant(
         wrong=((BIAS, BIAS.replace("column", "column + 1")),),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import attention_block_cases
 import attention_cases
+import attention_key_cases
 import pytest
 
 from warploom.generator.artifact import Artifact
@@ -15,4 +16,6 @@ from warploom.generator.specification import KernelSpec
 @pytest.fixture(scope="session")
 def built(build: Callable[[Sequence[KernelSpec]], dict[str, Artifact]]) -> dict[str, Artifact]:
     """Every attention kernel of the tables, by name."""
-    return build([*attention_cases.ALL, *attention_block_cases.FORWARD])
+    return build(
+        [*attention_cases.ALL, *attention_block_cases.FORWARD, *attention_key_cases.FORWARD]
+    )
