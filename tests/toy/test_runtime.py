@@ -132,7 +132,8 @@ def test_the_measuring_process_verifies_and_times_it(axpy: Family, make: Make) -
         "operation": {"element": "bf16", "relu": True, "family": "axpy"},
         "shape": {"n": 1000},
         "kernels": [spec.name],
-        "rounds": 3,
+        "precision": 0.1,
+        "sets": 1,
     }
     found = worker.measure(request)
     assert [(one.outcome, one.seconds) for one in found.values()] == [("correct", 1.0)]
