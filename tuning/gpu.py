@@ -62,15 +62,16 @@ class Batch:
     """Kernels of one problem to verify and to time in one loop.
 
     specs       the first is what the others' times are relative to, or the first that is correct
-    precision   the standard error that times are to have, as a share of them
-    sets        of buffers that launches use in turn, where so many are no trouble
+    precision   the standard error that the times of the first kernel and of the fastest are to have
+                within their loop, as a share of them, where half a second suffices for that
+    sets        of buffers that launches use in turn, where so many fit
     """
 
     operation: Operation
     shape: Shape
     specs: tuple[KernelSpec, ...]
     precision: float
-    sets: int = 8
+    sets: int
 
 
 class Gpu(Protocol):
@@ -238,10 +239,11 @@ class GpuProcess:
 
     def _meet(self) -> None:
         """Take what the process says first. DeviceError where it cannot be used."""
+        process = self._process  # which close() takes away in another thread
         try:
-            if self._process is None:
+            if process is None:
                 raise Died(None, "illegal", "the measuring process was ended")
-            hello = self._next(self._process, None, self._starting)
+            hello = self._next(process, None, self._starting)
         except Died as death:
             self._stop()
             raise DeviceError(

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -46,7 +46,7 @@ class Result:
 
     seconds, spread   median and distance of the quartiles relative to it; None unless correct
     relative          seconds over those of the default in the same loop
-    error             standard error of the time, relative to it; None in journals of before
+    error             standard error of the time, relative to it, from loop to loop
     reason            why it is not correct
     noisy             clocks were unsteady, twice
     """
@@ -59,11 +59,6 @@ class Result:
     error: float | None = None
     reason: str = ""
     noisy: bool = False
-
-    @property
-    def doubt(self) -> float:
-        """The error, or that of the nine rounds that were usual when none was noted."""
-        return (self.spread or 0.0) / 3 if self.error is None else self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +280,12 @@ def restore_result(schedule: Schedule, fields: Any) -> Result:  # noqa: ANN401 (
         )
     if told.seconds is not None:
         restore_seconds(told.seconds)
-    for share in (told.spread, told.error):
-        if share is not None:
-            restore_spread(share)
+    if told.spread is not None:
+        restore_spread(told.spread)
+    if told.error is None and told.spread is not None:  # of before: nine rounds were usual
+        told = replace(told, error=told.spread / 3)
+    if told.error is not None and not 0 <= told.error < math.inf:
+        raise SpecificationError(f"error {told.error}", rule="must be finite and 0 or more")
     if told.relative is not None and not 0 < told.relative < math.inf:
         raise SpecificationError(
             f"relative {told.relative}", rule="must be finite and greater than 0"

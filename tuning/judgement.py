@@ -5,10 +5,11 @@ A record stays where nothing is clearly faster, so that judging twice changes no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from warploom.generator.records import Record
 from warploom.generator.specification import KernelSpec
+from warploom.tuning.journal import Result
 from warploom.tuning.search import Search
 
 AHEAD = 0.02  # of the record's time, by which another must be faster
@@ -34,6 +35,12 @@ class Judgement(Search):
         """What the loop has."""
         del explore
         return self._listed if self.stage == "final" else []
+
+    def rivals(self, finals: Mapping[KernelSpec, Result]) -> list[KernelSpec]:
+        """The record's best too: whoever wins does so over it."""
+        found = super().rivals(finals)
+        measured = self.present in finals and finals[self.present].outcome == "correct"
+        return list(dict.fromkeys([*found, *([self.present] if measured else [])]))
 
     def winner(self) -> KernelSpec | None:
         """The record's best, unless it is no longer right or the fastest is clearly ahead."""

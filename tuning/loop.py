@@ -14,12 +14,12 @@ from operator import mul
 from statistics import median
 
 from warploom.runtime.measure import Sampler, Timing, interleave
+from warploom.tuning.search import NEAR
 
 DISCARDED = 1  # rounds that go before those that count, of which there are:
 FEWEST, MOST = 8, 101
-LONGEST = 0.5  # seconds after which no round begins beyond the fewest
+LONGEST = 0.5  # seconds for all rounds beyond the fewest, by what those before took
 LEAST_SPREAD = 1e-3  # that a few rounds may have by chance, too
-NEAR = 1.05  # of the fastest: whose times must be known well
 UNSTEADY = 0.05  # of a round's pace: a spread, or a drift from first to last, that throttling makes
 # The standard error of what no rounds average out, such as where buffers lie: times of a kernel in
 # two loops are 0.5 to 0.7 % apart, and by their rounds 0.1 to 0.4 % (an H100, 2026-11-26).
@@ -70,7 +70,7 @@ class Loop:
 
     @property
     def largest_error(self) -> float:
-        """Within this loop, of the first and of those that are near the fastest."""
+        """Within this loop, of the first kernel and of those that could be finalists."""
         limit = NEAR * min(map(self._median, self._own))
         near = [name for name in self._own if self._median(name) <= limit]
         return max(map(self._own_error, {self._anchor, *near}))
@@ -95,9 +95,10 @@ def loop(
     """Sample in turns until no time that matters has a standard error of more than `precision`.
 
     That is a share of the time. Noise may be so much that MOST rounds do not suffice, or LONGEST.
+    A kernel alone is its own clock: it takes twice the rounds to tell noise from that.
     """
     rounds: dict[str, tuple[float, ...]] = dict.fromkeys(samplers, ())
-    more, before, begun = FEWEST, DISCARDED, clock()
+    more, before, begun = FEWEST * (2 if len(samplers) == 1 else 1), DISCARDED, clock()
     while True:
         taken = interleave(samplers, rounds=before + more, discarded=before)
         rounds = {name: (*rounds[name], *timing.rounds) for name, timing in taken.items()}

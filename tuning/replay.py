@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from warploom.errors import RecordsError
 from warploom.generator.shapes import Shape
@@ -70,8 +71,7 @@ class Replay:
             else:
                 anchor = seconds if anchor is None else anchor
                 relative = 1.0 if seconds is anchor else seconds / anchor * self._jitter()
-                spread = swept.spread or 0.0
-                found[spec] = Result(spec.schedule, "correct", anchor * relative, spread, relative)
+                found[spec] = replace(swept, seconds=anchor * relative, relative=relative)
         return found
 
     def _jitter(self) -> float:

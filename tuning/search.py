@@ -24,7 +24,7 @@ PARENTS = 2
 GENERATIONS, IDLE = 6, 2  # at most so many, and so many without a gain of time, of at least:
 GAIN = 0.003
 FINALISTS = 6
-NEAR = 1.05  # of the best: who may be a finalist
+NEAR = 1.05  # of the fastest: who may be a finalist, and whose time must be known well
 TIE = 0.01  # by less a kernel is not worth one of its own beside the default
 # By how many standard errors, up to a share, two times must be apart. With two errors what is usual
 # wins over what is faster: 0.52 % behind the best of 17 runs, with one 0.43 (H100, 2026-11-26).
@@ -254,4 +254,4 @@ class Search:
 
 def band(one: Result, other: Result, least: float = TIE) -> float:
     """How close two times must be to be tied: what their errors hide, within bounds."""
-    return min(WIDEST_TIE, max(least, SURE * hypot(one.doubt, other.doubt)))
+    return min(WIDEST_TIE, max(least, SURE * hypot(one.error or 0.0, other.error or 0.0)))

@@ -19,7 +19,8 @@ from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
 from warploom.tuning.problems import Problem, default, fitting, likeliest, usual
 from warploom.tuning.search import Search
 
-ANCHOR_SECONDS, ANCHOR_PRECISION = 200e-6, 0.002  # so long that a launch is no part of it
+ANCHOR_SECONDS = 200e-6  # long enough that what a launch takes is no part of it
+ANCHOR_PRECISION, ANCHOR_SETS = 0.002, 8
 
 
 def anchor(problems: Sequence[Problem], here: Mapping[str, Environment]) -> Batch | None:
@@ -41,7 +42,9 @@ def anchor(problems: Sequence[Problem], here: Mapping[str, Environment]) -> Batc
     chosen = min(problems, key=apart, default=None)
     if chosen is None:
         return None
-    return Batch(chosen.operation, chosen.shape, (default_of(chosen),), ANCHOR_PRECISION)
+    return Batch(
+        chosen.operation, chosen.shape, (default_of(chosen),), ANCHOR_PRECISION, ANCHOR_SETS
+    )
 
 
 def searched(

@@ -39,7 +39,7 @@ class _Task:
     """A problem's search, and what it is at.
 
     builds   what its next batch waits for; batch: that, once it can be measured
-    first    what one GPU found of the batch, while another is to confirm it
+    first    what one GPU found of the batch, while another is to confirm it; second: what of it is
     member   the GPU that measures the problem
     """
 
@@ -48,6 +48,7 @@ class _Task:
     builds: dict[KernelSpec, Future[Any]] = field(default_factory=dict)
     batch: Batch | None = None
     first: Results | None = None
+    second: Results = field(default_factory=dict)
     member: Member | None = None
 
     @property
@@ -172,7 +173,7 @@ class Tuner:
         if not wanted:
             self._end(task)
             return
-        task.first = None
+        task.first, task.second = None, {}
         task.builds = {spec: self._compiler.submit(spec) for spec in wanted}
         self._building.append(task)
         for build in task.builds.values():
@@ -277,37 +278,49 @@ class Tuner:
             self._take(*one)
 
     def _take(self, task: _Task, member: Member, found: Results) -> None:
-        """Take a batch's results, or have another GPU confirm them.
-
-        Another confirms that nothing of a batch works, and that a finalist wins over the default:
-        of those that could.
-        """
-        first, fleet = task.first, self._fleet
-        won = task.search.stage == "final" and not task.search.stands(found)
+        """Take a batch's results, and have another GPU confirm what it must."""
+        fleet = self._fleet
         if works(found):
             self._account.note(task.problem, found)
-        if first is None or (works(found) and not works(first)):
-            if first and task.member:
+        if task.first is None or (works(found) and not works(task.first)):
+            if task.first and task.member:
                 fleet.contradicted(task.member, member)
             task.first, task.member = found, member
-            if (won or not works(found)) and fleet.confirms and fleet.has_other(member.name):
-                if won and task.batch:
-                    rivals = tuple(task.search.rivals(found))
-                    task.batch = replace(task.batch, specs=rivals)
-                self._ready.append(task)
-            else:
-                self._settle(task)
-        elif task.member and works(first) and not works(found):
+        elif task.member and works(task.first) and not works(found):
             fleet.contradicted(member, task.member)
             self._ready.append(task)
+            return
         else:
-            self._settle(task, found)
+            task.second = {**task.second, **found}
+        asked = self._unconfirmed(task)
+        others = task.member is not None and fleet.has_other(task.member.name)
+        if asked and task.batch and fleet.confirms and others:
+            task.batch = replace(task.batch, specs=asked)
+            self._ready.append(task)
+        else:
+            self._settle(task)
 
-    def _settle(self, task: _Task, second: Results | None = None) -> None:
-        """Let a search have what one GPU found, or what two agree on."""
-        found, task.first = task.first or {}, None
+    def _unconfirmed(self, task: _Task) -> tuple[KernelSpec, ...]:
+        """What another GPU is to say more of: that nothing of a batch works, or who could win.
+
+        Those are asked for after the kernel that their times are relative to.
+        """
+        first, search = task.first or {}, task.search
+        if not works(first):
+            return () if task.second else tuple(first)
+        found = agreed(first, task.second)
+        if search.stage != "final" or search.stands(found):
+            return ()
+        rivals = search.rivals(found)
+        asked = [spec for spec in rivals if spec not in task.second]
+        return tuple(dict.fromkeys([rivals[0], *asked])) if asked else ()
+
+    def _settle(self, task: _Task) -> None:
+        """Let a search have what one GPU found, as far as another did not find otherwise."""
+        found = agreed(task.first or {}, task.second)
+        task.first, task.second = None, {}
         if not works(found):
             self._account.note(task.problem, found)  # which is known for good only now
-        task.search.report(agreed(found, second) if second else found)
+        task.search.report(found)
         self._account.tell(task.problem, task.search)
         self._tasks.append(task)

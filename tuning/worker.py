@@ -34,7 +34,7 @@ from warploom.runtime import kernel as kernels
 from warploom.runtime.alone import alone
 from warploom.runtime.families import family
 from warploom.runtime.measure import Call, Sampler
-from warploom.runtime.trial import Trial, exactly
+from warploom.runtime.trial import FEWEST, Trial, exactly
 from warploom.tuning.journal import Result
 from warploom.tuning.loop import Loop, loop
 
@@ -87,17 +87,18 @@ class Worker:
         return results
 
     def _trial(self, make: Callable[[str, int], Trial], seed: int, sets: int) -> Trial:
-        """Fresh random data, in so many sets of buffers; in those that are usual if it is large.
+        """Fresh random data, in so many sets of buffers, or as many as are no burden.
 
         Where buffers lie suits one kernel and not another: times that each of two loops knew to
         0.2 % were 1 to 3 % apart between them by four sets (an H100, 2026-11-26).
         """
-        with suppress(torch.OutOfMemoryError), exactly(sets):
-            trial = make(self.device, seed)
-            if self.device != "cuda" or torch.cuda.memory_allocated() < LARGE * memory():
-                return trial
-            del trial
-        return make(self.device, seed)
+        with exactly(1):
+            before, one = allocated(), make(self.device, seed)
+        taken = allocated() - before
+        del one
+        most = int(LARGE * memory() / taken) if taken else sets
+        with exactly(max(FEWEST, min(sets, most))):
+            return make(self.device, seed)
 
     def _prepare(self, trial: Trial, specs: Sequence[KernelSpec]) -> None:
         """Leave to the kernels what is theirs alone. What fails here fails again, and says so."""
@@ -188,6 +189,11 @@ def memory() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
+def allocated() -> int:
+    """Bytes of it that tensors have; 0 where there is none."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+
+
 def rehearse() -> None:
     """Call every family on the CPU: that brings what torch imports on first use, sympy for one."""
     for name in names():
@@ -195,20 +201,20 @@ def rehearse() -> None:
 
 
 def get_ready() -> None:
-    """Rehearse on the CPU while the GPU warms up."""
+    """Rehearse on the CPU while the GPU warms up, which ends last: it must not cool meanwhile."""
     with ThreadPoolExecutor(1) as aside:
         rehearsed = aside.submit(rehearse)
-        warm()
+        warm(rehearsed.done)
         rehearsed.result()
 
 
-def warm(seconds: float = WARMING) -> None:
-    """Keep the GPU busy until its clocks settle, in the way that kernels are timed."""
+def warm(ready: Callable[[], bool]) -> None:
+    """Keep the GPU busy until its clocks settle and all is ready, in the way of what is timed."""
     a = torch.randn(4096, 4096, device="cuda").bfloat16()
     torch.mm(a.double(), a.double())  # torch brings what references are computed by on first use
     sample = alone([partial(torch.mm, a, a, out=torch.empty_like(a))])
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    until = time.monotonic() + WARMING
+    while time.monotonic() < until or not ready():
         sample()
 
 

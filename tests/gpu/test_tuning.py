@@ -34,7 +34,7 @@ SPECS = tuple(
     for roles in ("cooperative", "pingpong")
     if tile != (64, 64) or roles == "pingpong"
 )
-BATCH = Batch(SPECS[0].operation, GemmShape(257, 264, 520), SPECS, 0.01)
+BATCH = Batch(SPECS[0].operation, GemmShape(257, 264, 520), SPECS, 0.01, 4)
 ATTENTION = KernelSpec(
     "sm_90a",
     AttentionOperation("bf16", 64, "causal"),
@@ -70,9 +70,9 @@ def test_a_batch_is_verified_and_timed_in_a_process_of_its_own() -> None:
     assert found[SPECS[0]].relative == 1.0
     assert all(1e-6 < (result.seconds or 0) < 1e-3 for result in found.values())
     shape = AttentionShape(2, 8, 2, 1021, 1021, 64)
-    (result,) = gpu.measure(Batch(ATTENTION.operation, shape, (ATTENTION,), 0.01)).values()
+    (result,) = gpu.measure(Batch(ATTENTION.operation, shape, (ATTENTION,), 0.01, 4)).values()
     assert result.outcome == "correct" and result.seconds, result
-    found = gpu.measure(Batch(GRADIENTS[0].operation, shape, GRADIENTS, 0.01))
+    found = gpu.measure(Batch(GRADIENTS[0].operation, shape, GRADIENTS, 0.01, 4))
     assert [found[spec].outcome for spec in GRADIENTS] == ["correct"] * 2, found
     assert all(1e-5 < (one.seconds or 0) < 1e-3 for one in found.values())
     gpu.close()

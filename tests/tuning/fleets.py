@@ -100,7 +100,7 @@ class Hanging(Fake):
 
 
 def anchor_of(problem: Problem) -> Batch:
-    return Batch(problem.operation, problem.shape, (default_of(problem),), FINAL_PRECISION)
+    return Batch(problem.operation, problem.shape, (default_of(problem),), FINAL_PRECISION, 8)
 
 
 @dataclass

@@ -37,16 +37,16 @@ def test_two_runs_on_one_sweep_are_alike(space: Path, sweep: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spread", "tied"),
-    [(1.005, 0.0, True), (1.02, 0.0, False), (1.02, 0.05, True), (1.05, 0.2, False)],
+    ("ratio", "error", "tied"),
+    [(1.005, 0.0, True), (1.02, 0.0, False), (1.02, 0.015, True), (1.05, 0.2, False)],
 )
 def test_another_choice_is_alike_only_where_it_is_tied(
-    listed: list[Problem], ratio: float, spread: float, tied: bool
+    listed: list[Problem], ratio: float, error: float, tied: bool
 ) -> None:
     one, other, unknown = (spec.schedule for spec in listed[0].space[:3])
     times = {
-        one: Result(one, "correct", 1e-5, spread, 1.0),
-        other: Result(other, "correct", ratio * 1e-5, spread, ratio),
+        one: Result(one, "correct", 1e-5, 0.1, 1.0, error),
+        other: Result(other, "correct", ratio * 1e-5, 0.1, ratio, error),
     }
 
     def record(schedule: Schedule) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from fleets import KIND, Clock, Fake, Hanging, Results, Run, anchor_of, run
-from sweeps import default_of
+from sweeps import default_of, swept_seconds
 
 from warploom.errors import DeviceError
+from warploom.generator.specification import KernelSpec
 from warploom.tuning.fleet import members
 from warploom.tuning.fleet.actor import Hello
 from warploom.tuning.fleet.agreement import agreed
@@ -26,7 +27,7 @@ from warploom.tuning.gpu import About, Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.problems import Problem
 from warploom.tuning.search import Search
-from warploom.tuning.tuner import FINAL_PRECISION, PRECISION
+from warploom.tuning.tuner import FINAL_PRECISION, PRECISION, SETS
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,7 @@ def test_a_kernel_is_sent_once_and_is_there_before_it_is_measured(listed: list[P
     gpu = RayGpu(joining, actor, Hello("a", "node", KIND, "", ""))
     specs = listed[0].space[:4]
     first, second = (
-        Batch(listed[0].operation, listed[0].shape, some, PRECISION)
+        Batch(listed[0].operation, listed[0].shape, some, PRECISION, SETS)
         for some in (specs[:3], specs[1:])
     )
     gpu.measure(first)
@@ -306,6 +307,59 @@ def test_finalists_are_measured_on_two_gpus_unless_the_default_stands(
         assert {defaults[key], picks[key]} <= second <= first
 
 
+def lying(listed: list[Problem], lie: Callable[[KernelSpec, Result], Result]) -> Fake:
+    """A GPU whose results of finalists are what `lie` makes of them."""
+
+    def lies(batch: Batch, found: Results) -> Results:
+        if batch.precision != FINAL_PRECISION:
+            return found
+        return {spec: lie(spec, one) for spec, one in found.items()}
+
+    return Fake(listed, lies=lies)
+
+
+def test_finalists_of_which_none_works_are_measured_on_another_gpu(
+    listed: list[Problem], local: Run, tmp_path: Path
+) -> None:
+    def wrong(spec: KernelSpec, one: Result) -> Result:
+        return Result(spec.schedule, "wrong", reason="as the test has it")
+
+    gpus = {"a": lying(listed, wrong), "b": Fake(listed), "c": Fake(listed)}
+    found = run(listed, tmp_path, gpus, confirms=True)
+    assert found.picks == local.picks
+    assert any("GPU a: no kernel of a batch is right" in said for said in found.said)
+
+
+def test_where_another_gpu_refutes_the_fastest_it_is_asked_of_the_next(
+    listed: list[Problem], tmp_path: Path
+) -> None:
+    """Else the default would win over what no GPU has said to be slower."""
+    problem = listed[0]
+    default = default_of(problem)
+    finalists = sorted(
+        (spec for spec in problem.space if spec != default),
+        key=lambda spec: swept_seconds(problem, spec, 0.03),
+    )
+    fastest = finalists[0]
+
+    def refuted(spec: KernelSpec, one: Result) -> Result:
+        return replace(one, relative=1.2) if spec == fastest else one
+
+    def rated(spec: KernelSpec, one: Result) -> Result:
+        if spec == default:
+            return one
+        place = finalists.index(spec)
+        return replace(one, relative=0.9 + 0.02 * (place % 3) if place else 0.8)
+
+    second = lying([problem], lambda spec, one: refuted(spec, rated(spec, one)))
+    gpus = {"a": lying([problem], rated), "b": second}
+    found = run([problem], tmp_path, gpus, confirms=True)
+    pick = found.picks[problem.operation, problem.shape]
+    assert pick not in (default.schedule, fastest.schedule)
+    (record,) = (one.record for one in found.ended)
+    assert record and record.runners_up
+
+
 def test_no_second_opinion_takes_a_pick_from_a_default_that_stands(listed: list[Problem]) -> None:
     """So nobody is asked for one."""
     problem, fate, stood = listed[0], random.Random(5), 0
@@ -320,8 +374,9 @@ def test_no_second_opinion_takes_a_pick_from_a_default_that_stands(listed: list[
                 spec.schedule,
                 "correct",
                 1e-5,
-                fate.choice((0.004, 0.02, 0.08)),
+                0.1,
                 1.0 if spec == default else fate.uniform(0.95, 1.05),
+                fate.choice((0.003, 0.01, 0.03)),
             )
             for spec in finalists
         }

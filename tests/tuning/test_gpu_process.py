@@ -75,7 +75,7 @@ def process(tmp_path: Path, fates: str, **limits: float) -> GpuProcess:
 
 
 def batch(problem: Problem, count: int = 4) -> Batch:
-    return Batch(problem.operation, problem.shape, problem.space[:count], 0.01)
+    return Batch(problem.operation, problem.shape, problem.space[:count], 0.01, 4)
 
 
 def fates_of(problem: Problem, **fates: str) -> str:

@@ -94,6 +94,15 @@ def test_damaged_journals_are_refused_and_left_as_they_are(
     assert path.read_text() == content
 
 
+def test_a_line_of_before_has_the_error_of_nine_rounds(tmp_path: Path, some: list[Entry]) -> None:
+    path = tmp_path / "journal.jsonl"
+    text = written(path, some).decode()
+    assert '"error": 0.0013' in text
+    path.write_text(text.replace(', "error": 0.0013', ""))
+    errors = {one.result.error for one in journal.read(path) if one.result.outcome == "correct"}
+    assert errors == {0.004 / 3}
+
+
 BROKEN = {
     "deep nesting": "[" * 100_000,
     "an integer of 5,000 digits": '{"seconds": ' + "9" * 5000 + "}",
@@ -106,7 +115,7 @@ BROKEN = {
     [
         *(("seconds", value) for value in (float("nan"), 0.0, -1.0, 1e9, 10**400, True, "1")),
         *(("relative", value) for value in (0.0, float("inf"))),
-        *(("spread", value) for value in (-1.0, float("nan"))),
+        *((name, value) for name in ("spread", "error") for value in (-1.0, float("nan"))),
         *(("outcome", value) for value in ("", None, [])),
         *(("reason", 3), ("noisy", "yes"), ("shape", {"m": 0, "n": 1, "k": 1}), ("environment", 3)),
         *(("line", text) for text in BROKEN.values()),

@@ -61,6 +61,19 @@ def test_a_record_stays_unless_another_is_two_percent_ahead(
     assert (judged(problem, present, other) == "record") == stays
 
 
+def test_another_gpu_is_asked_of_the_record_too(problem: Problem) -> None:
+    """Else what is a little faster would win: nobody would have said how fast the record is."""
+    default, record, another = problem.space[:3]
+    search = Judgement(recorded(problem, record), default, [another])
+    finals = {
+        spec: Result(spec.schedule, "correct", time * 1e-5, 0.0, time, 0.003)
+        for spec, time in ((default, 1.0), (record, 0.9), (another, 0.885))
+    }
+    assert search.rivals(finals) == [default, another, record]
+    del finals[record]
+    assert search.rivals(finals) == [default, another]
+
+
 def test_a_record_whose_kernel_is_wrong_today_is_replaced(problem: Problem) -> None:
     assert judged(problem, 0.9, 0.95, "wrong") == "another"
 

@@ -372,7 +372,7 @@ def test_an_interrupt_ends_what_measures_and_keeps_what_is_done(
 
 def test_a_replay_repeats_itself_for_a_seed_and_differs_for_another(listed: list[Problem]) -> None:
     problem = listed[0]
-    batch = Batch(problem.operation, problem.shape, problem.space[:6], 0.01)
+    batch = Batch(problem.operation, problem.shape, problem.space[:6], 0.01, 4)
 
     def times(seed: int) -> Mapping[KernelSpec, Result]:
         return Replay(entries(problem), noise=0.01, seed=seed).measure(batch)
@@ -385,7 +385,7 @@ def test_a_replay_repeats_itself_for_a_seed_and_differs_for_another(listed: list
 def test_what_a_sweep_lacks_does_not_launch(listed: list[Problem]) -> None:
     problem = listed[0]
     replay = Replay(entries(problem)[:2])
-    batch = Batch(problem.operation, problem.shape, problem.space[-1:], 0.01)
+    batch = Batch(problem.operation, problem.shape, problem.space[-1:], 0.01, 4)
     (result,) = replay.measure(batch).values()
     assert result.outcome == "launch error" and "no measurement" in result.reason
 

@@ -29,12 +29,14 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
+from warploom.runtime import trial
 from warploom.runtime.families import family
 from warploom.runtime.families.attention_backward import reference as gradients
 from warploom.runtime.families.attention_backward import trial as attention_backward_trial
 from warploom.runtime.families.attention_forward import api as attentions
 from warploom.runtime.families.gemm import api as products
 from warploom.runtime.measure import Call, Sampler
+from warploom.tuning import worker as workers
 from warploom.tuning.gpu import About, Batch, GpuProcess
 from warploom.tuning.loop import BETWEEN, DISCARDED, FEWEST, MOST
 from warploom.tuning.worker import GpuLost, Worker
@@ -314,6 +316,27 @@ def test_a_lost_context_ends_the_process() -> None:
     assert said[-1] == {"trying": spec_of(GEMM).name}  # whom the parent blames
 
 
+@pytest.mark.parametrize(
+    ("sets", "gigabytes", "taken"), [(16, 0.1, 16), (16, 2.0, 10), (8, 2.0, 8), (16, 30.0, 4)]
+)
+def test_as_many_sets_of_buffers_are_drawn_as_are_no_burden(
+    monkeypatch: pytest.MonkeyPatch, sets: int, gigabytes: float, taken: int
+) -> None:
+    """Of a quarter of 80 GB; four are usual."""
+    drawn, held = [], [5 << 30]
+    monkeypatch.setattr(workers, "memory", lambda: 80 << 30)
+    monkeypatch.setattr(workers, "allocated", lambda: held[0])
+
+    def make(device: str, seed: int) -> Any:
+        drawn.append(trial.sets_for(1, "cuda"))
+        held[0] += int(drawn[-1] * gigabytes * 2**30)
+        return drawn
+
+    made, _ = worker()
+    made._trial(make, 1, sets)
+    assert drawn == [1, taken]
+
+
 # ---- Times ---------------------------------------------------------------------------------------
 
 
@@ -365,7 +388,7 @@ def sampler(calls):
     return sample
 
 worker.about = lambda: {"gpu": "NVIDIA H200", "multiprocessors": 132}
-worker.warm = lambda: None
+worker.warm = lambda ready: None
 worker.serve(
     lambda say: worker.Worker(
         say, "cpu", sampler, settle=lambda: None, fetch=lambda spec: None
@@ -381,7 +404,7 @@ def test_the_process_serves_batches_in_the_protocol_of_its_parent(tmp_path: Path
     assert gpu.about == About("NVIDIA H200", 132)
     specs = tuple(spec_of(GEMM, stages=stages) for stages in (3, 4))
     for _ in range(2):
-        found = gpu.measure(Batch(GEMM, SHAPE, specs, 0.1))
+        found = gpu.measure(Batch(GEMM, SHAPE, specs, 0.1, 2))
         assert [found[spec].outcome for spec in specs] == ["correct", "correct"]
         assert found[specs[0]].relative == 1.0 and (found[specs[1]].seconds or 0) > 0
     child = gpu._process

@@ -22,20 +22,19 @@ def works(results: Results) -> bool:
 
 
 def agreed(first: Results, second: Results) -> dict[KernelSpec, Result]:
-    """Return the results of `first` as far as `second`, of some of its kernels, confirms them.
+    """Return the results of `first`, as far as `second` does not find otherwise.
 
-    What failed on either has failed. Where their times are relative to different kernels, since one
-    of these failed, those of `first` stand.
+    That has some of its kernels. What failed on either has failed. Where their times are relative
+    to different kernels, since one of these failed, those of `first` stand.
     """
     comparable = _anchor(first) == _anchor(second)
     found: dict[KernelSpec, Result] = {}
     for spec, one in first.items():
         other = second.get(spec)
-        if other is None:  # nobody asked, as it could not win
-            if one.outcome != "correct":
-                found[spec] = one
-        elif one.outcome != "correct" or other.outcome != "correct":
-            found[spec] = one if one.outcome != "correct" else other
+        if other is None or one.outcome != "correct":
+            found[spec] = one
+        elif other.outcome != "correct":
+            found[spec] = other
         elif comparable and one.seconds and one.relative and other.relative:
             relative = max(one.relative, other.relative)
             apart = abs(one.relative - other.relative)
@@ -44,7 +43,8 @@ def agreed(first: Results, second: Results) -> dict[KernelSpec, Result]:
                 seconds=one.seconds * relative / one.relative,
                 relative=relative,
                 spread=max(one.spread or 0.0, other.spread or 0.0),
-                error=max(one.doubt, other.doubt, apart / SURE),
+                # So that what they differ by is a tie.
+                error=max(one.error or 0.0, other.error or 0.0, apart / SURE),
                 noisy=one.noisy or other.noisy,
             )
         else:

@@ -162,7 +162,7 @@ class Joining:
             if time.monotonic() > until:
                 break
             if self._ready(timeout=0.1):
-                self._looked -= LOOKING
+                self._looked -= LOOKING  # it is time to look
         if not found:
             raise self._nobody(timeout)
         if self._kind is None:

@@ -203,9 +203,9 @@ class Fleet:
     def close(self) -> None:
         """End all at once, in the middle of a measurement if need be."""
         ended = [self._threads.submit(member.gpu.close) for member in self._members.values()]
+        self._threads.shutdown()
         for one in ended:
             one.result()
-        self._threads.shutdown()
 
     # ---- Who comes and goes ----------------------------------------------------------------------
 
