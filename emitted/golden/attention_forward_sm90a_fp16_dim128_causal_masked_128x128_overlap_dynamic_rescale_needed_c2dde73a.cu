@@ -1,0 +1,970 @@
+// attention_forward_sm90a_fp16_dim128_causal_masked_128x128_overlap_dynamic_rescale_needed_c2dde73a
+//
+// o = softmax(s) v by rows, lse = log(sum(exp(s))), s = scale q k^T
+//   fp16, head dimension 128, mask causal, fixed lengths
+//   q tile 128, kv tile 128, 2 consumers, 2 stages, overlap, scheduler dynamic
+// Digest c2dde73a2cd01864c052cc13e5ec3f8d49a56e000b922d99a8499cb39bb0a1fe; `warploom show` prints this file.
+#if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
+#include <cuda/std/type_traits>
+namespace std {
+template <class T> inline constexpr bool is_pointer_v = cuda::std::is_pointer_v<T>;
+template <class... T> using void_t = cuda::std::void_t<T...>;
+}  // namespace std
+#define OFFSET(type, field) __INTADDR__(&((const volatile type*)0)->field)
+#else
+#include <cstddef>
+#define OFFSET(type, field) offsetof(type, field)
+#endif
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cute/arch/copy_sm90_tma.hpp"
+#include "cute/arch/mma_sm90_desc.hpp"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/numeric_types.h"
+
+// ---- Operation and schedule --------------------------------------------------------------------
+using Element = cutlass::half_t;
+constexpr int kDim = 128, kSpan = 128;  // a tile is boxes of kSpan bytes a row
+constexpr int kBoxColumns = kSpan / 2, kBoxes = kDim / kBoxColumns;
+constexpr int kConsumers = 2;  // warpgroups with 64 rows of q each, beside a producer
+constexpr int kWgmmaM = 64, kQTile = kWgmmaM * kConsumers, kKvTile = 128;
+constexpr int kStages = 2, kQStages = 2;  // of k, of v; of q
+constexpr bool kBoundsLeft = false, kBoundsRight = true;
+// The output is rescaled where a maximum of the warp's rows grew; else in every step.
+constexpr bool kRescalesIfNeeded = true;
+constexpr float kSlack = 8;  // by so much exponents of 2 may grow before: weights of 256 are as exact as those of 1
+// The output is rescaled under the product of scores; else after its own.
+constexpr bool kRescalesBetween = false;
+constexpr int kScores = kKvTile / 2, kOutputs = kDim / 2;  // accumulators of a thread
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+using Weights = uint32_t[kKvTile / 16][4];  // softmax's result in 16 bits, as wgmma takes it from registers
+
+// Packed by the host: these assertions are what keeps the two sides together.
+struct alignas(128) Parameters {
+  cute::TmaDescriptor q_map;  // [dim, seq, head, batch], by 64 rows
+  cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by a kv tile
+  cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by a kv tile
+  cutlass::half_t* o;  // as q, but for its strides
+  float* lse;  // [batch, heads, seq_q]
+  const uint8_t* shown;  // as bias, by strides
+  int4* keys;  // [row of the mask]: see find_keys()
+  uint32_t* counter;  // tiles taken so far; 0 between launches
+  int64_t o_batch_stride;  // elements
+  int64_t o_head_stride;  // elements
+  int64_t o_row_stride;  // elements
+  int64_t shown_batch;  // elements
+  int64_t shown_head;  // elements
+  int64_t shown_row;  // elements
+  int32_t heads;  // query heads of one batch
+  int32_t seq_q;  // rows
+  int32_t seq_k;  // columns
+  int32_t dim;  // of a head; at most kDim
+  int32_t tiles;  // of all heads and batches
+  int32_t q_tiles;  // of one head
+  int32_t section;  // heads whose tiles are worked off together
+  int32_t all_heads;  // of all batches
+  int32_t sharing;  // query heads of one kv head
+  int32_t keys_rows;  // of the mask; 0: it is of pairs
+  int32_t keys_columns;  // of the mask
+  int32_t keys_batch;  // rows of a batch; 0: all have the same
+  int32_t keys_head;  // rows of a head; 0: all have the same
+  int32_t right;  // row r sees no column after r + right
+  float scale;  // of the products
+};
+static_assert(sizeof(Parameters) == 640);
+static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
+static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, o) == 384);
+static_assert(OFFSET(Parameters, lse) == 392 && OFFSET(Parameters, shown) == 400);
+static_assert(OFFSET(Parameters, keys) == 408 && OFFSET(Parameters, counter) == 416);
+static_assert(OFFSET(Parameters, o_batch_stride) == 424 && OFFSET(Parameters, o_head_stride) == 432);
+static_assert(OFFSET(Parameters, o_row_stride) == 440 && OFFSET(Parameters, shown_batch) == 448);
+static_assert(OFFSET(Parameters, shown_head) == 456 && OFFSET(Parameters, shown_row) == 464);
+static_assert(OFFSET(Parameters, heads) == 472 && OFFSET(Parameters, seq_q) == 476);
+static_assert(OFFSET(Parameters, seq_k) == 480 && OFFSET(Parameters, dim) == 484);
+static_assert(OFFSET(Parameters, tiles) == 488 && OFFSET(Parameters, q_tiles) == 492);
+static_assert(OFFSET(Parameters, section) == 496 && OFFSET(Parameters, all_heads) == 500);
+static_assert(OFFSET(Parameters, sharing) == 504 && OFFSET(Parameters, keys_rows) == 508);
+static_assert(OFFSET(Parameters, keys_columns) == 512 && OFFSET(Parameters, keys_batch) == 516);
+static_assert(OFFSET(Parameters, keys_head) == 520 && OFFSET(Parameters, right) == 524);
+static_assert(OFFSET(Parameters, scale) == 528);
+__device__ __forceinline__ int left(const Parameters& p) { return 0; }
+__device__ __forceinline__ int right(const Parameters& p) { return p.right; }
+
+// ---- Parts ----------------------------------------------------------------------------------
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
+struct ScoresWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(int(add)));
+  }
+};
+
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
+struct OutputWgmma {
+  static constexpr int kK = 16;
+
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
+  }
+};
+
+// A matrix in shared memory as wgmma is told of it: rows come in groups of 8, `stride` bytes from one
+// group to the next, swizzled by `layout`; `leading` bytes from one box of columns to the next. Adding
+// to the result moves the start, in units of 16 bytes.
+__device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, int stride, int layout) {
+  cute::GmmaDescriptor descriptor;
+  descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(start) >> 4;
+  descriptor.bitfield.leading_byte_offset_ = leading >> 4;
+  descriptor.bitfield.stride_byte_offset_ = stride >> 4;
+  descriptor.bitfield.layout_type_ = layout;
+  return descriptor;
+}
+
+struct Corner { int row, batch; };  // of a box: two of the coordinates of a tensor map
+
+__device__ __forceinline__ void load_box(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                         uint8_t* box, int column, Corner corner, int head) {
+  cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full), hint, box, column, corner.row, head,
+                               corner.batch);
+}
+
+// Every sequence has p.seq_q rows and p.seq_k columns, and a batch of the tensor maps to itself.
+struct Sequence {
+  int batch;
+
+  __device__ __forceinline__ int rows(const Parameters& p) const { return p.seq_q; }
+  __device__ __forceinline__ int columns(const Parameters& p) const { return p.seq_k; }
+  __device__ __forceinline__ int diagonal(const Parameters&) const { return 0; }  // bounds are relative to it already
+
+  // Where TMA finds the kRows rows of q that begin with `row`, or those of k and v.
+  template <int kRows> __device__ __forceinline__ Corner rows_at(int row) const { return {row, batch}; }
+  template <int kRows> __device__ __forceinline__ Corner columns_at(int column) const { return {column, batch}; }
+
+  // Where a row begins in a tensor of these strides.
+  __device__ __forceinline__ int64_t row_at(int64_t batch_stride, int64_t head_stride, int64_t row_stride, int head,
+                                            int row) const {
+    return batch * batch_stride + head * head_stride + row * row_stride;
+  }
+  __device__ __forceinline__ int64_t lse_at(const Parameters& p, int head, int row) const {
+    return (int64_t(batch) * p.heads + head) * p.seq_q + row;
+  }
+};
+
+struct Place {
+  Sequence sequence;
+  int head, row;
+};
+
+// Tile `tile` of p.q_tiles, the longest first, of a head counted through all batches.
+__device__ __forceinline__ Place place(const Parameters& p, int tile, int all_head) {
+  const int batch = all_head / p.heads;
+  return { {batch}, all_head - batch * p.heads, (kBoundsRight ? p.q_tiles - 1 - tile : tile) * kQTile };
+}
+
+// Rows of a tensor in shared memory: boxes of the head dimension side by side, a swizzled row of kSpan
+// bytes per sequence row.
+template <int kRows> struct Tile {
+  static constexpr int kBoxBytes = kRows * kSpan, kBytes = kBoxes * kBoxBytes;
+
+  // Starts the loads of all boxes; rows past the end of the sequence become zeros.
+  __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint64_t hint,
+                                              uint8_t* tile, Corner corner, int head) {
+    CUTE_NO_UNROLL  // the producer has few registers
+    for (int box = 0; box < kBoxes; ++box)
+      load_box(map, full, hint, tile + box * kBoxBytes, box * kBoxColumns, corner, head);
+  }
+
+  // From the tile's start to where the head dimension's 16 columns `step` begin, in a descriptor.
+  __device__ __forceinline__ static constexpr int columns(int step) {
+    return (step * 32 / kSpan * kBoxBytes + step * 32 % kSpan) / 16;
+  }
+};
+
+// A position in a ring of buffers. The phase is the parity that the next wait looks for: it flips
+// each time the ring wraps, so a barrier needs no reset.
+template <int kCount> struct Ring {
+  int stage;
+  uint32_t phase;
+
+  __device__ __forceinline__ void advance() {
+    stage = stage + 1 == kCount ? 0 : stage + 1;
+    phase ^= stage == 0;
+  }
+};
+using Position = Ring<kStages>;
+
+// The four warps let go on their own; the barrier counts them.
+__device__ __forceinline__ void release(EmptyBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// A block takes the next tile that nobody has, one tile ahead of need: the answer takes its time, and
+// nothing may be computed from it before. Every tile is asked for once, with which the counter is back at
+// 0 for the next launch.
+struct Tiles {
+  int taken = blockIdx.x - gridDim.x;
+
+  __device__ __forceinline__ explicit Tiles(const Parameters&) {}
+  __device__ __forceinline__ bool next(const Parameters& p, int& index) {
+    index = gridDim.x + taken;
+    if (index < p.tiles) taken = atomicInc(p.counter, p.tiles - 1);
+    return index < p.tiles;
+  }
+};
+
+// The warpgroups issue their products when they come to them.
+struct Turns {
+  __device__ __forceinline__ explicit Turns(int) {}
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void pass() const {}
+  __device__ __forceinline__ void finish() const {}
+};
+
+// The softmax is of scale q k^T.
+struct Scaling {
+  float exponent;  // the factor of a score in the argument of exp2
+
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ void cap(float (&)[kScores]) const {}
+};
+
+// The softmax by rows, in base 2.
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float fast_log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The largest, or the sum, of what the four lanes that share a row hold.
+__device__ __forceinline__ float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// What a thread knows of its two rows. Sums are its own columns' only, until the end.
+struct Rows {
+  float maximum[2];  // of the scores so far, or kSlack below it
+  float sum[2];
+  float rescale[2];  // by how much what was summed before shrinks under the new maximum
+};
+
+// Hides the columns of a kv tile that rows do not attend to; `columns` there are. `row` counts from where
+// bounds are relative to. wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and columns
+// 2 (l % 4) and the next of every 8.
+__device__ __forceinline__ void mask(float (&scores)[kScores], const Parameters& p, int columns, int row, int column) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int end = (kBoundsRight ? min(columns, row + 8 * r + right(p) + 1) : columns) - column;
+    const int begin = kBoundsLeft ? row + 8 * r - left(p) - column : 0;
+    CUTE_UNROLL
+    for (int i = 0; i < kScores / 2; ++i) {
+      const int place = i / 2 * 8 + i % 2;
+      if (place >= end || (kBoundsLeft && place < begin)) scores[i / 2 * 4 + 2 * r + i % 2] = minus_infinity();
+    }
+  }
+}
+
+// Turns scores into exp2(scale (score - maximum)) and takes note of maximum and sum. kMasked: a row may
+// have met nothing but -inf so far, and its maximum must not become a NaN.
+template <bool kFirst, bool kMasked>
+__device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, float scale) {
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    float maximum = fmaxf(scores[2 * r], scores[2 * r + 1]);
+    CUTE_UNROLL
+    for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
+    if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
+    maximum = quad_maximum(maximum);
+    if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
+    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
+    rows.maximum[r] = maximum;
+    float sum = 0;
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; i += 4) {
+      float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
+      x = fast_exp2(x * scale - shift);
+      y = fast_exp2(y * scale - shift);
+      sum += x + y;
+    }
+    rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
+  }
+}
+
+// Where accumulator i is, from the thread's first row and column.
+constexpr bool kColumnPairs = true;  // two accumulators are of one row
+constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
+__device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
+__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
+
+// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
+// then read() for each eight accumulators, and add() and hides() for each of them.
+//
+// A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
+// rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
+// of them has been read. A warp stages for itself alone: no other waits for it.
+// What a warp stages of elements of kBytes: rows by pieces of 16 bytes. No two of 8 rows begin in the same banks.
+template <int kBytes> struct Staged {
+  static constexpr int kPieces = kStagedColumns * kBytes / 16, kPitch = (kPieces | 1) * 16;
+  static constexpr int kRows = (kStagedRows + 15) / 16 * 16;  // what ldmatrix names; the last 8 may be of nobody
+  // Lanes side by side, and rows that all of them copy at a time.
+  static constexpr int kLanes = kPieces > 8 ? 16 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
+  static constexpr int kRowsAtATime = 32 / kLanes;
+  uint8_t bytes[kRows * kPitch];
+
+  // Begins to copy from the warp's first row and column, of which there are `rows` and `columns`; the rest is zeros.
+  __device__ __forceinline__ void copy(const void* from, int64_t pitch, int rows, int columns) {
+    const int row = threadIdx.x % 32 / kLanes, piece = threadIdx.x % kLanes;
+    const uint32_t to = cute::cast_smem_ptr_to_uint(bytes) + row * kPitch + piece * 16;
+    CUTE_UNROLL
+    for (int p = 0; p < kPieces; p += kLanes) {
+      if (kPieces % kLanes != 0 && p + piece >= kPieces) continue;
+      const auto* at = static_cast<const uint8_t*>(from) + (p + piece) * 16 + row * pitch * kBytes;
+      const int left = max(0, min(16, columns * kBytes - (p + piece) * 16));
+      CUTE_UNROLL
+      for (int r = 0; r < kStagedRows; r += kRowsAtATime, at += kRowsAtATime * kBytes * pitch) {
+        if (kStagedRows % kRowsAtATime != 0 && row + r >= kStagedRows) continue;
+        // By L1, in which the one row of a mask of columns stays: all blocks ask for it.
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to + r * kPitch + p * 16), "l"(at), "r"(row + r < rows ? left : 0)
+                     : "memory");
+      }
+    }
+  }
+
+  // Elements of 16 bits of accumulators i to i + 7, by twos.
+  __device__ __forceinline__ uint4 read_eight(int i) const {
+    uint4 x;
+    const int lane = threadIdx.x % 32;
+    const uint32_t at = cute::cast_smem_ptr_to_uint(bytes);
+    if constexpr (kColumnPairs)  // rows 0 and 8 of 8 columns, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + lane % 16 * kPitch + lane / 16 * 16 + i / 8 * 32));
+    else  // columns 0 and 8 of 8 rows, then of the next 8
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3 }, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(at + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16 + i / 8 * 16 * kPitch));
+    return x;
+  }
+
+  // Bytes of accumulators i to i + 7, each in bits that are its own: 0 or not.
+  __device__ __forceinline__ void read_bytes(uint32_t (&x)[8], int i) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kColumnPairs) {  // of 16 columns of both rows
+      const uint32_t pair = lane % 4 * 0x22 + 0x10;  // the thread's two of 8
+      CUTE_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const uint4 row = *reinterpret_cast<const uint4*>(bytes + (lane / 4 + 8 * r) * kPitch + i / 8 * 16);
+        const uint32_t left = __byte_perm(row.x, row.y, pair), right = __byte_perm(row.z, row.w, pair);
+        x[2 * r] = left & 0xff, x[2 * r + 1] = left & 0xff00;
+        x[2 * r + 4] = right & 0xff, x[2 * r + 5] = right & 0xff00;
+      }
+    } else {
+      const uint8_t* first = bytes + lane % 4 * 2 * kPitch + lane / 4;
+      CUTE_UNROLL
+      for (int j = 0; j < 8; ++j)
+        x[j] = i + j < kScores ? first[row_of(i + j) * kPitch + column_of(i + j)] : 0;
+    }
+  }
+};
+struct Staging {
+  alignas(16) Staged<1> shown;
+};
+
+struct Score {
+  const Staging& staging;
+  struct Eight {
+    uint32_t bias[8], shown[8];
+  };
+
+  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
+                                   int head, int row, int column, float of_1)
+      : staging(staging)
+  {
+  }
+
+  __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
+    return sequence.batch;
+  }
+
+  // `row` and `column` are the warp's first of the tile.
+  __device__ __forceinline__ static void stage(const Parameters& p, Staging& staging, const Sequence& sequence,
+                                               int head, int row, int column) {
+    const int rows = sequence.rows(p) - row, columns = sequence.columns(p) - column;
+    staging.shown.copy(
+        p.shown + number_of(sequence) * p.shown_batch + head * p.shown_head + row * p.shown_row + column,
+        p.shown_row, rows, columns);
+  }
+  __device__ __forceinline__ static void await() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void finish() { __syncwarp(); }
+
+  // What is read for accumulators i to i + 7; 0 where the sequence ends.
+  __device__ __forceinline__ Eight read(int i) const {
+    Eight eight;
+    staging.shown.read_bytes(eight.shown, i);
+    return eight;
+  }
+
+  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
+    return x;
+  }
+
+  __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
+    return eight.shown[i % 8] == 0;
+  }
+};
+
+// ---- Masks of keys: one row for all rows of q --------------------------------------------------------
+// What a row shows: nothing outside of columns [begin, end), and all of these if `count` is as many.
+struct Keys {
+  int begin, end, count;
+
+  // Adds the thread's part of a row of the mask.
+  __device__ __forceinline__ void add(const uint8_t* shown, int columns) {
+    CUTE_NO_UNROLL
+    for (int column = threadIdx.x * 16; column < columns; column += blockDim.x * 16) {
+      uint32_t words[4] = {0, 0, 0, 0};
+      if (columns - column >= 16) {
+        const uint4 sixteen = *reinterpret_cast<const uint4*>(shown + column);
+        words[0] = sixteen.x, words[1] = sixteen.y, words[2] = sixteen.z, words[3] = sixteen.w;
+      } else {
+        CUTE_UNROLL
+        for (int i = 0; i < 15; ++i)
+          if (column + i < columns) words[i / 4] |= uint32_t(shown[column + i]) << i % 4 * 8;
+      }
+      uint32_t bits = 0;  // of truth values, which are any number but 0
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) bits |= (__vsetne4(words[i], 0) * 0x10204080u >> 28) << 4 * i;
+      if (bits == 0) continue;
+      begin = min(begin, column + __ffs(bits) - 1);
+      end = max(end, column + 32 - __clz(bits));
+      count += __popc(bits);
+    }
+  }
+
+  // Adds the warp's parts to the block's, which nobody reads before all have.
+  __device__ __forceinline__ void join(Keys& block) const {
+    const int first = __reduce_min_sync(~0u, begin), last = __reduce_max_sync(~0u, end);
+    const int all = __reduce_add_sync(~0u, count);
+    if (threadIdx.x % 32 != 0) return;
+    atomicMin(&block.begin, first);
+    atomicMax(&block.end, last);
+    atomicAdd(&block.count, all);
+  }
+};
+
+// Finds what a row of the mask shows, by all threads of a block, for the next kernel to read: nothing outside of columns
+// [x, y), and all of [z, w).
+__device__ __forceinline__ void find_keys(const Parameters& p, int row) {
+  __shared__ Keys keys;
+  if (threadIdx.x == 0) keys = {p.keys_columns, 0, 0};
+  __syncthreads();
+  const int batch = p.keys_batch == 0 ? 0 : row / p.keys_batch, head = row - batch * p.keys_batch;
+  Keys own{p.keys_columns, 0, 0};
+  own.add(p.shown + batch * p.shown_batch + head * p.shown_head, p.keys_columns);
+  own.join(keys);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const int begin = min(keys.begin, keys.end);
+  p.keys[row] = make_int4(begin, keys.end, begin, keys.count == keys.end - begin ? keys.end : begin);
+}
+
+// What the row of a query head shows.
+__device__ __forceinline__ int4 keys_of(const Parameters& p, int64_t number, int head) {
+  return p.keys[int(number) * p.keys_batch + head * p.keys_head];
+}
+
+constexpr int kQBytes = Tile<kWgmmaM>::kBytes, kStageBytes = Tile<kKvTile>::kBytes;
+
+// What a warpgroup is to do next, from the producer: kv tiles [begin, end), of which those in
+// [full_begin, full_end) need no mask.
+struct alignas(16) Work {
+  int more;  // 0: nothing is left to do
+  int row, head;
+  Sequence sequence;
+  int begin, end, full_begin, full_end;
+  int skipped;  // tiles that the block loads before, for rows further down
+  int shown_begin, shown_end;  // tiles of which the mask hides nothing
+};
+
+struct SharedStorage {
+  alignas(1024) uint8_t q[kQStages][kConsumers][kQBytes];  // swizzled rows: a tile starts at 1024 bytes
+  alignas(1024) uint8_t k[kStages][kStageBytes];
+  alignas(1024) uint8_t v[kStages][kStageBytes];
+  Staging staging[4 * kConsumers];  // of each warp
+  Work work[kQStages][kConsumers];  // guarded by q's barriers
+  // The producer's bytes have arrived; every reader is done with them.
+  FullBarrier q_full[kQStages][kConsumers], k_full[kStages], v_full[kStages];
+  EmptyBarrier q_empty[kQStages][kConsumers], k_empty[kStages], v_empty[kStages];
+};
+static_assert(sizeof(SharedStorage) <= 216064);
+
+// ---- Producer: one thread keeps q, k and v coming -------------------------------------------------
+// The tile called `index`, in the order in which tiles are worked off: by sections of heads whose k and v fit L2
+// together; within one the longest tiles of all its heads, then the next.
+__device__ __forceinline__ Work locate(const Parameters& p, int index) {
+  const int section = index / (p.section * p.q_tiles), offset = index - section * p.section * p.q_tiles;
+  const int heads = min(p.section, p.all_heads - section * p.section);
+  const int tile = kBoundsRight ? offset / heads : offset % p.q_tiles;
+  const int all_head = section * p.section + (kBoundsRight ? offset % heads : offset / p.q_tiles);
+  const auto [sequence, head, row] = place(p, tile, all_head);
+  // Where the mask is of pairs any key may be shown, and any hidden.
+  const int all_columns = sequence.columns(p);
+  const int4 keys = p.shown_row == 0 ? keys_of(p, Score::number_of(sequence), head) : make_int4(0, all_columns, 0, 0);
+  const int rows = sequence.rows(p), columns = min(all_columns, keys.y), diagonal = sequence.diagonal(p);
+  const int end = kBoundsRight ? max(0, min(columns, min(row + kQTile, rows) + diagonal + right(p))) : columns;
+  const int begin = max(0, min(end, max(kBoundsLeft ? row + diagonal - left(p) : 0, keys.x)));
+  // Beyond the sequence's end columns are hidden whatever the mask says.
+  const int shown_end = (keys.w >= all_columns ? all_columns + kKvTile - 1 : keys.w) / kKvTile;
+  return {1, row, head, sequence, begin / kKvTile, (end + kKvTile - 1) / kKvTile, 0, 0, 0,
+          (keys.z + kKvTile - 1) / kKvTile, shown_end};
+}
+
+// The share of one warpgroup, whose rows begin at `row`.
+__device__ __forceinline__ Work share(const Parameters& p, Work work, int row) {
+  work.row = row;
+  const int columns = work.sequence.columns(p), diagonal = work.sequence.diagonal(p);
+  const int full_end = kBoundsRight ? max(0, min(columns, row + diagonal + right(p) + 1)) : columns;
+  const int full_begin = kBoundsLeft ? max(0, row + kWgmmaM - 1 + diagonal - left(p)) : 0;
+  work.full_end = max(work.begin, full_end / kKvTile);
+  work.full_begin = max(work.begin, (full_begin + kKvTile - 1) / kKvTile);
+  if (kBoundsRight) {  // the last tiles may be for rows further down alone
+    const int end = min(columns, min(row + kWgmmaM, work.sequence.rows(p)) + diagonal + right(p));
+    work.skipped = max(0, work.end - max(work.begin, (end + kKvTile - 1) / kKvTile));
+    work.end -= work.skipped;
+  }
+  return work;
+}
+
+__device__ __forceinline__ void load(const cute::TmaDescriptor& map, FullBarrier& full, EmptyBarrier& empty,
+                                     uint32_t phase, uint8_t* tile, const Sequence& sequence, int n, int head) {
+  empty.wait(phase);
+  full.arrive_and_expect_tx(kStageBytes);
+  Tile<kKvTile>::load(map, full, kEvictLast, tile, sequence.columns_at<kKvTile>(n * kKvTile), head);
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared) {
+  Tiles tiles(p);
+  Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
+  Ring<kQStages> q{0, 1};
+  for (int index; tiles.next(p, index);) {
+    const Work work = locate(p, index);
+    if (work.row < 0 || work.row >= work.sequence.rows(p)) continue;
+    const int head = work.head / p.sharing;
+    // In the order of use: the scores of a tile are multiplied before the output of the tile before.
+    if (work.end > work.begin)
+      load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+           shared.k[position.stage], work.sequence, work.end - 1, head);
+    CUTE_NO_UNROLL
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      const int row = work.row + consumer * kWgmmaM;
+      FullBarrier& full = shared.q_full[q.stage][consumer];
+      shared.q_empty[q.stage][consumer].wait(q.phase);
+      shared.work[q.stage][consumer] = share(p, work, row);
+      full.arrive_and_expect_tx(kQBytes);  // releases the work too
+      Tile<kWgmmaM>::load(p.q_map, full, kEvictFirst, shared.q[q.stage][consumer],
+                          work.sequence.rows_at<kWgmmaM>(row), work.head);
+    }
+    CUTE_NO_UNROLL
+    for (int n = work.end - 1; n >= work.begin; --n) {
+      const Position before = position;
+      position.advance();
+      if (n > work.begin)
+        load(p.k_map, shared.k_full[position.stage], shared.k_empty[position.stage], position.phase,
+             shared.k[position.stage], work.sequence, n - 1, head);
+      load(p.v_map, shared.v_full[before.stage], shared.v_empty[before.stage], before.phase,
+           shared.v[before.stage], work.sequence, n, head);
+    }
+    q.advance();
+  }
+  CUTE_NO_UNROLL
+  for (int consumer = 0; consumer < kConsumers; ++consumer) {
+    shared.q_empty[q.stage][consumer].wait(q.phase);
+    shared.work[q.stage][consumer].more = shared.work[q.stage][consumer].skipped = 0;
+    shared.q_full[q.stage][consumer].arrive();
+  }
+}
+
+// ---- Consumer: scores, softmax, output of its 64 rows ---------------------------------------------
+// Keeps the compiler from moving accumulators across asynchronous products.
+template <int kCount> __device__ __forceinline__ void fence(float (&accumulators)[kCount]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two fragments of 8 columns side by side are wgmma's A of 16: the accumulator's layout is A's.
+__device__ __forceinline__ void pack(Weights& weights, const float (&scores)[kScores]) {
+  CUTE_UNROLL
+  for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pair(scores[2 * i], scores[2 * i + 1]);
+}
+
+// Issues scores = q k^T; they run on while the warpgroup goes on.
+__device__ __forceinline__ void multiply_scores(float (&scores)[kScores], uint64_t q, uint64_t k) {
+  fence(scores);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kDim / ScoresWgmma::kK; ++step)
+    ScoresWgmma::fma(q + Tile<kWgmmaM>::columns(step), k + Tile<kKvTile>::columns(step), scores, step > 0);
+  cute::warpgroup_commit_batch();
+}
+
+// Issues output += weights v.
+__device__ __forceinline__ void multiply_output(float (&output)[kOutputs], const Weights& weights, uint64_t v) {
+  fence(output);
+  cute::warpgroup_arrive();
+  CUTE_UNROLL
+  for (int step = 0; step < kKvTile / OutputWgmma::kK; ++step)
+    OutputWgmma::fma(weights[step], v + step * OutputWgmma::kK * kSpan / 16, output, true);
+  cute::warpgroup_commit_batch();
+}
+
+__device__ __forceinline__ void rescale(float (&output)[kOutputs], const Rows& rows) {
+  if (kRescalesIfNeeded && !__any_sync(~0u, rows.rescale[0] != 1 || rows.rescale[1] != 1)) return;
+  CUTE_UNROLL
+  for (int i = 0; i < kOutputs; ++i) output[i] *= rows.rescale[i / 2 % 2];
+}
+
+// A thread's first row in its warpgroup's 64; the other is 8 below.
+__device__ __forceinline__ int thread_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+
+// What a consumer's steps work with, beside registers.
+struct Consumer {
+  const Parameters& p;
+  SharedStorage& shared;
+  int index;         // among the consumers
+  uint64_t first_q, q, k, v;  // descriptors: of the first stages, and of the q that is worked on
+  Scaling scaling;
+  Turns turns;
+  Ring<kQStages> at_q;
+  Position position;
+  int begin;         // the last kv tile: they are walked from the right to the left
+  int columns;       // of the sequence
+  int row, column;   // the thread's first; the row counts from where bounds are relative to
+  Sequence sequence;
+  int head, own_row;  // the thread's first row as it is
+  int shown_begin, shown_end;  // tiles of which the mask hides nothing
+
+  // Of the tile before; its v is read one step later than its k.
+  __device__ __forceinline__ Position before() const {
+    const bool wraps = position.stage == 0;
+    return {wraps ? kStages - 1 : position.stage - 1, position.phase ^ wraps};
+  }
+  // Waits for the next q, and with it for what is to be done.
+  __device__ __forceinline__ Work await_work() {
+    shared.q_full[at_q.stage][index].wait(at_q.phase);
+    q = first_q + at_q.stage * (kConsumers * kQBytes / 16);
+    return shared.work[at_q.stage][index];
+  }
+  __device__ __forceinline__ void release_q() const { release(shared.q_empty[at_q.stage][index]); }
+
+  // The scores of tile n are there: its k is free, and after the last one q is, too.
+  __device__ __forceinline__ void release_operands(int n) const {
+    release(shared.k_empty[position.stage]);
+    if (kQStages == 1 && n == begin) release_q();
+  }
+  __device__ __forceinline__ uint64_t staged_k() const { return k + position.stage * (kStageBytes / 16); }
+  __device__ __forceinline__ uint64_t staged_v(int stage) const { return v + stage * (kStageBytes / 16); }
+
+  __device__ __forceinline__ Staging& staging() const { return shared.staging[index * 4 + threadIdx.x / 32 % 4]; }
+  // Begins to copy what changes the scores of tile n, of rows from the warp's first on.
+  __device__ __forceinline__ void stage(const Sequence& sequence, int head, int row, int n) const {
+    Score::stage(p, staging(), sequence, head, row, n * kKvTile);
+  }
+  // Hides the scores of tile n that the mask hides; kEvery: it may hide some of every tile, one after the other.
+  template <bool kEvery = false>
+  __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
+    if (kEvery || hides(n)) hide(scores, n);
+    if (n > begin && (kEvery || hides(n - 1)))
+      stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
+  }
+  __device__ __forceinline__ bool hides(int n) const { return n < shown_begin || n >= shown_end; }
+  __device__ __forceinline__ void hide(float (&scores)[kScores], int n) const {
+    const Score score(p, staging(), sequence, head, own_row, n * kKvTile + column,
+                      __fdividef(kLog2E, scaling.exponent));
+    Score::await();
+    CUTE_UNROLL
+    for (int i = 0; i < kScores; i += 8) {
+      const Score::Eight eight = score.read(i);
+      CUTE_UNROLL
+      for (int j = i; j < i + 8; ++j)
+        scores[j] = score.hides(j, eight) ? minus_infinity() : score.add(j, eight, scores[j]);
+    }
+    Score::finish();
+  }
+
+  // Passes over a tile that the block loads for rows further down: takes its turn, and lets go of k and v.
+  __device__ __forceinline__ void skip() {
+    turns.begin();
+    turns.pass();
+    shared.k_full[position.stage].wait(position.phase);
+    release(shared.k_empty[position.stage]);
+    shared.v_full[position.stage].wait(position.phase);
+    release(shared.v_empty[position.stage]);
+    position.advance();
+  }
+};
+
+// Steps of the loop over kv tiles: the scores of one tile are multiplied, then the output of the tile
+// before, and the softmax of the one runs under the other's products.
+struct Steps {
+  static __device__ __forceinline__ void first(Consumer& c, float (&scores)[kScores], float (&)[kOutputs],
+                                               Weights& weights, Rows& rows, int n, bool masked) {
+    cute::warpgroup_wait<0>();
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
+    c.change(scores, n);
+    if (masked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    softmax<true, true>(scores, rows, c.scaling.exponent);
+    c.position.advance();
+    pack(weights, scores);
+  }
+
+  template <bool kMasked, bool kEvery = false>
+  static __device__ __forceinline__ void next(Consumer& c, float (&scores)[kScores], float (&output)[kOutputs],
+                                              Weights& weights, Rows& rows, int n) {
+    const Position before = c.before();
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+    multiply_scores(scores, c.q, c.staged_k());
+    if (kRescalesBetween) rescale(output, rows);
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.staged_v(before.stage));
+    c.turns.pass();
+    cute::warpgroup_wait<1>();  // the scores are there; the output's products run on
+    fence(scores);
+    c.release_operands(n);
+    c.scaling.cap(scores);
+    c.change<kEvery>(scores, n);
+    if (kMasked) mask(scores, c.p, c.columns, c.row, n * kKvTile + c.column);
+    softmax<false, kMasked>(scores, rows, c.scaling.exponent);
+    c.position.advance();
+    // The compiler moves arithmetic across a wait for products, but not across this one: with it all of the
+    // softmax runs under the output's products, which only long ones gain from.
+    if (kRescalesBetween && n > c.begin) c.shared.k_full[c.position.stage].wait(c.position.phase);
+    cute::warpgroup_wait<0>();
+    fence(output);
+    release(c.shared.v_empty[before.stage]);
+    pack(weights, scores);
+    if (!kRescalesBetween) rescale(output, rows);
+  }
+
+  static __device__ __forceinline__ void last(Consumer& c, float (&output)[kOutputs], Weights& weights, Rows& rows) {
+    if (kRescalesBetween) rescale(output, rows);
+    const Position before = c.before();
+    c.shared.v_full[before.stage].wait(before.phase);
+    multiply_output(output, weights, c.staged_v(before.stage));
+  }
+};
+
+// Turns the four lanes of a row around: each has a pair of every block of 8 columns, and gets the four
+// pairs of one block, 16 bytes side by side.
+__device__ __forceinline__ uint4 gather(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+  const uint32_t a = __shfl_xor_sync(~0u, odd ? x0 : x1, 1), b = __shfl_xor_sync(~0u, odd ? x2 : x3, 1);
+  (odd ? x0 : x1) = a;
+  (odd ? x2 : x3) = b;
+  const uint32_t c = __shfl_xor_sync(~0u, high ? x0 : x2, 2), d = __shfl_xor_sync(~0u, high ? x1 : x3, 2);
+  return high ? make_uint4(c, d, x2, x3) : make_uint4(x0, x1, c, d);
+}
+
+// Stores o and lse of the warpgroup's rows, from registers: nothing has to wait for staging that is still
+// being read. A row that attends to nothing has sum 0: o 0, lse -inf.
+__device__ __forceinline__ void store(const Consumer& c, const Work& work, const float (&output)[kOutputs],
+                                      const Rows& rows) {
+  const Sequence& sequence = work.sequence;
+  const int lane = threadIdx.x % 4;
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int row = work.row + thread_row() + 8 * r;
+    const bool exists = row < sequence.rows(c.p);
+    const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
+    if (exists && lane == 0)
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
+    Element* o = c.p.o + lane * 8 +
+                 sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
+    CUTE_UNROLL
+    for (int column = 0; column < kDim; column += 32) {
+      const float* x = output + column / 2 + 2 * r;
+      const uint4 eight = gather(pair(x[0] * inverse, x[1] * inverse), pair(x[4] * inverse, x[5] * inverse),
+                                 pair(x[8] * inverse, x[9] * inverse), pair(x[12] * inverse, x[13] * inverse));
+      if (exists && column + lane * 8 < c.p.dim) *reinterpret_cast<uint4*>(o + column) = eight;
+    }
+  }
+}
+
+// Issues the first scores of a piece of work. Where it has none they are of anything and nobody reads them:
+// the compiler keeps products asynchronous only where every path issues them.
+__device__ __forceinline__ void begin(Consumer& c, float (&scores)[kScores], const Work& work) {
+  const bool any = work.more && work.end > work.begin;
+  c.shown_begin = work.shown_begin;
+  c.shown_end = work.shown_end;
+  if (any && c.hides(work.end - 1)) c.stage(work.sequence, work.head, work.row + threadIdx.x / 32 % 4 * 16, work.end - 1);
+  if (any) {
+    c.shared.k_full[c.position.stage].wait(c.position.phase);
+    c.turns.begin();
+  }
+  multiply_scores(scores, c.q, c.staged_k());
+  if (any) c.turns.pass();
+}
+
+// Passes over all such tiles at the beginning of a piece of work.
+__device__ __forceinline__ void skip(Consumer& c, const Work& work) {
+  CUTE_NO_UNROLL
+  for (int i = 0; i < work.skipped; ++i) c.skip();
+}
+
+// Gives back the last v of a piece of work, once the output's products with it are there.
+__device__ __forceinline__ void release_last_v(Consumer& c, float (&output)[kOutputs], int stage) {
+  fence(output);
+  release(c.shared.v_empty[stage]);
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer) {
+  const uint64_t first_q = matrix(shared.q[0][consumer], 0, 8 * kSpan, 1);
+  const uint64_t k = matrix(shared.k[0], 0, 8 * kSpan, 1);
+  const uint64_t v = matrix(shared.v[0], Tile<kKvTile>::kBoxBytes, 8 * kSpan, 1);
+  const int column = threadIdx.x % 4 * 2;
+  Consumer c{p, shared, consumer, first_q, 0, k, v, Scaling(p), Turns(consumer), {0, 0}, {0, 0}, 0, 0, 0, column};
+  float scores[kScores], output[kOutputs];
+  Work work = c.await_work();
+  skip(c, work);
+  begin(c, scores, work);
+  while (work.more) {
+    c.begin = work.begin;
+    c.columns = work.sequence.columns(p);
+    c.row = work.row + work.sequence.diagonal(p) + thread_row();
+    c.sequence = work.sequence;
+    c.head = work.head;
+    c.own_row = work.row + thread_row();
+    Rows rows{ {minus_infinity(), minus_infinity()}, {0, 0}, {1, 1} };
+    CUTE_UNROLL
+    for (int i = 0; i < kOutputs; ++i) output[i] = 0;
+    Work next;
+    if (work.end > work.begin) {
+      Weights weights;
+      int n = work.end - 1;
+      Steps::first(c, scores, output, weights, rows, n, n >= work.full_end || n < work.full_begin);
+      CUTE_NO_UNROLL
+      for (--n; n >= work.full_end; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; work.shown_begin >= work.shown_end && n >= work.full_begin; --n)  // without branches, which take time
+        Steps::next<false, true>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; n >= work.full_begin; --n) Steps::next<false>(c, scores, output, weights, rows, n);
+      CUTE_NO_UNROLL
+      for (; kBoundsLeft && n >= work.begin; --n) Steps::next<true>(c, scores, output, weights, rows, n);
+      const int stage = c.before().stage;
+      Steps::last(c, output, weights, rows);
+      if (kQStages > 1) c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      if (!kBoundsRight || next.skipped == 0) {
+        // The next tile's first scores are multiplied while this tile's output is stored.
+        begin(c, scores, next);
+        cute::warpgroup_wait<1>();
+        release_last_v(c, output, stage);
+      } else {  // what is skipped may come to where this tile's v still lies
+        cute::warpgroup_wait<0>();
+        release_last_v(c, output, stage);
+        skip(c, next);
+        begin(c, scores, next);
+      }
+    } else {
+      cute::warpgroup_wait<0>();
+      c.release_q();
+      c.at_q.advance();
+      next = c.await_work();
+      skip(c, next);
+      begin(c, scores, next);
+    }
+    store(c, work, output, rows);
+    work = next;
+  }
+  cute::warpgroup_wait<0>();
+  c.turns.finish();
+}
+
+// Before the main kernel: a block for each row of a mask of keys.
+extern "C" __global__ void __launch_bounds__(256)
+    attention_forward_sm90a_fp16_dim128_causal_masked_128x128_overlap_dynamic_rescale_needed_c2dde73a_keys(const __grid_constant__ Parameters p) {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  find_keys(p, blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
+    attention_forward_sm90a_fp16_dim128_causal_masked_128x128_overlap_dynamic_rescale_needed_c2dde73a(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+
+  if (threadIdx.x == 0) {
+    for (const auto* map : {&p.q_map, &p.k_map, &p.v_map}) cute::prefetch_tma_descriptor(map);
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      for (int i = 0; i < kQStages; ++i) {
+        shared.q_full[i][consumer].init(1);
+        shared.q_empty[i][consumer].init(4);
+      }
+    }
+    for (int i = 0; i < kStages; ++i) {
+      shared.k_full[i].init(1);
+      shared.v_full[i].init(1);
+      shared.k_empty[i].init(4 * kConsumers);
+      shared.v_empty[i].init(4 * kConsumers);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  // What comes before this may run under the kernel before, and the next kernel's under this one.
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) produce(p, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<232>();
+    consume(p, shared, warpgroup - 1);
+  }
+}
