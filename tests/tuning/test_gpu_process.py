@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -207,3 +208,24 @@ def test_gpus_are_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> Non
     assert visible(2) == ["3", "GPU-abc"]
     with pytest.raises(DeviceError, match="shows 2"):
         visible(3)
+
+
+STARTED = """
+import sys
+from warploom.cli import main, tune
+
+def started(*_):
+    import warploom.generator.build, warploom.tuning.fleet.gpus, warploom.tuning.gpu
+    print("torch is imported" if "torch" in sys.modules else "GPUs start first")
+    sys.exit()
+
+tune._engines = started
+sys.argv = ["warploom", "tune", "gemm", "--shapes", "1x64x64"]
+main()
+"""
+
+
+def test_gpus_start_before_torch_is_imported() -> None:
+    """It takes seconds, in the processes that measure too: one after the other is twice as long."""
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True)
+    assert done.stdout == "GPUs start first\n", done.stderr

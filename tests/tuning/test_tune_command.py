@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -378,24 +377,3 @@ def test_what_a_cluster_is_asked_in_vain_is_told(
 
 def test_the_sweep_is_of_the_gpu_it_says(listed: list[Problem]) -> None:
     assert {entry.environment.gpu for entry in entries(listed[0])} == {GPU}
-
-
-STARTED = """
-import sys
-from warploom.cli import main, tune
-
-def started(*_):
-    import warploom.generator.build, warploom.tuning.fleet.gpus, warploom.tuning.gpu
-    print("torch is imported" if "torch" in sys.modules else "GPUs start first")
-    sys.exit()
-
-tune._engines = started
-sys.argv = ["warploom", "tune", "gemm", "--shapes", "1x64x64"]
-main()
-"""
-
-
-def test_gpus_start_before_torch_is_imported() -> None:
-    """It takes seconds, in the processes that measure too: one after the other is twice as long."""
-    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True)
-    assert done.stdout == "GPUs start first\n", done.stderr

@@ -29,14 +29,12 @@ from warploom.generator.families.attention_forward import AttentionOperation, At
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.runtime import trial
 from warploom.runtime.families import family
 from warploom.runtime.families.attention_backward import reference as gradients
 from warploom.runtime.families.attention_backward import trial as attention_backward_trial
 from warploom.runtime.families.attention_forward import api as attentions
 from warploom.runtime.families.gemm import api as products
 from warploom.runtime.measure import Call, Sampler
-from warploom.tuning import worker as workers
 from warploom.tuning.gpu import About, Batch, GpuProcess
 from warploom.tuning.loop import BETWEEN, DISCARDED, FEWEST, MOST
 from warploom.tuning.worker import GpuLost, Worker
@@ -314,27 +312,6 @@ def test_a_lost_context_ends_the_process() -> None:
     with pytest.raises(GpuLost, match="illegal memory access"):
         made.measure(request(GEMM, SHAPE, [spec_of(GEMM)]))
     assert said[-1] == {"trying": spec_of(GEMM).name}  # whom the parent blames
-
-
-@pytest.mark.parametrize(
-    ("sets", "gigabytes", "taken"), [(16, 0.1, 16), (16, 2.0, 10), (8, 2.0, 8), (16, 30.0, 4)]
-)
-def test_as_many_sets_of_buffers_are_drawn_as_are_no_burden(
-    monkeypatch: pytest.MonkeyPatch, sets: int, gigabytes: float, taken: int
-) -> None:
-    """Of a quarter of 80 GB; four are usual."""
-    drawn, held = [], [5 << 30]
-    monkeypatch.setattr(workers, "memory", lambda: 80 << 30)
-    monkeypatch.setattr(workers, "allocated", lambda: held[0])
-
-    def make(device: str, seed: int) -> Any:
-        drawn.append(trial.sets_for(1, "cuda"))
-        held[0] += int(drawn[-1] * gigabytes * 2**30)
-        return drawn
-
-    made, _ = worker()
-    made._trial(make, 1, sets)
-    assert drawn == [1, taken]
 
 
 # ---- Times ---------------------------------------------------------------------------------------

@@ -42,8 +42,9 @@ from warploom.generator.families.attention_merge import (
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import families
+from warploom.runtime import families, trial
 from warploom.runtime.families.gemm.trial import GemmTrial
+from warploom.tuning import worker as workers
 from warploom.tuning.worker import Worker
 
 ATTENTION = AttentionShape(1, 2, 2, 70, 70, 64)
@@ -180,3 +181,23 @@ def test_too_little_memory_for_what_is_right_is_each_kernels_error(
     said: list[Mapping[str, Any]] = []
     (result,) = worker(said).measure(request(*TRIED["gemm"])).values()
     assert (result.outcome, result.reason) == ("launch error", "CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("sets", "gigabytes", "taken"), [(16, 0.1, 16), (16, 2.0, 10), (8, 2.0, 8), (16, 30.0, 4)]
+)
+def test_as_many_sets_of_buffers_are_drawn_as_are_no_burden(
+    monkeypatch: pytest.MonkeyPatch, sets: int, gigabytes: float, taken: int
+) -> None:
+    """Of a quarter of 80 GB; four are usual."""
+    drawn, held = [], [5 << 30]
+    monkeypatch.setattr(workers, "memory", lambda: 80 << 30)
+    monkeypatch.setattr(workers, "allocated", lambda: held[0])
+
+    def make(device: str, seed: int) -> list[int]:
+        drawn.append(trial.sets_for(1, "cuda"))
+        held[0] += int(drawn[-1] * gigabytes * 2**30)
+        return drawn
+
+    Worker(lambda message: None)._trial(make, 1, sets)
+    assert drawn == [1, taken]
