@@ -21,7 +21,7 @@ from warploom.generator.records import Environment, Record, Records
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.account import Account, Ended, Progress
 from warploom.tuning.builds import Compiler, unusable
-from warploom.tuning.fleet.agreement import agreed, works
+from warploom.tuning.fleet.agreement import agreed, unconfirmed, works
 from warploom.tuning.fleet.members import Fleet, Member, Results
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Journal, Result
@@ -292,28 +292,13 @@ class Tuner:
             return
         else:
             task.second = {**task.second, **found}
-        asked = self._unconfirmed(task)
+        asked = unconfirmed(task.search, task.first, task.second)
         others = task.member is not None and fleet.has_other(task.member.name)
         if asked and task.batch and fleet.confirms and others:
             task.batch = replace(task.batch, specs=asked)
             self._ready.append(task)
         else:
             self._settle(task)
-
-    def _unconfirmed(self, task: _Task) -> tuple[KernelSpec, ...]:
-        """What another GPU is to say more of: that nothing of a batch works, or who could win.
-
-        Those are asked for after the kernel that their times are relative to.
-        """
-        first, search = task.first or {}, task.search
-        if not works(first):
-            return () if task.second else tuple(first)
-        found = agreed(first, task.second)
-        if search.stage != "final" or search.stands(found):
-            return ()
-        rivals = search.rivals(found)
-        asked = [spec for spec in rivals if spec not in task.second]
-        return tuple(dict.fromkeys([rivals[0], *asked])) if asked else ()
 
     def _settle(self, task: _Task) -> None:
         """Let a search have what one GPU found, as far as another did not find otherwise."""

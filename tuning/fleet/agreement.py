@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.journal import Result
-from warploom.tuning.search import SURE
+from warploom.tuning.search import SURE, Search
 
 Results = Mapping[KernelSpec, Result]
 
@@ -50,6 +50,21 @@ def agreed(first: Results, second: Results) -> dict[KernelSpec, Result]:
         else:
             found[spec] = one
     return found
+
+
+def unconfirmed(search: Search, first: Results, second: Results) -> tuple[KernelSpec, ...]:
+    """What another GPU is to say more of: that nothing of a batch works, or who could win.
+
+    Those are asked for after the kernel that their times are relative to.
+    """
+    if not works(first):
+        return () if second else tuple(first)
+    found = agreed(first, second)
+    if search.stage != "final" or search.stands(found):
+        return ()
+    rivals = search.rivals(found)
+    asked = [spec for spec in rivals if spec not in second]
+    return tuple(dict.fromkeys([rivals[0], *asked])) if asked else ()
 
 
 def _anchor(results: Results) -> KernelSpec | None:
