@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -256,10 +256,15 @@ def _plain(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
                 "shape": asdict(entry.shape),
                 "environment": asdict(entry.environment),
             }
-        result = asdict(entry.result)
-        schedule = result.pop("schedule")
+        result = _values(entry.result)
+        schedule = _values(result.pop("schedule"))
         known = {name: value for name, value in result.items() if value not in (None, "", False)}
         yield {**told, "schedule": schedule, **known}
+
+
+def _values(record: Any) -> dict[str, Any]:  # noqa: ANN401 (any dataclass)
+    """The fields of a record of plain values; asdict() would copy each of them."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
