@@ -21,6 +21,18 @@ from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.knob import every, knobs, types
 
 _NUMBER = "[0-9]{1,9}"  # a pattern that no text of thousands of digits fits
+_FILE = 255  # characters, at most, of the name of a file
+_ENDING = 9  # characters of a kernel's name, `_` and 8 digits, that no other kernel's ends with
+
+
+def file(name: str, suffix: str) -> str:
+    """Return what a file of a kernel is called: its name, cut before the digits where it is long.
+
+    A suffix has no dot. Names that are too long are of epilogues of many steps.
+    """
+    most = _FILE - len(f".{suffix}")
+    fits = name if len(name) <= most else name[: most - _ENDING] + name[-_ENDING:]
+    return f"{fits}.{suffix}"
 
 
 def short(record: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,14 @@ from warploom.errors import SpecificationError
 from warploom.generator import names
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import MOST_STEPS, STEPS, legal
+from warploom.generator.epilogue import (
+    MOST_STEPS,
+    STEPS,
+    ActivationGradient,
+    Preactivation,
+    Scale,
+    legal,
+)
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import (
     AttentionBackwardOperation,
@@ -58,8 +66,11 @@ def test_rendering_is_a_pure_function(spec: KernelSpec) -> None:
 @given(specs())
 def test_a_name_is_an_identifier_that_fits_a_file_and_parses_back(spec: KernelSpec) -> None:
     assert re.fullmatch(r"[a-z][a-z0-9_]*", spec.name)
-    assert len(spec.name) <= NAME_LIMIT
     assert parse_name(spec.name) == spec
+    for suffix in ("cu", "cubin"):
+        file = names.file(spec.name, suffix)
+        assert len(file) <= 255 and file.endswith(f"_{spec.digest[:8]}.{suffix}")
+        assert len(spec.name) > NAME_LIMIT or file == f"{spec.name}.{suffix}"
 
 
 @many
@@ -81,6 +92,21 @@ def test_the_longest_epilogue_still_has_a_name_that_fits_a_file(step: Any) -> No
     for more in ({"cluster": (2, 4)}, {"producer_registers": 24}):  # which exclude each other
         schedule = GemmSchedule((112, 128, 128), 3, **wordy, **more)
         assert len(KernelSpec("sm_90a", operation, schedule).name) <= NAME_LIMIT
+
+
+def test_a_name_too_long_for_a_file_is_cut_before_its_digits(tmp_path: Path) -> None:
+    """`emit` failed on kernels of eight steps that add parts of k without an order."""
+    steps = (*[Scale("host")] * 3, *[Scale("device")] * 2, Preactivation("fp16"))
+    steps = (*steps, Preactivation("fp16"), ActivationGradient("gelu_tanh", "fp16"))
+    operation = GemmOperation("e4m3", "e4m3", "fp32", "row", "col", steps, "promoted", batched=True)
+    wordy: dict[str, Any] = {"group": 1000, "store": "direct", "l2_promotion": 64, "swap": True}
+    wordy |= {"raster": "along_n", "consumers": 1, "split": 2, "stream_k": True}
+    schedule = GemmSchedule((16, 64, 128), 2, **wordy)
+    spec = KernelSpec("sm_90a", operation, schedule)
+    assert len(spec.name) > NAME_LIMIT
+    path = tmp_path / names.file(spec.name, "cubin")
+    path.write_bytes(b"")
+    assert len(path.name) == 255 and path.stem.endswith(f"_{spec.digest[:8]}")
 
 
 @many

@@ -29,11 +29,12 @@ def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> No
 
     With --check, name the files there that are stale, missing or extra instead.
     """
+    from warploom.generator import names
     from warploom.generator.render import render
     from warploom.generator.space import expand_file
 
     specs = [spec for path in paths for spec in expand_file(path).specs]
-    sources = {f"{spec.name}.cu": render(spec).encode() for spec in specs}
+    sources = {names.file(spec.name, "cu"): render(spec).encode() for spec in specs}
     present = {file.name: file.read_bytes() for file in sorted(out.glob("*.cu"))}
     if check:
         _compare(output, sources, present)

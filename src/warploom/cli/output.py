@@ -241,10 +241,12 @@ def _kept(error: CompilationError) -> dict[str, str]:
 
     Empty where there is no room for them.
     """
+    from warploom.generator import names
+
     kept = {"fix": ""}
     with suppress(OSError):
         for name, suffix, text in (("log", "log", error.log), ("source", "cu", error.source)):
-            path = _folder() / f"{error.name}.{suffix}"
+            path = _folder() / names.file(error.name, suffix)
             path.write_text(text, encoding="utf-8")
             kept[name] = str(path)
     return kept

@@ -11,6 +11,7 @@ import click
 from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.output import Output, reporting
 from warploom.errors import ToolchainError
+from warploom.generator import names
 from warploom.generator.specification import KernelSpec
 
 
@@ -50,7 +51,8 @@ def _describe(output: Output, spec: KernelSpec, source: str) -> None:
     from warploom.generator.store import Store, source_digest
     from warploom.generator.toolchain import find
 
-    commands = {"source": f"warploom show --source {spec.name} > {spec.name}.cu"}
+    file = names.file(spec.name, "cu")
+    commands = {"source": f"warploom show --source {spec.name} > {file}"}
     identity = None
     try:
         toolchain = find()
@@ -78,4 +80,5 @@ def _describe(output: Output, spec: KernelSpec, source: str) -> None:
 def nvcc_command(spec: KernelSpec, cutlass: str) -> list[str]:
     """Return the command that makes NAME.cubin of NAME.cu with nvcc, given CUTLASS's headers."""
     flags = [f"-arch={spec.arch}", "-std=c++17", "--expt-relaxed-constexpr", "-DNDEBUG"]
-    return ["nvcc", "-cubin", *flags, f"-I{cutlass}", "-o", f"{spec.name}.cubin", f"{spec.name}.cu"]
+    made, source = (names.file(spec.name, suffix) for suffix in ("cubin", "cu"))
+    return ["nvcc", "-cubin", *flags, f"-I{cutlass}", "-o", made, source]
