@@ -2,9 +2,9 @@
 
 `python -m benchmarks.tuning runs FIRST SECOND` says of two files of records in how many problems
 the second run chose what the first did, or what is tied with it by the times of either run or, with
-`--measure`, in one loop on a GPU; `sweep RECORDS JOURNAL` how far
-each pick is from the best of an exhaustive sweep; `default RECORDS` measures each pick beside the
-untuned default once more, on a GPU. The journals of runs lie beside their records.
+`--measure`, in one loop on a GPU; `sweep RECORDS JOURNAL` how far each pick is from the best of an
+exhaustive sweep; `default RECORDS` measures each pick beside the untuned default once more, on a
+GPU. The journals of runs lie beside their records.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 
 from warploom.errors import RecordsError
 from warploom.generator.shapes import Shape
@@ -71,7 +70,8 @@ class Replay:
             else:
                 anchor = seconds if anchor is None else anchor
                 relative = 1.0 if seconds is anchor else seconds / anchor * self._jitter()
-                found[spec] = replace(swept, seconds=anchor * relative, relative=relative)
+                times = (anchor * relative, swept.spread or 0.0, relative, swept.error)
+                found[spec] = Result(spec.schedule, "correct", *times)
         return found
 
     def _jitter(self) -> float:

@@ -39,7 +39,8 @@ class _Task:
     """A problem's search, and what it is at.
 
     builds   what its next batch waits for; batch: that, once it can be measured
-    first    what one GPU found of the batch, while another is to confirm it; second: what of it is
+    first    what one GPU found of the batch, while another is to confirm it
+    second   what others found of it since
     member   the GPU that measures the problem
     """
 
