@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -95,8 +96,11 @@ def without_memory(
     return tensor
 
 
-def emptied(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory, for empty_like, of the shape, strides and type of a dense one."""
-    found = torch.empty_like(tensor)
-    found.untyped_storage().resize_(0)
-    return found
+def maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What makes tensors of this one's shape, strides, type and device, without contents.
+
+    It holds no memory, nor takes any at first. To make one like a tensor on `meta` runs Python in
+    torch, which takes 24 us; this takes one.
+    """
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return partial(torch.empty_strided, shape, strides, dtype=tensor.dtype, device=tensor.device)

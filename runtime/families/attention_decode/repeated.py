@@ -7,6 +7,7 @@ and checked, as any other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from warploom.runtime.families._attention.problem import Window
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall, Details, Pair
 from warploom.runtime.kinds import Kinds
-from warploom.runtime.operands import emptied
+from warploom.runtime.operands import maker
 from warploom.runtime.plan import Plan
 from warploom.runtime.tensors import UnlikeError, launchable
 
@@ -43,14 +44,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Kind:
-    """What is known of a kind of call: its plan, and tensors that results are made like.
-
-    `out` is as large as q: what it is like is on no device, as `emptied` takes the memory at first.
-    """
+    """What is known of a kind of call: its plan, and what makes its results."""
 
     plan: Plan[Details, Pair]
-    out: torch.Tensor
-    lse: torch.Tensor
+    make_out: Callable[[], torch.Tensor]
+    make_lse: Callable[[], torch.Tensor]
 
     def launch(
         self,
@@ -63,8 +61,8 @@ class _Kind:
     ) -> Pair:
         *read, out = optional
         if out is None:
-            out = torch.empty_like(self.out, device=q.device)
-        lse = torch.empty_like(self.lse)
+            out = self.make_out()
+        lse = self.make_lse()
         addresses: tuple[int, ...] = (
             q.data_ptr(),
             k.data_ptr(),
@@ -133,9 +131,7 @@ def keep(asked: Asked, plan: Plan[Details, Pair], call: AttentionDecodeCall, res
         read.append(call.out)
     if not plan.copies and launchable(*read):
         out, lse = results
-        like = torch.empty_like(out, device="meta")
-        kind = _Kind(plan, like, emptied(lse))
-        _kinds.keep(kind, asked, *read)
+        _kinds.keep(_Kind(plan, maker(out), maker(lse)), asked, *read)
 
 
 def _call(

@@ -7,6 +7,7 @@ recognise (runtime/kinds.py): no call and no key are made, unless an address is 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_backward.plan import AttentionBackwardPlan
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.kinds import Kinds
+from warploom.runtime.operands import maker
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import UnlikeError, launchable, refuse_dual
 
@@ -107,19 +109,16 @@ def differentiate(
         not plan.copies and saved[4].is_contiguous() and (dlse is None or dlse.is_contiguous())
     )
     if kind is None and in_place and not listed and launchable(*read):
-        _kinds.keep(_Pass(plan, _like(found)), options, *read)
+        _kinds.keep(_Pass(plan, tuple(map(maker, found))), options, *read)
     return found
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Pass:
-    """What is known of a kind of backward pass: its plan, and tensors that gradients are like.
-
-    These are on no device, and have no memory.
-    """
+    """What is known of a kind of backward pass: its plan, and what makes dq, dk and dv."""
 
     plan: AttentionBackwardPlan
-    like: Gradients
+    make: tuple[Callable[[], torch.Tensor], ...]
 
     def run(
         self,
@@ -131,8 +130,7 @@ class _Pass:
         *saved: torch.Tensor,
     ) -> Gradients:
         if into is None:
-            device = saved[0].device
-            dq, dk, dv = (torch.empty_like(one, device=device) for one in self.like)
+            dq, dk, dv = [make() for make in self.make]
         else:
             dq, dk, dv = into
         q, k, v, out, lse, *offsets = [one.data_ptr() for one in saved]
@@ -149,11 +147,6 @@ class _Pass:
 
 
 _kinds: Kinds[_Pass] = Kinds(_BOUND)
-
-
-def _like(found: Gradients) -> Gradients:
-    dq, dk, dv = (torch.empty_like(one, device="meta") for one in found)
-    return dq, dk, dv
 
 
 def _call(

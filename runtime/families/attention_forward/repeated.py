@@ -7,6 +7,7 @@ and checked, as any other.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.gradient_plans import Asked, Numbers
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.kinds import Kinds
-from warploom.runtime.operands import emptied
+from warploom.runtime.operands import maker
 from warploom.runtime.tensors import UnlikeError, launchable
 
 Offsets = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -29,14 +30,11 @@ _NUMBERS = (float, int)
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class _Kind:
-    """What is known of a kind of call: its plan, and tensors that results are made like.
-
-    `out` is as large as q: what it is like is on no device, as `emptied` takes the memory at first.
-    """
+    """What is known of a kind of call: its plan, and what makes its results."""
 
     plan: AttentionPlan
-    out: torch.Tensor
-    lse: torch.Tensor
+    make_out: Callable[[], torch.Tensor]
+    make_lse: Callable[[], torch.Tensor]
     differentiable: bool
 
     def launch(
@@ -48,8 +46,8 @@ class _Kind:
         v: torch.Tensor,
         *offsets: torch.Tensor,
     ) -> Pair:
-        out = torch.empty_like(self.out, device=q.device)
-        lse = torch.empty_like(self.lse)
+        out = self.make_out()
+        lse = self.make_lse()
         addresses: tuple[int, ...] = (
             q.data_ptr(),
             k.data_ptr(),
@@ -129,8 +127,7 @@ def keep(asked: Asked, plan: AttentionPlan, call: AttentionCall, results: Pair) 
     read = (call.q, call.k, call.v, *call.offsets[: asked.offsets])
     if not plan.copies and launchable(*read):
         out, lse = results
-        like = torch.empty_like(out, device="meta", requires_grad=False)
-        kind = _Kind(plan, like, emptied(lse), out.requires_grad)
+        kind = _Kind(plan, maker(out), maker(lse), out.requires_grad)
         _kinds.keep(kind, asked, *read)
 
 
