@@ -21,6 +21,13 @@ from warploom.runtime.tensors import shown
 Window = tuple[int, int]
 Probabilities = tuple[torch.Tensor, torch.Tensor, None]  # out, softmax_lse, S_dmask
 _NAMES = {1: ("qkv",), 2: ("q", "kv"), 3: ("q", "k", "v")}
+_EXTENTS = {  # behind the first, and how many are packed
+    "q": ("heads, dim", None),
+    "k": ("heads_k, dim", None),
+    "v": ("heads_k, dim", None),
+    "kv": ("2, heads_k, dim", 2),
+    "qkv": ("3, heads, dim", 3),
+}
 _EACH_MULTIPLE = 8  # of a head dimension
 
 
@@ -101,17 +108,15 @@ def _attended(
 def _check(tensors: Tensors, lead: str) -> None:
     """Raise ProblemError for tensors of another layout than FlashAttention's."""
     names = _NAMES[len(tensors)]
-    extents = {"q": "heads, dim", "k": "heads_k, dim", "v": "heads_k, dim"}
-    extents |= {"kv": "2, heads_k, dim", "qkv": "3, heads, dim"}
+    leading = lead.count(",") + 1
     for name, tensor in zip(names, tensors, strict=True):
-        layout = f"[{lead}, {extents[name]}]"
-        rank = layout.count(",") + 1
-        packed = {"qkv": 3, "kv": 2}.get(name)
+        extents, packed = _EXTENTS[name]
+        rank = leading + (2 if packed is None else 3)
         shape = named_tensor(name, tensor).shape
         if len(shape) != rank or (packed is not None and shape[-3] != packed):
             raise ProblemError(
                 f"{name} {list(shape)}",
-                rule=f"must be {layout}",
+                rule=f"must be [{lead}, {extents}]",
                 fix="the functions with `varlen` take [total, ..] tensors and cu_seqlens, "
                 "the others [batch, seq, ..]",
             )
