@@ -1,7 +1,8 @@
 """What two checkouts are measured by (checkouts.py): a module for each family.
 
-Modules call what is public since 0.1.0 and import nothing else of Warploom, so that they run in any
-checkout. Each has `CELLS`.
+Modules call what is public and import nothing else of Warploom, so that they run in any checkout:
+cells are chosen by name (`--match`) where one of the two lacks what others call. Each module has
+`CELLS`.
 """
 
 from __future__ import annotations

@@ -44,11 +44,22 @@ def _packed(lengths: tuple[int, ...]) -> Made:
     return partial(warploom.attention, q, k, v, causal=True, **told, **most), 4 * q.nbytes
 
 
-def _host(dynamic: bool) -> Made:
-    q = torch.randn(1, 8, 256, 64, device="cuda").bfloat16()
-    if dynamic:
-        return lambda: warploom.attention(q, q, q, causal=True, spec=DYNAMIC), 0.0
-    return lambda: warploom.attention(q, q, q), 0.0
+def _host(what: str) -> Made:
+    q, k, v = _tensors(1, 8, 256, 64)
+    trained = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    rows = _tensors(512, 8, 64)
+    ends = torch.tensor([0, 200, 512], dtype=torch.int32, device="cuda")
+    told = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 512, "max_seqlen_k": 512}
+    calls: dict[str, Callable[[], object]] = {
+        "attention": lambda: warploom.attention(q, k, v),
+        "dynamic attention": lambda: warploom.attention(q, k, v, causal=True, spec=DYNAMIC),
+        "attention, varlen": lambda: warploom.attention(*rows, causal=True, **told),
+        "attention, autograd": lambda: warploom.attention(*trained),
+        "attention, both passes": lambda: torch.autograd.grad(
+            warploom.attention(*trained), trained, q
+        ),
+    }
+    return calls[what], 0.0
 
 
 def _squares() -> list[Cell]:
@@ -69,6 +80,11 @@ CELLS = [
         Cell(f"attention packed of {len(lengths)}", partial(_packed, lengths))
         for lengths in ((300, 1700, 20, 4000, 900), (1024,) * 8)
     ),
-    Cell("host attention", partial(_host, False), host=True),
-    Cell("host dynamic attention", partial(_host, True), host=True),
+    *(
+        Cell(f"host {what}", partial(_host, what), host=True)
+        for what in (
+            *("attention", "dynamic attention", "attention, varlen"),
+            *("attention, autograd", "attention, both passes"),
+        )
+    ),
 ]

@@ -25,10 +25,15 @@ def _host(what: str) -> Made:
     a, b = (torch.randn(256, 256, device="cuda").bfloat16() for _ in range(2))
     out = torch.empty_like(a)
     planned = warploom.plan(a, b, out=out)
+    layer = warploom.nn.Linear(256, 256, device="cuda", dtype=torch.bfloat16)
+    frozen = warploom.nn.Linear(256, 256, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     calls: dict[str, Callable[[], object]] = {
         "gemm": lambda: warploom.gemm(a, b),
         "gemm, out given": lambda: warploom.gemm(a, b, out=out),
         "plan, out given": lambda: planned(a, b, out),
+        "linear": lambda: frozen(a),
+        "linear, autograd": lambda: layer(a),
+        "linear, both passes": lambda: torch.autograd.grad(layer(a), list(layer.parameters()), b),
     }
     return calls[what], 0.0
 
@@ -45,6 +50,9 @@ CELLS = [
     ),
     *(
         Cell(f"host {what}", partial(_host, what), host=True)
-        for what in ("gemm", "gemm, out given", "plan, out given")
+        for what in (
+            *("gemm", "gemm, out given", "plan, out given"),
+            *("linear", "linear, autograd", "linear, both passes"),
+        )
     ),
 ]
