@@ -1,4 +1,7 @@
-"""Warm calls run no operator of torch that is written in Python: each takes 20 us of the host."""
+"""Warm calls run no operator of torch that is written in Python: each takes 20 us of the host.
+
+Their results are those of first calls, and lie alike.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 
 import warploom
 from warploom import flash_attn, nn
+from warploom.runtime import plan as plans
 from warploom.runtime.families.activation_backward.api import activation_backward
 
 Call = Callable[[], object]
@@ -43,6 +47,12 @@ def backward(run: Callable[..., torch.Tensor], *read: torch.Tensor) -> Call:
         return torch.autograd.grad(found, read, torch.ones_like(found))
 
     return both
+
+
+def tensors(results: object) -> list[torch.Tensor]:
+    """Those that a call returned."""
+    found = results if isinstance(results, tuple | list) else [results]
+    return [one for one in found if isinstance(one, torch.Tensor)]
 
 
 def products() -> dict[str, Call]:
@@ -88,7 +98,7 @@ def attentions() -> dict[str, Call]:
         "max_seqlen_k": 19,
     }
     bias, mask = values(2, 4, 5, 24), torch.rand(2, 1, 5, 24) > 0.3
-    lse = torch.randn(2, 4, 5)
+    lse, turns = torch.randn(2, 4, 5), torch.randn(32, 32)
     new = values(2, 2, 1, 64), values(2, 2, 1, 64)
     flash = [one.transpose(1, 2).contiguous() for one in (q, k, v)]
     transposed, out = [one.transpose(1, 2) for one in flash], torch.empty_like(last)
@@ -106,7 +116,9 @@ def attentions() -> dict[str, Call]:
         "attention_decode, out": lambda: warploom.attention_decode(
             last, k, v, lengths=lengths, out=out
         ),
-        "attention_append": lambda: warploom.attention_append(k, v, *new, lengths),
+        "attention_append": lambda: warploom.attention_append(
+            k, v, *new, lengths, q=last, cos=turns, sin=turns
+        ),
         "attention_merge": lambda: warploom.attention_merge(q, lse, q.clone(), lse.clone()),
         "sdpa": lambda: warploom.sdpa(q, k, v, enable_gqa=True),
         "flash_attn_func": lambda: flash_attn.flash_attn_func(*flash, causal=True),
@@ -140,3 +152,15 @@ def test_a_warm_call_runs_no_operator_in_python(name: str) -> None:
     finally:
         sys.setprofile(before)
     assert sorted(found) == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_has_the_results_of_a_first_one(name: str) -> None:
+    """Shapes, strides and types of results are kept with a plan."""
+    plans.forget()
+    first, *others = [tensors(CALLS[name]()) for _ in range(3)]
+    for found in others:
+        for one, like in zip(found, first, strict=True):
+            assert torch.equal(one, like)
+            assert (one.dtype, one.stride()) == (like.dtype, like.stride())
+            assert one.requires_grad == like.requires_grad

@@ -49,11 +49,12 @@ def _host(what: str) -> Made:
     trained = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
     rows = _tensors(512, 8, 64)
     ends = torch.tensor([0, 200, 512], dtype=torch.int32, device="cuda")
-    told = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": 512, "max_seqlen_k": 512}
+    told = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    most = {"max_seqlen_q": 512, "max_seqlen_k": 512}
     calls: dict[str, Callable[[], object]] = {
         "attention": lambda: warploom.attention(q, k, v),
         "dynamic attention": lambda: warploom.attention(q, k, v, causal=True, spec=DYNAMIC),
-        "attention, varlen": lambda: warploom.attention(*rows, causal=True, **told),
+        "attention, varlen": partial(warploom.attention, *rows, causal=True, **told, **most),
         "attention, autograd": lambda: warploom.attention(*trained),
         "attention, both passes": lambda: torch.autograd.grad(
             warploom.attention(*trained), trained, q
