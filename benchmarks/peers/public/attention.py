@@ -35,6 +35,21 @@ def _gradients(extents: tuple[int, ...], causal: bool) -> Made:
     return call, 8 * given[0].nbytes
 
 
+def _biased(extents: tuple[int, ...], *, hidden: int = 0, gradients: bool = False) -> Made:
+    """With a bias of every head, which hides the first rows of the sequences."""
+    q, k, v = _tensors(*extents)
+    _, heads, seq, _ = extents
+    bias = torch.randn(1, heads, seq, seq, device="cuda").bfloat16()
+    bias[:, :, :hidden] = -1e9
+    if not gradients:
+        return partial(warploom.attention, q, k, v, bias=bias), 4 * q.nbytes + bias.nbytes
+    given = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = warploom.attention(*given, bias=bias)
+    dout = torch.randn_like(out)
+    call = partial(torch.autograd.grad, out, given, dout, retain_graph=True)
+    return call, 8 * q.nbytes + bias.nbytes
+
+
 def _packed(lengths: tuple[int, ...]) -> Made:
     q, k, v = _tensors(sum(lengths), 16, 128)
     ends = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
@@ -75,8 +90,20 @@ def _squares() -> list[Cell]:
     return found
 
 
+def _biases() -> list[Cell]:
+    found = []
+    for dim in (64, 128, 256):
+        extents = (8, 2048 // dim, 2048, dim)
+        name = f"dim {dim} 8x2048 bias"
+        found.append(Cell(f"attention {name}", partial(_biased, extents)))
+        found.append(Cell(f"gradients {name}", partial(_biased, extents, gradients=True)))
+    hidden = partial(_biased, (8, 16, 2048, 128), hidden=1024, gradients=True)
+    return [*found, Cell("gradients dim 128 8x2048 bias, half of the rows hidden", hidden)]
+
+
 CELLS = [
     *_squares(),
+    *_biases(),
     *(
         Cell(f"attention packed of {len(lengths)}", partial(_packed, lengths))
         for lengths in ((300, 1700, 20, 4000, 900), (1024,) * 8)
