@@ -52,6 +52,7 @@ constexpr int kQuerySplits = 1, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStatistics = 3;  // of a row of q: lse, delta, what lse lacks in base 2
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -64,17 +65,21 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dq_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
   cute::TmaDescriptor ds_map;  // [column, row, head, batch], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
-  float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
+  float* statistics;  // [head, q tile, kStatistics, row]
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
+  Element* q_rows;  // q, by the strides below
+  Element* k_rows;  // k, by the strides below
+  int32_t* non_finite;  // [head, q tile]: whether do of a fully masked row is NaN or Inf
   const cutlass::bfloat16_t* bias;  // [batch, head, row, column], by strides
   const uint8_t* shown;  // as bias, by strides
   int64_t* dropout_state;  // [2]: what is drawn for each position follows from it
@@ -87,6 +92,12 @@ struct alignas(128) Parameters {
   int64_t dq_batch;  // stride of dq, in elements
   int64_t dq_head;  // stride of dq, in elements
   int64_t dq_seq;  // stride of dq, in elements
+  int64_t q_batch;  // stride of q, in elements
+  int64_t q_head;  // stride of q, in elements
+  int64_t q_seq;  // stride of q, in elements
+  int64_t k_batch;  // stride of k, in elements
+  int64_t k_head;  // stride of k, in elements
+  int64_t k_seq;  // stride of k, in elements
   int64_t bias_batch;  // elements
   int64_t bias_head;  // elements
   int64_t bias_row;  // elements
@@ -105,29 +116,34 @@ struct alignas(128) Parameters {
   float scale;  // of the products
   float keep;  // probability that a weight is kept, a multiple of 1 / 65536
 };
-static_assert(sizeof(Parameters) == 1280);
+static_assert(sizeof(Parameters) == 1536);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, ds_map) == 896);
-static_assert(OFFSET(Parameters, lse) == 1024 && OFFSET(Parameters, dlse) == 1032);
-static_assert(OFFSET(Parameters, statistics) == 1040 && OFFSET(Parameters, dq_sum) == 1048);
-static_assert(OFFSET(Parameters, o_rows) == 1056 && OFFSET(Parameters, do_rows) == 1064);
-static_assert(OFFSET(Parameters, dq_rows) == 1072 && OFFSET(Parameters, bias) == 1080);
-static_assert(OFFSET(Parameters, shown) == 1088 && OFFSET(Parameters, dropout_state) == 1096);
-static_assert(OFFSET(Parameters, o_batch) == 1104 && OFFSET(Parameters, o_head) == 1112);
-static_assert(OFFSET(Parameters, o_seq) == 1120 && OFFSET(Parameters, do_batch) == 1128);
-static_assert(OFFSET(Parameters, do_head) == 1136 && OFFSET(Parameters, do_seq) == 1144);
-static_assert(OFFSET(Parameters, dq_batch) == 1152 && OFFSET(Parameters, dq_head) == 1160);
-static_assert(OFFSET(Parameters, dq_seq) == 1168 && OFFSET(Parameters, bias_batch) == 1176);
-static_assert(OFFSET(Parameters, bias_head) == 1184 && OFFSET(Parameters, bias_row) == 1192);
-static_assert(OFFSET(Parameters, shown_batch) == 1200 && OFFSET(Parameters, shown_head) == 1208);
-static_assert(OFFSET(Parameters, shown_row) == 1216 && OFFSET(Parameters, heads) == 1224);
-static_assert(OFFSET(Parameters, seq_q) == 1228 && OFFSET(Parameters, seq_k) == 1232);
-static_assert(OFFSET(Parameters, kv_tiles) == 1236 && OFFSET(Parameters, q_tiles) == 1240);
-static_assert(OFFSET(Parameters, section) == 1244 && OFFSET(Parameters, all_kv_heads) == 1248);
-static_assert(OFFSET(Parameters, sharing) == 1252 && OFFSET(Parameters, dim) == 1256);
-static_assert(OFFSET(Parameters, scale) == 1260 && OFFSET(Parameters, keep) == 1264);
+static_assert(OFFSET(Parameters, dq_map) == 512 && OFFSET(Parameters, dk_map) == 640);
+static_assert(OFFSET(Parameters, dv_map) == 768 && OFFSET(Parameters, statistics_map) == 896);
+static_assert(OFFSET(Parameters, ds_map) == 1024 && OFFSET(Parameters, lse) == 1152);
+static_assert(OFFSET(Parameters, dlse) == 1160 && OFFSET(Parameters, statistics) == 1168);
+static_assert(OFFSET(Parameters, dq_sum) == 1176 && OFFSET(Parameters, o_rows) == 1184);
+static_assert(OFFSET(Parameters, do_rows) == 1192 && OFFSET(Parameters, dq_rows) == 1200);
+static_assert(OFFSET(Parameters, q_rows) == 1208 && OFFSET(Parameters, k_rows) == 1216);
+static_assert(OFFSET(Parameters, non_finite) == 1224 && OFFSET(Parameters, bias) == 1232);
+static_assert(OFFSET(Parameters, shown) == 1240 && OFFSET(Parameters, dropout_state) == 1248);
+static_assert(OFFSET(Parameters, o_batch) == 1256 && OFFSET(Parameters, o_head) == 1264);
+static_assert(OFFSET(Parameters, o_seq) == 1272 && OFFSET(Parameters, do_batch) == 1280);
+static_assert(OFFSET(Parameters, do_head) == 1288 && OFFSET(Parameters, do_seq) == 1296);
+static_assert(OFFSET(Parameters, dq_batch) == 1304 && OFFSET(Parameters, dq_head) == 1312);
+static_assert(OFFSET(Parameters, dq_seq) == 1320 && OFFSET(Parameters, q_batch) == 1328);
+static_assert(OFFSET(Parameters, q_head) == 1336 && OFFSET(Parameters, q_seq) == 1344);
+static_assert(OFFSET(Parameters, k_batch) == 1352 && OFFSET(Parameters, k_head) == 1360);
+static_assert(OFFSET(Parameters, k_seq) == 1368 && OFFSET(Parameters, bias_batch) == 1376);
+static_assert(OFFSET(Parameters, bias_head) == 1384 && OFFSET(Parameters, bias_row) == 1392);
+static_assert(OFFSET(Parameters, shown_batch) == 1400 && OFFSET(Parameters, shown_head) == 1408);
+static_assert(OFFSET(Parameters, shown_row) == 1416 && OFFSET(Parameters, heads) == 1424);
+static_assert(OFFSET(Parameters, seq_q) == 1428 && OFFSET(Parameters, seq_k) == 1432);
+static_assert(OFFSET(Parameters, kv_tiles) == 1436 && OFFSET(Parameters, q_tiles) == 1440);
+static_assert(OFFSET(Parameters, section) == 1444 && OFFSET(Parameters, all_kv_heads) == 1448);
+static_assert(OFFSET(Parameters, sharing) == 1452 && OFFSET(Parameters, dim) == 1456);
+static_assert(OFFSET(Parameters, scale) == 1460 && OFFSET(Parameters, keep) == 1464);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
@@ -244,6 +260,11 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
 
+// Where a row of k begins that rows of q at a place attend to.
+__device__ __forceinline__ int64_t key_at(const Parameters& p, const Place& at, int column) {
+  return at.sequence.batch * p.k_batch + at.head / p.sharing * p.k_head + column * p.k_seq;
+}
+
 // Starts the store of a box; rows past the end of the sequence are left out.
 __device__ __forceinline__ void store_box(const cute::TmaDescriptor& map, const uint8_t* box, int column, Corner corner,
                                           int head) {
@@ -294,10 +315,13 @@ __device__ __forceinline__ Position beside(Position at, uint32_t parity) {
 }
 
 // The softmax is of scale q k^T.
+// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
+// large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
-  float exponent;  // the factor of a score in the argument of exp2
+  static constexpr float exponent = kLog2E;  // the factor of a biased score in the argument of exp2
+  float factor;                              // of a score before the bias is added
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
   __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
@@ -311,8 +335,8 @@ constexpr int kStagedRows = kQRows, kStagedColumns = 16;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 4 * 8 + i % 2; }
 __device__ constexpr int column_of(int i) { return i / 2 % 2 * 8; }
 
-// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each eight accumulators, and add() and hides() for each of them.
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
+// then read() for each eight accumulators, and term() and hides() for each of them.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
 // rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
@@ -388,18 +412,16 @@ struct Staging {
 };
 
 struct Score {
-  float unit;
   const Staging& staging;
   struct Eight {
     uint32_t bias[8], shown[8];
   };
 
-  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  // `row` and `column` are the thread's first in the sequence, of `head`.
   __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
-                                   int head, int row, int column, float of_1)
+                                   int head, int row, int column)
       : staging(staging)
   {
-    unit = of_1;
   }
 
   __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
@@ -433,10 +455,11 @@ struct Score {
     return eight;
   }
 
-  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
+  // What is added to the score of accumulator i.
+  __device__ __forceinline__ float term(int i, const Eight& eight) const {
     const uint32_t two = eight.bias[i % 8];
-    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two))), unit, x);
-    return x;
+    const float bias = float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two)));
+    return bias;
   }
 
   __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
@@ -550,7 +573,7 @@ struct Work {
 };
 
 constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
-constexpr int kStatisticsBytes = 2 * kQTile * 4;
+constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
@@ -560,8 +583,7 @@ struct SharedStorage {
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
   Staging staging[4 * kConsumers];  // of each warp
-  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
-  alignas(128) float statistics[kStages][2][kQTile];
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   uint4 words[kWordStages][kConsumers * 4 * kQRows / 16][2];  // of a warp's columns, 16 rows after the other
   Dropout::Shared dropout[kMakers];
   EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
@@ -570,7 +592,7 @@ struct SharedStorage {
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
   Work work;  // where registers are too few for it
 };
-static_assert(sizeof(SharedStorage) <= 167936);
+static_assert(sizeof(SharedStorage) <= 168960);
 
 // The tile called `index`, in the order in which tiles are worked off: by sections of heads whose q, do
 // and dq fit L2 together; within one the first tiles of all its heads, then the next: where columns right
@@ -622,17 +644,19 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      // Read before waits, to be there early.
+      const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
       parity ^= 1;
     }
@@ -826,14 +850,19 @@ __device__ __forceinline__ void begin_staging(const Consumer& c, int row, int he
 __device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step) {
   if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
 }
-// What changes the scores of a step, in base 2.
+// What is added to the scores of a step.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   return Score(c.p, staging_of(c), c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2,
-               column, kLog2E);
+               column);
 }
 
-// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// The number whose exponential the forward pass took, of a score and what is added to it.
+__device__ __forceinline__ float biased(const Consumer& c, float x, float term) {
+  return fmaf(x, c.scaling.factor, term);
+}
+
+// p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at, Words& words) {
   c.scaling.cap(scores);
@@ -845,15 +874,18 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   c.take(words, step);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
+    const float2 correction = statistics(c.shared.statistics[at.stage].rows[2] + c.row, i);
     if (i % 2 == 0) eight = score.read(4 * i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
       if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
       if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
-      const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
-      const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
+      const float low_score = biased(c, x, score.term(4 * i + j, eight));
+      const float high_score = biased(c, y, score.term(4 * i + j + 1, eight));
+      const float low = fast_exp2(fmaf(low_score - lse.x, c.scaling.exponent, -correction.x));
+      const float high = fast_exp2(fmaf(high_score - lse.y, c.scaling.exponent, -correction.y));
       const bool drops_low = is_dropped(words, 4 * i + j), drops_high = is_dropped(words, 4 * i + j + 1);
       weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
       x = steepen(low, x);
@@ -867,7 +899,7 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at, const Words& words) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+    const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is dropped
       const float weight = weights[4 * i + j], less = -weight * (j % 2 ? delta.y : delta.x);
@@ -1159,15 +1191,131 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
-// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
+// ---- Rows whose log-sum-exp is too coarse ------------------------------------------------------------
+// A bias of, say, -1e9 over a whole row makes its lse -1e9 too, an fp32 number whose neighbours are 64 away: the log
+// of how many columns share the row is lost in it. From this size on the sum of exp(score - lse) is computed again.
+constexpr float kCoarse = 4096;
+// A warp has 16 rows, and where there are more warps than such groups a share of the columns.
+constexpr int kRowWarps = kRowThreads / 32, kGroups = kQTile / 16;
+constexpr int kShares = kGroups < kRowWarps ? kRowWarps / kGroups : 1;
+constexpr int kOctets = 4;  // of columns, that a warp multiplies at a time
+
+// Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
+// columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
+// and columns 2 (l % 4) and the next.
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t low, uint32_t high) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, "
+      "{ %0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(low), "r"(high));
+}
+
+// Adds exp(score - lse) of a lane's two rows of 16 (l / 4, and 8 below) over its share of the columns. Rows that do
+// not exist have an lse of 0; nobody reads what is summed of them.
+__device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at, int first_row, int share,
+                                            const float (&lse)[2], float (&sums)[2]) {
+  const Sequence& sequence = at.sequence;
+  const int columns = sequence.columns(p), rows = sequence.rows(p), lane = threadIdx.x % 32, pair = lane % 4 * 2;
+  const int64_t number = Score::number_of(sequence);
+  const int row[2] = {min(first_row + lane / 4, rows - 1), min(first_row + lane / 4 + 8, rows - 1)};
+  const Element* q[2];
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) q[r] = p.q_rows + sequence.row_at(p.q_batch, p.q_head, p.q_seq, at.head, row[r]) + pair;
+  const Scaling scaling(p);
+  CUTE_NO_UNROLL
+  for (int first = share * 8 * kOctets; first < columns; first += kShares * 8 * kOctets) {
+    const Element* k[kOctets];
+    CUTE_UNROLL
+    for (int o = 0; o < kOctets; ++o)
+      k[o] = p.k_rows + key_at(p, at, min(first + 8 * o + lane / 4, columns - 1)) + pair;
+    float products[kOctets][4] = {};
+#pragma unroll 2  // loads of several steps are on their way at a time
+    for (int i = 0; i < p.dim; i += 16) {
+      const bool more = i + 8 < p.dim;  // of 8 columns after these
+      const auto two = [](const Element* at) { return *reinterpret_cast<const uint32_t*>(at); };
+      const uint32_t rows_of_q[4] = {two(q[0] + i), two(q[1] + i), more ? two(q[0] + i + 8) : 0,
+                                     more ? two(q[1] + i + 8) : 0};
+      CUTE_UNROLL
+      for (int o = 0; o < kOctets; ++o)
+        multiply(products[o], rows_of_q, two(k[o] + i), more ? two(k[o] + i + 8) : 0);
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < 4 * kOctets; ++i) {
+      const int r = i % 4 / 2, column = first + i / 4 * 8 + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
+      float score = products[i / 4][i % 4];
+      if (column >= columns || (kBoundsRight && column > diagonal + right(p)) ||
+          (kBoundsLeft && column < diagonal - left(p)))
+        continue;
+      if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
+      const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
+      sums[r] += fast_exp2((fmaf(score, scaling.factor, bias) - lse[r]) * scaling.exponent);
+    }
+  }
+  CUTE_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    sums[r] += __shfl_xor_sync(~0u, sums[r], 1);
+    sums[r] += __shfl_xor_sync(~0u, sums[r], 2);
+  }
+}
+
+// log2 of these sums for the rows of a q tile, by all threads of a block: 0 where lse is exact enough.
+__device__ __forceinline__ void find_corrections(const Parameters& p, const Place& at, float (&corrections)[kQTile]) {
+  __shared__ float sums_of_shares[kShares][kQTile];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = at.sequence.rows(p) - at.row;
+  const auto lse_of = [&](int i) { return i < rows ? p.lse[at.sequence.lse_at(p, at.head, at.row + i)] : 0; };
+  const auto is_coarse = [](float lse) { return fabsf(lse) >= kCoarse && fabsf(lse) < __int_as_float(0x7f800000); };
+  CUTE_NO_UNROLL
+  for (int group = warp / kShares; group < kGroups; group += kRowWarps / kShares) {
+    const int first = group * 16, share = warp % kShares;
+    const float lse[2] = {lse_of(first + lane / 4), lse_of(first + lane / 4 + 8)};
+    float sums[2] = {0, 0};
+    if (__any_sync(~0u, is_coarse(lse[0]) || is_coarse(lse[1])))
+      sum_weights(p, at, at.row + first, share, lse, sums);
+    if (lane % 4 == 0) {
+      sums_of_shares[share][first + lane / 4] = sums[0];
+      sums_of_shares[share][first + lane / 4 + 8] = sums[1];
+    }
+  }
+  __syncthreads();
+  CUTE_NO_UNROLL
+  for (int i = threadIdx.x; i < kQTile; i += kRowThreads) {
+    const float lse = lse_of(i);
+    float sum = 0;
+    CUTE_UNROLL
+    for (int share = 0; share < kShares; ++share) sum += sums_of_shares[share][i];
+    corrections[i] = is_coarse(lse) ? log2f(sum) : 0;
+  }
+  __syncthreads();
+}
+
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
+// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+  const int column = threadIdx.x % kRowLanes * 8;
+  CUTE_NO_UNROLL
+  for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
+    const int row = at.row + i;
+    if (row >= at.sequence.rows(p) || column >= p.dim) continue;
+    const bool masked = p.lse[at.sequence.lse_at(p, at.head, row)] == __int_as_float(0xff800000);
+    const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+    const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
+    *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
+        masked ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+  }
+}
+
+// delta = rowsum(do * o) - dlse and lse, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim128_bias_bf16_masked_dropout_bias_gradient_48x128_direct_e9bda948_preprocess(const __grid_constant__ Parameters p) {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
+  __shared__ float corrections[kQTile];
+  find_corrections(p, at, corrections);
+  bool non_finite = false;  // whether a fully masked row has a gradient that is
   const int column = threadIdx.x % kRowLanes * 8;
-  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
@@ -1189,12 +1337,20 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
         if (p.dlse != nullptr) delta -= p.dlse[place];
+        if (lse == -infinity) {  // whatever the gradients of its out, which is 0, and of its lse are
+          non_finite = non_finite || !(fabsf(delta) < infinity);
+          delta = 0;
+        }
       }
       // With which weights are divided by p.keep: ds then leaves as it is.
-      statistics[i] = lse == -infinity ? infinity : lse * kLog2E + log2f(p.keep);
+      statistics[i] = lse == -infinity ? infinity : lse;
+      statistics[2 * kQTile + i] = corrections[i] + log2f(p.keep);
       statistics[kQTile + i] = delta * p.keep;
     }
   }
+  const bool copies = __syncthreads_or(non_finite);
+  if (threadIdx.x == 0) p.non_finite[blockIdx.x] = copies;
+  if (copies) copy_unmasked(p, at);
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};

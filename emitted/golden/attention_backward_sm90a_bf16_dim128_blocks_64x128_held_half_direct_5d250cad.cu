@@ -50,6 +50,7 @@ constexpr int kQuerySplits = 2, kQueryN = 64;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -62,16 +63,18 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor dq_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
-  float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
+  float* statistics;  // [head, q tile, kStatistics, row]
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
+  int32_t* non_finite;  // [head, q tile]: whether do of a fully masked row is NaN or Inf
   int32_t* lists;  // of each tile, what is listed: [batch, head, tile]
   int4* listed;  // [batch, head, tile, list_tiles]
   uint32_t* masks;  // [mask, column, 32 rows]: a bit for every score, 1 where it counts
@@ -98,27 +101,28 @@ struct alignas(128) Parameters {
   int32_t list_head;  // lists of a head; 0: all have the same
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 1152);
+static_assert(sizeof(Parameters) == 1280);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, dk_map) == 512 && OFFSET(Parameters, dv_map) == 640);
-static_assert(OFFSET(Parameters, statistics_map) == 768 && OFFSET(Parameters, lse) == 896);
-static_assert(OFFSET(Parameters, dlse) == 904 && OFFSET(Parameters, statistics) == 912);
-static_assert(OFFSET(Parameters, dq_sum) == 920 && OFFSET(Parameters, o_rows) == 928);
-static_assert(OFFSET(Parameters, do_rows) == 936 && OFFSET(Parameters, dq_rows) == 944);
-static_assert(OFFSET(Parameters, lists) == 952 && OFFSET(Parameters, listed) == 960);
-static_assert(OFFSET(Parameters, masks) == 968 && OFFSET(Parameters, o_batch) == 976);
-static_assert(OFFSET(Parameters, o_head) == 984 && OFFSET(Parameters, o_seq) == 992);
-static_assert(OFFSET(Parameters, do_batch) == 1000 && OFFSET(Parameters, do_head) == 1008);
-static_assert(OFFSET(Parameters, do_seq) == 1016 && OFFSET(Parameters, dq_batch) == 1024);
-static_assert(OFFSET(Parameters, dq_head) == 1032 && OFFSET(Parameters, dq_seq) == 1040);
-static_assert(OFFSET(Parameters, heads) == 1048 && OFFSET(Parameters, seq_q) == 1052);
-static_assert(OFFSET(Parameters, seq_k) == 1056 && OFFSET(Parameters, kv_tiles) == 1060);
-static_assert(OFFSET(Parameters, q_tiles) == 1064 && OFFSET(Parameters, section) == 1068);
-static_assert(OFFSET(Parameters, all_kv_heads) == 1072 && OFFSET(Parameters, sharing) == 1076);
-static_assert(OFFSET(Parameters, dim) == 1080 && OFFSET(Parameters, list_tiles) == 1084);
-static_assert(OFFSET(Parameters, list_batch) == 1088 && OFFSET(Parameters, list_head) == 1092);
-static_assert(OFFSET(Parameters, scale) == 1096);
+static_assert(OFFSET(Parameters, dq_map) == 512 && OFFSET(Parameters, dk_map) == 640);
+static_assert(OFFSET(Parameters, dv_map) == 768 && OFFSET(Parameters, statistics_map) == 896);
+static_assert(OFFSET(Parameters, lse) == 1024 && OFFSET(Parameters, dlse) == 1032);
+static_assert(OFFSET(Parameters, statistics) == 1040 && OFFSET(Parameters, dq_sum) == 1048);
+static_assert(OFFSET(Parameters, o_rows) == 1056 && OFFSET(Parameters, do_rows) == 1064);
+static_assert(OFFSET(Parameters, dq_rows) == 1072 && OFFSET(Parameters, non_finite) == 1080);
+static_assert(OFFSET(Parameters, lists) == 1088 && OFFSET(Parameters, listed) == 1096);
+static_assert(OFFSET(Parameters, masks) == 1104 && OFFSET(Parameters, o_batch) == 1112);
+static_assert(OFFSET(Parameters, o_head) == 1120 && OFFSET(Parameters, o_seq) == 1128);
+static_assert(OFFSET(Parameters, do_batch) == 1136 && OFFSET(Parameters, do_head) == 1144);
+static_assert(OFFSET(Parameters, do_seq) == 1152 && OFFSET(Parameters, dq_batch) == 1160);
+static_assert(OFFSET(Parameters, dq_head) == 1168 && OFFSET(Parameters, dq_seq) == 1176);
+static_assert(OFFSET(Parameters, heads) == 1184 && OFFSET(Parameters, seq_q) == 1188);
+static_assert(OFFSET(Parameters, seq_k) == 1192 && OFFSET(Parameters, kv_tiles) == 1196);
+static_assert(OFFSET(Parameters, q_tiles) == 1200 && OFFSET(Parameters, section) == 1204);
+static_assert(OFFSET(Parameters, all_kv_heads) == 1208 && OFFSET(Parameters, sharing) == 1212);
+static_assert(OFFSET(Parameters, dim) == 1216 && OFFSET(Parameters, list_tiles) == 1220);
+static_assert(OFFSET(Parameters, list_batch) == 1224 && OFFSET(Parameters, list_head) == 1228);
+static_assert(OFFSET(Parameters, scale) == 1232);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return 0; }
 
@@ -317,7 +321,7 @@ struct Work {
 };
 
 constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
-constexpr int kStatisticsBytes = 2 * kQTile * 4;
+constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
@@ -326,8 +330,7 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
-  alignas(128) float statistics[kStages][2][kQTile];
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
@@ -396,6 +399,8 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int4 listed = list.entries[n];
       const int m = listed.x;
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      // Read before waits, to be there early.
+      const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
@@ -404,12 +409,12 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (first) load_values(p, shared, work, columns);
       first = false;
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
       parity ^= 1;
     }
@@ -549,14 +554,14 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
   }
 }
 
-// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
   if (step.mask >= 0) hide(c, scores, step.mask);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -573,7 +578,7 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+    const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
@@ -853,6 +858,22 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
+// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+  const int column = threadIdx.x % kRowLanes * 8;
+  CUTE_NO_UNROLL
+  for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
+    const int row = at.row + i;
+    if (row >= at.sequence.rows(p) || column >= p.dim) continue;
+    const bool masked = p.lse[at.sequence.lse_at(p, at.head, row)] == __int_as_float(0xff800000);
+    const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+    const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
+    *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
+        masked ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+  }
+}
+
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_bf16_dim128_blocks_64x128_held_half_direct_5d250cad_preprocess(const __grid_constant__ Parameters p) {
@@ -860,8 +881,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
+  bool non_finite = false;  // whether a fully masked row has a gradient that is
   const int column = threadIdx.x % kRowLanes * 8;
-  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
@@ -883,11 +905,18 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
         if (p.dlse != nullptr) delta -= p.dlse[place];
+        if (lse == -infinity) {  // whatever the gradients of its out, which is 0, and of its lse are
+          non_finite = non_finite || !(fabsf(delta) < infinity);
+          delta = 0;
+        }
       }
       statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
       statistics[kQTile + i] = delta;
     }
   }
+  const bool copies = __syncthreads_or(non_finite);
+  if (threadIdx.x == 0) p.non_finite[blockIdx.x] = copies;
+  if (copies) copy_unmasked(p, at);
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};

@@ -51,6 +51,7 @@ constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -65,12 +66,12 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor do_map;  // [dim, row, head, first], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, row, head, first], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, row, head, first], by 64 rows
-  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
   float* lse;  // [heads, total_q]
   int32_t* cu_seqlens_q;  // first row of each sequence, and the end
   int32_t* cu_seqlens_k;  // first column of each, and the end
   float* dlse;  // the gradient of lse, laid out as it is; may be null
-  float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
+  float* statistics;  // [head, q tile, kStatistics, row]
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
@@ -435,7 +436,7 @@ struct Work {
 };
 
 constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
-constexpr int kStatisticsBytes = 2 * kQTile * 4;
+constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
@@ -444,8 +445,7 @@ struct SharedStorage {
   alignas(1024) uint8_t q[kStages][kQBytes];
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
-  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
-  alignas(128) float statistics[kStages][2][kQTile];
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   uint4 words[kWordStages][kConsumers * 4 * kQRows / 16][2];  // of a warp's columns, 16 rows after the other
   Dropout::Shared dropout[kMakers];
   EmptyBarrier words_full[kWordStages], words_empty[kWordStages];
@@ -512,7 +512,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -696,7 +696,7 @@ struct Consumer {
   }
 };
 
-// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 // dp, which is there, becomes ds = p (dp - delta), where dp is 0 if the weight is dropped.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at, Words& words, float (&dp)[kScores]) {
@@ -705,7 +705,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -714,7 +714,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       weights[i / 2][i % 2 * 2 + j / 2] = pair(drops_low ? 0 : low, drops_high ? 0 : high);
       x = steepen(low, x);
       y = steepen(high, y);
-      const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+      const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
       dp[4 * i + j] = fmaf(drops_low ? 0 : x, dp[4 * i + j], -x * delta.x);
       dp[4 * i + j + 1] = fmaf(drops_high ? 0 : y, dp[4 * i + j + 1], -y * delta.y);
     }
@@ -987,7 +987,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
   const int column = threadIdx.x % kRowLanes * 8;
-  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;

@@ -53,6 +53,7 @@ constexpr int kQuerySplits = 1, kQueryN = 128;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -67,10 +68,10 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
   cute::TmaDescriptor dk_map;  // [dim, seq, head, batch], by 64 rows
   cute::TmaDescriptor dv_map;  // [dim, seq, head, batch], by 64 rows
-  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
-  float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
+  float* statistics;  // [head, q tile, kStatistics, row]
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
@@ -309,7 +310,7 @@ struct Work {
 };
 
 constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
-constexpr int kStatisticsBytes = 2 * kQTile * 4;
+constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
@@ -319,8 +320,7 @@ struct SharedStorage {
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
-  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
-  alignas(128) float statistics[kStages][2][kQTile];
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
@@ -384,7 +384,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
@@ -526,7 +526,7 @@ struct Consumer {
   }
 };
 
-// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
@@ -534,7 +534,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -551,7 +551,7 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+    const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
@@ -876,7 +876,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
     return;
   }
   const int column = threadIdx.x % kRowLanes * 8;
-  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;

@@ -52,6 +52,7 @@ constexpr int kQuerySplits = 2, kQueryN = 48;
 constexpr int kQueries = kQueryN / 2;  // accumulators of a thread: of dq
 constexpr int kPartSums = kQTile * kColumns;  // floats of dq of one q tile, of the columns of one part
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStatistics = 2;  // of a row of q: lse in base 2, delta
 constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
 constexpr auto kEvictLast = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
@@ -64,16 +65,18 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor k_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor v_map;  // [dim, seq, head, batch], by rows of a block
   cute::TmaDescriptor do_map;  // [dim, seq, head, batch], by a q tile
-  cute::TmaDescriptor statistics_map;  // [row, lse or delta of q tiles], by a q tile
+  cute::TmaDescriptor dq_map;  // [dim, seq, head, batch], by a q tile
+  cute::TmaDescriptor statistics_map;  // [row, statistics of q tiles], by a q tile
   float* lse;  // [batch, heads, seq_q]
   float* dlse;  // the gradient of lse, laid out as it is; may be null
-  float* statistics;  // [head, q tile, 2, row]: lse in base 2, delta
+  float* statistics;  // [head, q tile, kStatistics, row]
   float* dq_sum;  // [head, q tile, ...]: dq, as accumulators lie
   Element* o_rows;  // o, by the strides below
   Element* do_rows;  // do, by the strides below
   Element* dq_rows;  // dq, by the strides below
   Element* dk_rows;  // dk, by the strides below
   Element* dv_rows;  // dv, by the strides below
+  int32_t* non_finite;  // [head, q tile]: whether do of a fully masked row is NaN or Inf
   int64_t o_batch;  // stride of o, in elements
   int64_t o_head;  // stride of o, in elements
   int64_t o_seq;  // stride of o, in elements
@@ -101,27 +104,28 @@ struct alignas(128) Parameters {
   int32_t right;  // row r sees no column after r + right
   float scale;  // of the products
 };
-static_assert(sizeof(Parameters) == 896);
+static_assert(sizeof(Parameters) == 1024);
 static_assert(OFFSET(Parameters, q_map) == 0 && OFFSET(Parameters, k_map) == 128);
 static_assert(OFFSET(Parameters, v_map) == 256 && OFFSET(Parameters, do_map) == 384);
-static_assert(OFFSET(Parameters, statistics_map) == 512 && OFFSET(Parameters, lse) == 640);
-static_assert(OFFSET(Parameters, dlse) == 648 && OFFSET(Parameters, statistics) == 656);
-static_assert(OFFSET(Parameters, dq_sum) == 664 && OFFSET(Parameters, o_rows) == 672);
-static_assert(OFFSET(Parameters, do_rows) == 680 && OFFSET(Parameters, dq_rows) == 688);
-static_assert(OFFSET(Parameters, dk_rows) == 696 && OFFSET(Parameters, dv_rows) == 704);
-static_assert(OFFSET(Parameters, o_batch) == 712 && OFFSET(Parameters, o_head) == 720);
-static_assert(OFFSET(Parameters, o_seq) == 728 && OFFSET(Parameters, do_batch) == 736);
-static_assert(OFFSET(Parameters, do_head) == 744 && OFFSET(Parameters, do_seq) == 752);
-static_assert(OFFSET(Parameters, dq_batch) == 760 && OFFSET(Parameters, dq_head) == 768);
-static_assert(OFFSET(Parameters, dq_seq) == 776 && OFFSET(Parameters, dk_batch) == 784);
-static_assert(OFFSET(Parameters, dk_head) == 792 && OFFSET(Parameters, dk_seq) == 800);
-static_assert(OFFSET(Parameters, dv_batch) == 808 && OFFSET(Parameters, dv_head) == 816);
-static_assert(OFFSET(Parameters, dv_seq) == 824 && OFFSET(Parameters, heads) == 832);
-static_assert(OFFSET(Parameters, seq_q) == 836 && OFFSET(Parameters, seq_k) == 840);
-static_assert(OFFSET(Parameters, kv_tiles) == 844 && OFFSET(Parameters, q_tiles) == 848);
-static_assert(OFFSET(Parameters, section) == 852 && OFFSET(Parameters, all_kv_heads) == 856);
-static_assert(OFFSET(Parameters, sharing) == 860 && OFFSET(Parameters, dim) == 864);
-static_assert(OFFSET(Parameters, right) == 868 && OFFSET(Parameters, scale) == 872);
+static_assert(OFFSET(Parameters, dq_map) == 512 && OFFSET(Parameters, statistics_map) == 640);
+static_assert(OFFSET(Parameters, lse) == 768 && OFFSET(Parameters, dlse) == 776);
+static_assert(OFFSET(Parameters, statistics) == 784 && OFFSET(Parameters, dq_sum) == 792);
+static_assert(OFFSET(Parameters, o_rows) == 800 && OFFSET(Parameters, do_rows) == 808);
+static_assert(OFFSET(Parameters, dq_rows) == 816 && OFFSET(Parameters, dk_rows) == 824);
+static_assert(OFFSET(Parameters, dv_rows) == 832 && OFFSET(Parameters, non_finite) == 840);
+static_assert(OFFSET(Parameters, o_batch) == 848 && OFFSET(Parameters, o_head) == 856);
+static_assert(OFFSET(Parameters, o_seq) == 864 && OFFSET(Parameters, do_batch) == 872);
+static_assert(OFFSET(Parameters, do_head) == 880 && OFFSET(Parameters, do_seq) == 888);
+static_assert(OFFSET(Parameters, dq_batch) == 896 && OFFSET(Parameters, dq_head) == 904);
+static_assert(OFFSET(Parameters, dq_seq) == 912 && OFFSET(Parameters, dk_batch) == 920);
+static_assert(OFFSET(Parameters, dk_head) == 928 && OFFSET(Parameters, dk_seq) == 936);
+static_assert(OFFSET(Parameters, dv_batch) == 944 && OFFSET(Parameters, dv_head) == 952);
+static_assert(OFFSET(Parameters, dv_seq) == 960 && OFFSET(Parameters, heads) == 968);
+static_assert(OFFSET(Parameters, seq_q) == 972 && OFFSET(Parameters, seq_k) == 976);
+static_assert(OFFSET(Parameters, kv_tiles) == 980 && OFFSET(Parameters, q_tiles) == 984);
+static_assert(OFFSET(Parameters, section) == 988 && OFFSET(Parameters, all_kv_heads) == 992);
+static_assert(OFFSET(Parameters, sharing) == 996 && OFFSET(Parameters, dim) == 1000);
+static_assert(OFFSET(Parameters, right) == 1004 && OFFSET(Parameters, scale) == 1008);
 __device__ __forceinline__ int left(const Parameters& p) { return 0; }
 __device__ __forceinline__ int right(const Parameters& p) { return p.right; }
 
@@ -321,7 +325,7 @@ struct Work {
 };
 
 constexpr int kKvBytes = Tile<kKvRows>::kBytes, kQBytes = Tile<kQTile>::kBytes;
-constexpr int kStatisticsBytes = 2 * kQTile * 4;
+constexpr int kStatisticsBytes = kStatistics * kQTile * 4;
 constexpr int kDsBoxBytes = kQTile * 128;  // ds by rows of q: 64 columns a box
 
 struct SharedStorage {
@@ -331,8 +335,7 @@ struct SharedStorage {
   alignas(1024) uint8_t d_o[kDoStages][kQBytes];
   alignas(1024) uint8_t ds[kDsStages][kKvTile / kWgmmaM][kDsBoxBytes];
   alignas(128) float4 sums[kConsumers * 4][kQueries / 4][32];  // dq on its way out, by warps
-  // Of the rows of q: lse in base 2, delta; guarded by q's barriers.
-  alignas(128) float statistics[kStages][2][kQTile];
+  struct alignas(128) { float rows[kStatistics][kQTile]; } statistics[kStages];  // guarded by q's barriers
   FullBarrier k_full, v_full, q_full[kStages], do_full[kDoStages];  // TMA's bytes have arrived
   EmptyBarrier q_empty[kStages], do_empty[kDoStages];               // every reader is done with them
   EmptyBarrier ds_empty;  // all have multiplied dq with the only stage of ds; nobody waits where there are two
@@ -390,17 +393,19 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     for (int n = work.begin; n < work.end; ++n) {
       const int m = walk(p, work, n);
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+      // Read before waits, to be there early.
+      const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
       if (i == rank() && n == work.begin) load_values(p, shared, work, columns);
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load(do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
       parity ^= 1;
     }
@@ -536,7 +541,7 @@ struct Consumer {
   }
 };
 
-// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// p = exp(s - lse); lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
   c.scaling.cap(scores);
@@ -544,7 +549,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
   if (partial(c.p, c.work.sequence, row, c.column)) mask(scores, c.p, c.work.sequence, row, c.column);
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; j += 2) {
       float &x = scores[4 * i + j], &y = scores[4 * i + j + 1];
@@ -561,7 +566,7 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+    const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
     for (int j = 0; j < 4; ++j) dp[4 * i + j] = weights[4 * i + j] * (dp[4 * i + j] - (j % 2 ? delta.y : delta.x));
   }
@@ -920,6 +925,22 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
+// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+  const int column = threadIdx.x % kRowLanes * 8;
+  CUTE_NO_UNROLL
+  for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
+    const int row = at.row + i;
+    if (row >= at.sequence.rows(p) || column >= p.dim) continue;
+    const bool masked = p.lse[at.sequence.lse_at(p, at.head, row)] == __int_as_float(0xff800000);
+    const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+    const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
+    *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
+        masked ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+  }
+}
+
 // delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90a_fp16_dim64_causal_96x128_cluster2_held_all_5f282b7d_preprocess(const __grid_constant__ Parameters p) {
@@ -927,8 +948,9 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
+  bool non_finite = false;  // whether a fully masked row has a gradient that is
   const int column = threadIdx.x % kRowLanes * 8;
-  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
@@ -950,11 +972,18 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
         if (p.dlse != nullptr) delta -= p.dlse[place];
+        if (lse == -infinity) {  // whatever the gradients of its out, which is 0, and of its lse are
+          non_finite = non_finite || !(fabsf(delta) < infinity);
+          delta = 0;
+        }
       }
       statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
       statistics[kQTile + i] = delta;
     }
   }
+  const bool copies = __syncthreads_or(non_finite);
+  if (threadIdx.x == 0) p.non_finite[blockIdx.x] = copies;
+  if (copies) copy_unmasked(p, at);
   auto* sums = reinterpret_cast<float4*>(p.dq_sum + int64_t(blockIdx.x) * (kParts * kPartSums));
   CUTE_UNROLL
   for (int i = threadIdx.x; i < kParts * kPartSums / 4; i += kRowThreads) sums[i] = {0, 0, 0, 0};

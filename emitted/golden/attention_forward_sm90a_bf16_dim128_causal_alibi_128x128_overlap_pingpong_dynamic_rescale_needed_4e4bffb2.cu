@@ -330,7 +330,7 @@ constexpr int kWarpRows = 16;
 __device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
 // then read() for each eight accumulators, and add() and hides() for each of them.
 
 struct Score {

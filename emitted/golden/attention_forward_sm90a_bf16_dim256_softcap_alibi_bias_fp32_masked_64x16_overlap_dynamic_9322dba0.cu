@@ -257,12 +257,15 @@ struct Turns {
 };
 
 // The softmax is of softcap tanh(scale q k^T / softcap): what becomes of a score here is the tanh.
+// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
+// large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
-  float exponent;  // the factor of a score in the argument of exp2
+  static constexpr float exponent = kLog2E;  // the factor of a biased score in the argument of exp2
+  float factor;                              // of a score before the bias is added
   float argument;  // of a product in the argument of tanh
 
   __device__ __forceinline__ explicit Scaling(const Parameters& p)
-      : exponent(p.softcap * kLog2E), argument(__fdividef(p.scale, p.softcap)) {}
+      : factor(p.softcap), argument(__fdividef(p.scale, p.softcap)) {}
   __device__ __forceinline__ void cap(float (&scores)[kScores]) const {
     CUTE_UNROLL
     for (int i = 0; i < kScores; ++i) asm("tanh.approx.f32 %0, %1;" : "=f"(scores[i]) : "f"(scores[i] * argument));
@@ -326,15 +329,16 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     for (int i = 4; i < kScores; i += 4) maximum = fmaxf(maximum, fmaxf(scores[i + 2 * r], scores[i + 2 * r + 1]));
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
-    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    const float reference = maximum == minus_infinity() ? 0 : maximum;
     rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
-      x = fast_exp2(x * scale - shift);
-      y = fast_exp2(y * scale - shift);
+      // The difference is exact where both are large; their products with `scale` would be rounded by more than 1.
+      x = fast_exp2((x - reference) * scale);
+      y = fast_exp2((y - reference) * scale);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
@@ -347,8 +351,8 @@ constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each eight accumulators, and add() and hides() for each of them.
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
+// then read() for each eight accumulators, and term() and hides() for each of them.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
 // rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
@@ -436,24 +440,22 @@ struct Score {
   int rows, columns;  // that are left of the sequence, from the thread's first on
   const float* bias;  // at the thread's first row and column
   int64_t bias_row;
-  float unit;
   const Staging& staging;
   struct Eight {
     uint32_t bias[8], shown[8];
   };
 
-  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  // `row` and `column` are the thread's first in the sequence, of `head`.
   __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
-                                   int head, int row, int column, float of_1)
+                                   int head, int row, int column)
       : staging(staging)
   {
-    slope = -of_1 * p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
+    slope = -p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
     distance = row + sequence.columns(p) - sequence.rows(p) - column;
     rows = sequence.rows(p) - row;
     columns = sequence.columns(p) - column;
     bias = p.bias + number_of(sequence) * p.bias_batch + head * p.bias_head + row * p.bias_row + column;
     bias_row = p.bias_row;
-    unit = of_1;
   }
 
   __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
@@ -484,10 +486,10 @@ struct Score {
     return eight;
   }
 
-  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
-    x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
-    x = fmaf(__uint_as_float(eight.bias[i % 8]), unit, x);
-    return x;
+  // What is added to the score of accumulator i.
+  __device__ __forceinline__ float term(int i, const Eight& eight) const {
+    const float bias = __uint_as_float(eight.bias[i % 8]);
+    return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
   }
 
   __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
@@ -753,15 +755,14 @@ struct Consumer {
   }
   // Changes the scores of tile n.
   __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
-    const Score score(p, staging(), sequence, head, own_row, n * kKvTile + column,
-                      __fdividef(kLog2E, scaling.exponent));
+    const Score score(p, staging(), sequence, head, own_row, n * kKvTile + column);
     Score::await();
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 8) {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
       for (int j = i; j < i + 8; ++j)
-        scores[j] = score.hides(j, eight) ? minus_infinity() : score.add(j, eight, scores[j]);
+        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
     Score::finish();
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
@@ -855,7 +856,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const bool exists = row < sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = rows.maximum[r] + fast_log2(sum) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL

@@ -329,7 +329,7 @@ constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
 // then read() for each eight accumulators, and add() and hides() for each of them.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows

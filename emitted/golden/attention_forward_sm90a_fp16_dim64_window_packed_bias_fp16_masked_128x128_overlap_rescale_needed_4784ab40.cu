@@ -293,10 +293,13 @@ struct Turns {
 };
 
 // The softmax is of scale q k^T.
+// A score is multiplied by `factor`, and gets its bias in one rounding to fp32, before anything else: a row that a
+// large finite bias hides then has the scores that torch's has, all alike, whose weights are alike too.
 struct Scaling {
-  float exponent;  // the factor of a score in the argument of exp2
+  static constexpr float exponent = kLog2E;  // the factor of a biased score in the argument of exp2
+  float factor;                              // of a score before the bias is added
 
-  __device__ __forceinline__ explicit Scaling(const Parameters& p) : exponent(p.scale * kLog2E) {}
+  __device__ __forceinline__ explicit Scaling(const Parameters& p) : factor(p.scale) {}
   __device__ __forceinline__ void cap(float (&)[kScores]) const {}
 };
 
@@ -358,15 +361,16 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     if (!kFirst) maximum = fmaxf(maximum, rows.maximum[r]);
     maximum = quad_maximum(maximum);
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
-    const float reference = maximum == minus_infinity() ? 0 : maximum, shift = reference * scale;
+    const float reference = maximum == minus_infinity() ? 0 : maximum;
     rows.rescale[r] = kFirst ? 1 : fast_exp2((rows.maximum[r] - reference) * scale);  // just 1 where it stays
     rows.maximum[r] = maximum;
     float sum = 0;
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
-      x = fast_exp2(x * scale - shift);
-      y = fast_exp2(y * scale - shift);
+      // The difference is exact where both are large; their products with `scale` would be rounded by more than 1.
+      x = fast_exp2((x - reference) * scale);
+      y = fast_exp2((y - reference) * scale);
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;
@@ -379,8 +383,8 @@ constexpr int kStagedRows = 16, kStagedColumns = kKvTile;  // of a warp
 __device__ constexpr int row_of(int i) { return i / 2 % 2 * 8; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each eight accumulators, and add() and hides() for each of them.
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
+// then read() for each eight accumulators, and term() and hides() for each of them.
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
 // rows of kStagedColumns, while it works on the tile before; await() is for them to be there, finish() says that all
@@ -456,18 +460,16 @@ struct Staging {
 };
 
 struct Score {
-  float unit;
   const Staging& staging;
   struct Eight {
     uint32_t bias[8], shown[8];
   };
 
-  // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
+  // `row` and `column` are the thread's first in the sequence, of `head`.
   __device__ __forceinline__ Score(const Parameters& p, const Staging& staging, const Sequence& sequence,
-                                   int head, int row, int column, float of_1)
+                                   int head, int row, int column)
       : staging(staging)
   {
-    unit = of_1;
   }
 
   __device__ __forceinline__ static int64_t number_of(const Sequence& sequence) {
@@ -501,10 +503,11 @@ struct Score {
     return eight;
   }
 
-  __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
+  // What is added to the score of accumulator i.
+  __device__ __forceinline__ float term(int i, const Eight& eight) const {
     const uint32_t two = eight.bias[i % 8];
-    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two))), unit, x);
-    return x;
+    const float bias = float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two)));
+    return bias;
   }
 
   __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
@@ -771,15 +774,14 @@ struct Consumer {
   }
   // Changes the scores of tile n.
   __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
-    const Score score(p, staging(), sequence, head, own_row, n * kKvTile + column,
-                      __fdividef(kLog2E, scaling.exponent));
+    const Score score(p, staging(), sequence, head, own_row, n * kKvTile + column);
     Score::await();
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 8) {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
       for (int j = i; j < i + 8; ++j)
-        scores[j] = score.hides(j, eight) ? minus_infinity() : score.add(j, eight, scores[j]);
+        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
     }
     Score::finish();
     if (n > begin) stage(sequence, head, own_row - int(threadIdx.x) % 32 / 4, n - 1);
@@ -873,7 +875,7 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
     const bool exists = row < sequence.rows(c.p);
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum);
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = rows.maximum[r] + fast_log2(sum) * kLn2;
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);
     CUTE_UNROLL

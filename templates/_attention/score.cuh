@@ -1,5 +1,5 @@
-// What becomes of scores before the mask and the softmax, one contract for both passes: begin() for a tile of a head,
-// then read() for each eight accumulators, and add() and hides() for each of them.
+// What is added to scores before the mask and the softmax, one contract for both passes: a Score for a tile of a head,
+// then read() for each eight accumulators, and {{ "term" if operation.bias != "none" else "add" }}() and hides() for each of them.
 {% if staged %}
 //
 // A bias of 16 bits and a mask come by shared memory: stage() begins to copy what a warp has of a tile, kStagedRows
@@ -102,9 +102,6 @@ struct Score {
   const float* bias;  // at the thread's first row and column
   int64_t bias_row;
 {% endif %}
-{% if operation.bias != "none" %}
-  float unit;
-{% endif %}
 {% if staged %}
   const Staging& staging;
 {% endif %}
@@ -112,15 +109,21 @@ struct Score {
     uint32_t bias[8], shown[8];
   };
 
+{% if operation.bias != "none" %}
+  // `row` and `column` are the thread's first in the sequence, of `head`.
+  __device__ __forceinline__ Score(const Parameters& p, {{ "const Staging& staging, " if staged }}const Sequence& sequence,
+                                   int head, int row, int column)
+{% else %}
   // `row` and `column` are the thread's first in the sequence, of `head`; `of_1` is what 1 counts in scores.
   __device__ __forceinline__ Score(const Parameters& p, {{ "const Staging& staging, " if staged }}const Sequence& sequence,
                                    int head, int row, int column, float of_1)
+{% endif %}
 {% if staged %}
       : staging(staging)
 {% endif %}
   {
 {% if operation.alibi %}
-    slope = -of_1 * p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
+    slope = -{{ "of_1 * " if operation.bias == "none" }}p.alibi_slopes[number_of(sequence) * p.alibi_batch + head];
     distance = row + sequence.columns(p) - sequence.rows(p) - column;
 {% endif %}
 {% if operation.bias == "fp32" %}
@@ -128,9 +131,6 @@ struct Score {
     columns = sequence.columns(p) - column;
     bias = p.bias + number_of(sequence) * p.bias_batch + head * p.bias_head + row * p.bias_row + column;
     bias_row = p.bias_row;
-{% endif %}
-{% if operation.bias != "none" %}
-    unit = of_1;
 {% endif %}
   }
 
@@ -190,20 +190,31 @@ struct Score {
 
   template <bool kLeans = false>
 {% endif %}
+{% if operation.bias != "none" %}
+  // What is added to the score of accumulator i.
+  __device__ __forceinline__ float term(int i, const Eight& eight) const {
+{% if operation.bias == "fp32" %}
+    const float bias = __uint_as_float(eight.bias[i % 8]);
+{% else %}
+    const uint32_t two = eight.bias[i % 8];
+    const float bias = float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two)));
+{% endif %}
+{% if operation.alibi %}
+    return fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), bias);
+{% else %}
+    return bias;
+{% endif %}
+  }
+{% else %}
   __device__ __forceinline__ float add(int i, const Eight& eight, float x) const {
 {% if leans %}
     x = fmaf(kLeans ? -slope : slope, kLeans ? column_of(i) : fabsf(distance + (row_of(i) - column_of(i))), x);
 {% elif operation.alibi %}
     x = fmaf(slope, fabsf(distance + (row_of(i) - column_of(i))), x);
 {% endif %}
-{% if operation.bias == "fp32" %}
-    x = fmaf(__uint_as_float(eight.bias[i % 8]), unit, x);
-{% elif operation.bias != "none" %}
-    const uint32_t two = eight.bias[i % 8];
-    x = fmaf(float(BiasElement::bitcast(uint16_t(i % 2 ? two >> 16 : two))), unit, x);
-{% endif %}
     return x;
   }
+{% endif %}
 
   __device__ __forceinline__ bool hides(int i, const Eight& eight) const {
 {% if operation.masked %}

@@ -138,12 +138,26 @@ __device__ __forceinline__ void begin_staging_ahead(const Consumer& c, Step step
   if (step.next_row >= 0) begin_staging(c, step.next_row, step.next_head);
 }
 {% endif %}
-// What changes the scores of a step, in base 2.
+// What is added to the scores of a step{{ ", in base 2" if operation.bias == "none" }}.
 __device__ __forceinline__ Score score_of(const Consumer& c, Step step) {
   const int column = c.column + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   return Score(c.p, {{ "staging_of(c), " if staged }}c.work.sequence, step.head, step.row + c.row + threadIdx.x % 4 * 2,
-               column, kLog2E);
+               column{{ ", kLog2E" if operation.bias == "none" }});
 }
+{% if operation.bias != "none" %}
+
+{% if operation.softcap %}
+// The number whose exponential the forward pass took, of the tanh of a score and what is added to it.
+{% else %}
+// The number whose exponential the forward pass took, of a score and what is added to it.
+{% endif %}
+__device__ __forceinline__ float biased(const Consumer& c, float x, float term) {
+{% if operation.softcap %}
+  if (x < -2) return __int_as_float(0xff800000);  // hidden: next to the largest biases kHidden would not be small enough
+{% endif %}
+  return fmaf(x, c.scaling.factor, term);
+}
+{% endif %}
 
 {% endif %}
 {% if mask_alone %}
@@ -161,7 +175,7 @@ __device__ __forceinline__ void hide(const Consumer& c, float (&scores)[kScores]
 }
 
 {% endif %}
-// p = exp2(exponent s - lse); lse is inf for a row that attends to nothing. s becomes p times its slope.
+// p = exp(s - lse){{ " over what these sum to" if operation.bias != "none" }}; lse is inf for a fully masked row. s becomes p times its slope.
 {% if fused %}
 // dp, which is there, becomes ds = p (dp - delta), where dp is 0 if the weight is dropped.
 {% endif %}
@@ -188,7 +202,10 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% endif %}
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 lse = statistics(c.shared.statistics[at.stage][0] + c.row, i);
+    const float2 lse = statistics(c.shared.statistics[at.stage].rows[0] + c.row, i);
+{% if operation.bias != "none" %}
+    const float2 correction = statistics(c.shared.statistics[at.stage].rows[2] + c.row, i);
+{% endif %}
 {% if scored and not mask_alone %}
     if (i % 2 == 0) eight = score.read(4 * i);
 {% endif %}
@@ -198,8 +215,15 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% if scored and not mask_alone %}
       if (score.hides(4 * i + j, eight)) x = __uint_as_float(kHidden);
       if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
+{% if operation.bias == "none" %}
       const float low = fast_exp2(fmaf(x, c.scaling.exponent, score.add(4 * i + j, eight, -lse.x)));
       const float high = fast_exp2(fmaf(y, c.scaling.exponent, score.add(4 * i + j + 1, eight, -lse.y)));
+{% else %}
+      const float low_score = biased(c, x, score.term(4 * i + j, eight));
+      const float high_score = biased(c, y, score.term(4 * i + j + 1, eight));
+      const float low = fast_exp2(fmaf(low_score - lse.x, c.scaling.exponent, -correction.x));
+      const float high = fast_exp2(fmaf(high_score - lse.y, c.scaling.exponent, -correction.y));
+{% endif %}
 {% else %}
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);
 {% endif %}
@@ -212,7 +236,7 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       x = steepen(low, x);
       y = steepen(high, y);
 {% if fused %}
-      const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+      const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
       dp[4 * i + j] = fmaf(drops_low ? 0 : x, dp[4 * i + j], -x * delta.x);
       dp[4 * i + j + 1] = fmaf(drops_high ? 0 : y, dp[4 * i + j + 1], -y * delta.y);
 {% endif %}
@@ -226,7 +250,7 @@ __device__ __forceinline__ void differentiate(const Consumer& c, float (&dp)[kSc
                                               Position at{{ ", const Words& words" if operation.dropout }}) {
   CUTE_UNROLL
   for (int i = 0; i < kScores / 4; ++i) {
-    const float2 delta = statistics(c.shared.statistics[at.stage][1] + c.row, i);
+    const float2 delta = statistics(c.shared.statistics[at.stage].rows[1] + c.row, i);
     CUTE_UNROLL
 {% if operation.dropout %}
     for (int j = 0; j < 4; ++j) {  // dp is 0 where the weight is dropped

@@ -23,3 +23,10 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const int all_head = number / p.q_tiles, batch = all_head / p.heads;
   return { {batch}, all_head - batch * p.heads, (number - all_head * p.q_tiles) * kQTile};
 }
+{% if operation.bias != "none" %}
+
+// Where a row of k begins that rows of q at a place attend to.
+__device__ __forceinline__ int64_t key_at(const Parameters& p, const Place& at, int column) {
+  return at.sequence.batch * p.k_batch + at.head / p.sharing * p.k_head + column * p.k_seq;
+}
+{% endif %}

@@ -20,5 +20,17 @@ __device__ __forceinline__ Place place_q(const Parameters& p, int number) {
   const auto [b, begin, end] = owner_of<kQTile>(p.cu_seqlens_q, p.batch + 1, tile, p.q_tiles);
   const int first_row = offset(p.cu_seqlens_q, b, p.total_q);
   const int rows = (b == p.batch ? p.total_q : offset(p.cu_seqlens_q, b + 1, p.total_q)) - first_row;
+{% if operation.bias == "none" %}
   return { {first_row, rows, 0, 0{{ ", b" if operation.dropout }}}, head, (tile - begin) * kQTile};
 }
+{% else %}
+  const int first_column = offset(p.cu_seqlens_k, b, p.total_k);
+  const int columns = b == p.batch ? 0 : offset(p.cu_seqlens_k, b + 1, p.total_k) - first_column;
+  return { {first_row, rows, first_column, columns, b}, head, (tile - begin) * kQTile};
+}
+
+// Where a row of k begins that rows of q at a place attend to.
+__device__ __forceinline__ int64_t key_at(const Parameters& p, const Place& at, int column) {
+  return at.head / p.sharing * p.k_head + (at.sequence.first_column + column) * p.k_seq;
+}
+{% endif %}

@@ -27,6 +27,10 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int m = walk(p, work, n);
 {% endif %}
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
+{% if operation.masks_rows %}
+      // Read before waits, to be there early.
+      const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
+{% endif %}
       const Position of_do = beside(position, parity);
       FullBarrier &q_full = shared.q_full[position.stage], &do_full = shared.do_full[of_do.stage];
       shared.q_empty[position.stage].wait(position.phase);
@@ -39,7 +43,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       q_full.arrive_and_expect_tx(kQBytes + kStatisticsBytes);
       Tile<kQTile>::load(p.q_map, q_full, kEvictLast, shared.q[position.stage], rows, head);
       cute::SM90_TMA_LOAD_2D::copy(&p.statistics_map, reinterpret_cast<uint64_t*>(&q_full), kEvictLast,
-                                   shared.statistics[position.stage], 0, 2 * (work.first_tile + i * p.q_tiles + m));
+                                   shared.statistics[position.stage].rows, 0, kStatistics * (work.first_tile + i * p.q_tiles + m));
 {% if operation.blocks %}
       if (first) load_values(p, shared, work, columns);
       first = false;
@@ -48,7 +52,7 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 {% endif %}
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
-      Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      Tile<kQTile>::load({{ "do_map" if operation.masks_rows else "p.do_map" }}, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
       position.advance();
       parity ^= 1;
     }

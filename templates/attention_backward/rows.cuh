@@ -6,13 +6,35 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
+{% if operation.bias != "none" %}
+{% include "attention_backward/correction.cuh" %}
+
+{% endif %}
+{% if operation.masks_rows %}
+// Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
+// weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
+__device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
+  const int column = threadIdx.x % kRowLanes * 8;
+  CUTE_NO_UNROLL
+  for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
+    const int row = at.row + i;
+    if (row >= at.sequence.rows(p) || column >= p.dim) continue;
+    const bool masked = p.lse[at.sequence.lse_at(p, at.head, row)] == __int_as_float(0xff800000);
+    const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
+    const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
+    *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
+        masked ? uint4{0, 0, 0, 0} : *reinterpret_cast<const uint4*>(p.do_rows + do_row + column);
+  }
+}
+
+{% endif %}
 {% if operation.sinks != "none" %}
 {% include "attention_backward/sinks.cuh" %}
 
-// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq; what the tile's
+// delta = rowsum(do * o) - dlse and lse{{ " in base 2" if operation.bias == "none" }}, for main to read; zeros where main adds dq; what the tile's
 // rows add to the gradient of its head's sink.
 {% else %}
-// delta = rowsum(do * o) - dlse and lse in base 2, for main to read; zeros where main adds dq.
+// delta = rowsum(do * o) - dlse and lse{{ " in base 2" if operation.bias == "none" }}, for main to read; zeros where main adds dq.
 {% endif %}
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     {{ spec.name }}_preprocess(const __grid_constant__ Parameters p) {
@@ -29,15 +51,22 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
 {% if operation.sinks == "none" %}
   if (at.row >= rows) return;
 {% else %}
-  const float sink = float(p.sinks[at.head]) * kLog2E;
+  const float sink = float(p.sinks[at.head]){{ " * kLog2E" if operation.bias == "none" }};
   float sink_sum = 0;
   if (at.row >= rows) {
     if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = 0;
     return;
   }
 {% endif %}
+{% if operation.bias != "none" %}
+  __shared__ float corrections[kQTile];
+  find_corrections(p, at, corrections);
+{% endif %}
+{% if operation.masks_rows %}
+  bool non_finite = false;  // whether a fully masked row has a gradient that is
+{% endif %}
   const int column = threadIdx.x % kRowLanes * 8;
-  float* statistics = p.statistics + int64_t(blockIdx.x) * (2 * kQTile);
+  float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
@@ -59,18 +88,34 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
         if (p.dlse != nullptr) delta -= p.dlse[place];
+{% if operation.masks_rows %}
+        if (lse == -infinity) {  // whatever the gradients of its out, which is 0, and of its lse are
+          non_finite = non_finite || !(fabsf(delta) < infinity);
+          delta = 0;
+        }
+{% endif %}
       }
+{% if operation.bias == "none" %}
+      statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
+{% else %}
 {% if divides_weights %}
       // With which weights are divided by p.keep: ds then leaves as it is.
 {% endif %}
-      statistics[i] = lse == -infinity ? infinity : lse * kLog2E{{ " + log2f(p.keep)" if divides_weights }};
+      statistics[i] = lse == -infinity ? infinity : lse;
+      statistics[2 * kQTile + i] = corrections[i]{{ " + log2f(p.keep)" if divides_weights }};
+{% endif %}
       statistics[kQTile + i] = delta{{ " * p.keep" if operation.dropout }};
 {% if operation.sinks != "none" %}
       if (lse < infinity && lse > -infinity{{ " && is_of_a_sequence(p, at, row)" if operation.lengths == "packed" }})
-        sink_sum -= fast_exp2(sink - lse * kLog2E) * delta;
+        sink_sum -= fast_exp2({{ "sink - lse * kLog2E" if operation.bias == "none" else "(sink - lse) * kLog2E - corrections[i]" }}) * delta;
 {% endif %}
     }
   }
+{% if operation.masks_rows %}
+  const bool copies = __syncthreads_or(non_finite);
+  if (threadIdx.x == 0) p.non_finite[blockIdx.x] = copies;
+  if (copies) copy_unmasked(p, at);
+{% endif %}
 {% if operation.sinks != "none" %}
   sink_sum = sum_of_block(sink_sum);
   if (threadIdx.x == 0) p.sink_sums[blockIdx.x] = sink_sum;

@@ -105,8 +105,12 @@ struct Consumer {
   // Changes the scores of tile n.
   __device__ __forceinline__ void change(float (&scores)[kScores], int n) const {
 {% endif %}
+{% if operation.bias != "none" %}
+    const Score score(p, {{ "staging(), " if staged }}sequence, head, own_row, n * kKvTile + column);
+{% else %}
     {{ "const " if not leans }}Score score(p, {{ "staging(), " if staged }}sequence, head, own_row, n * kKvTile + column,
                       __fdividef(kLog2E, scaling.exponent));
+{% endif %}
 {% if staged %}
     Score::await();
 {% endif %}
@@ -129,7 +133,11 @@ struct Consumer {
       const Score::Eight eight = score.read(i);
       CUTE_UNROLL
       for (int j = i; j < i + 8; ++j)
+{% if operation.bias != "none" %}
+        scores[j] = score.hides(j, eight) ? minus_infinity() : fmaf(scores[j], scaling.factor, score.term(j, eight));
+{% else %}
         scores[j] = score.hides(j, eight) ? minus_infinity() : score.add{{ "<kLeans>" if leans }}(j, eight, scores[j]);
+{% endif %}
     }
 {% if staged %}
     Score::finish();
@@ -204,15 +212,26 @@ __device__ __forceinline__ void store(const Consumer& c, const Work& work, const
 {% if operation.sinks == "none" %}
     const float sum = quad_sum(rows.sum[r]), inverse = sum == 0 ? 0 : __fdividef(1, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
+{% if operation.bias == "none" %}
       c.p.lse[sequence.lse_at(c.p, work.head, row)] = (rows.maximum[r] * c.scaling.exponent + fast_log2(sum)) * kLn2;
 {% else %}
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = rows.maximum[r] + fast_log2(sum) * kLn2;
+{% endif %}
+{% else %}
+{% if operation.bias == "none" %}
     const float sink = float(c.p.sinks[work.head]) * kLog2E, maximum = rows.maximum[r] * c.scaling.exponent;
     const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
     const float factor = fast_exp2(maximum - reference);
     const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2(sink - reference);
+{% else %}
+    const float sink = float(c.p.sinks[work.head]), maximum = rows.maximum[r];
+    const float larger = fmaxf(maximum, sink), reference = larger == minus_infinity() ? 0 : larger;
+    const float factor = fast_exp2((maximum - reference) * kLog2E);
+    const float sum = quad_sum(rows.sum[r]) * factor + fast_exp2((sink - reference) * kLog2E);
+{% endif %}
     const float inverse = sum == 0 ? 0 : __fdividef(factor, sum{{ " * c.p.keep" if operation.dropout }});
     if (exists && lane == 0)
-      c.p.lse[sequence.lse_at(c.p, work.head, row)] = (reference + fast_log2(sum)) * kLn2;
+      c.p.lse[sequence.lse_at(c.p, work.head, row)] = {{ "(reference + fast_log2(sum)) * kLn2" if operation.bias == "none" else "reference + fast_log2(sum) * kLn2" }};
 {% endif %}
     Element* o = c.p.o + lane * 8 +
                  sequence.row_at(c.p.o_batch_stride, c.p.o_head_stride, c.p.o_row_stride, work.head, row);

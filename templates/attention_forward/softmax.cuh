@@ -67,7 +67,7 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     if (!kFirst && !((maximum - rows.maximum[r]) * scale > kSlack)) maximum = rows.maximum[r];
 {% endif %}
 {% if hides %}
-    const float reference = maximum == minus_infinity() ? 0 : maximum{{ ", shift = reference * scale" if not leans }};
+    const float reference = maximum == minus_infinity() ? 0 : maximum{{ ", shift = reference * scale" if operation.bias == "none" }};
 {% else %}
     const float reference = kMasked && maximum == minus_infinity() ? 0 : maximum{{ ", shift = reference * scale" if not leans }};
 {% endif %}
@@ -80,8 +80,14 @@ __device__ __forceinline__ void softmax(float (&scores)[kScores], Rows& rows, fl
     CUTE_UNROLL
     for (int i = 0; i < kScores; i += 4) {
       float &x = scores[i + 2 * r], &y = scores[i + 2 * r + 1];
+{% if operation.bias != "none" %}
+      // The difference is exact where both are large; their products with `scale` would be rounded by more than 1.
+      x = fast_exp2((x - reference) * scale);
+      y = fast_exp2((y - reference) * scale);
+{% else %}
       x = fast_exp2(x * scale - shift);
       y = fast_exp2(y * scale - shift);
+{% endif %}
       sum += x + y;
     }
     rows.sum[r] = kFirst ? sum : rows.sum[r] * rows.rescale[r] + sum;

@@ -82,6 +82,11 @@ class Operation:
         return self.bias != "none" or self.masked
 
     @property
+    def masks_rows(self) -> bool:
+        """Whether a row of a tile that is worked on may be fully masked."""
+        return self.mask != "none" or self.hides or self.blocks
+
+    @property
     def family(self) -> str:
         """The name of the family."""
         raise NotImplementedError

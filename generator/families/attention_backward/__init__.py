@@ -16,8 +16,10 @@ from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardSpec,
 )
 from warploom.generator.families.attention_backward.table import AttentionBackwardTable
+from warploom.generator.families.attention_backward.template import COARSE_LSE
 
 __all__ = [
+    "COARSE_LSE",
     "FAMILY",
     "AttentionBackwardOperation",
     "AttentionBackwardProblem",

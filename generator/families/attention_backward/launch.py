@@ -26,8 +26,10 @@ def _counted(at: AtLaunch) -> dict[str, int]:
         **lengths_counted(at.problem, at.operation.mask, schedule.tile, packed=at.packed),
         f"{tiles.q_tiles} tiles of {q_tile} rows": tiles.q_tiles * q_tile,
         f"{tiles.kv_tiles} tiles of {kv_tile} columns": tiles.kv_tiles * kv_tile,
-        # Two statistics of each, and at most two parts of its sums.
-        f"{tiles.all_heads} heads of {tiles.q_tiles} tiles": 2 * tiles.all_q_tiles,
+        # Of each two or three statistics, and at most two parts of its sums.
+        f"{tiles.all_heads} heads of {tiles.q_tiles} tiles": (
+            at.layout.statistics * tiles.all_q_tiles
+        ),
         f"{tiles.all_kv_heads} heads of {tiles.kv_tiles} tiles of columns": blocks,
     }
 
@@ -64,19 +66,21 @@ def launches(
 
 
 def workspaces(spec: AttentionBackwardSpec, problem: AttentionBackwardProblem) -> list[Workspace]:
-    """Lse and delta of every row, and the sums of dq in fp32, by whole q tiles.
+    """Statistics of every row, and the sums of dq in fp32, by whole q tiles.
 
     A deterministic kernel counts the kv tiles that added to each, and the blocks that have begun.
     """
     operation, schedule = spec.operation, spec.schedule
     tiles = tiles_of(spec, problem).all_q_tiles
     rows = tiles * schedule.q_tile
+    layout = attention_backward_layout(spec.architecture, operation, schedule)
     found = [
-        Workspace("statistics", 2 * 4 * rows),
+        Workspace("statistics", layout.statistics * 4 * rows),
         Workspace("dq_sum", operation.dim * 4 * rows),
     ]
+    if operation.masks_rows:
+        found.append(Workspace("non_finite", 4 * tiles))
     if operation.deterministic:
-        layout = attention_backward_layout(spec.architecture, operation, schedule)
         found += [
             Workspace("turns", 4 * tiles * layout.parts),
             Workspace("counter", 4),

@@ -45,6 +45,7 @@ SERIAL_REGISTERS, SOFTCAP_REGISTERS, SOFTCAP_BULK_REGISTERS = -4, 8, 12
 OVERLAP_REGISTERS, OVERLAP_SOFTCAP_REGISTERS, OVERLAP_PACKED_REGISTERS = 24, 16, 16
 OVERLAP_MASK_REGISTERS, OVERLAP_PARTS_REGISTERS = 4, 12
 BIAS_REGISTERS, WIDE_BIAS_REGISTERS, MASKED_REGISTERS = 8, 24, 8
+TALL_BIAS_REGISTERS = 16  # of more than 96 rows, beside slopes or a softcap
 PACKED_HIDES_REGISTERS = 16
 ROWS_HIDES_REGISTERS = 12  # of a pair with overlap that shares rows
 ALIBI_SOFTCAP_REGISTERS = 16
@@ -61,6 +62,7 @@ DROPOUT_ROWS_SOFTCAP_REGISTERS = 8  # of a pair with overlap that shares rows
 DROPOUT_LISTED_REGISTERS = 8  # where rows of a pair do not leave room
 BARRIERS = 1024
 ALIGNMENT = 1024  # of swizzled tiles
+TMA_BYTES = 128  # that an address in shared memory is a multiple of where TMA writes
 HELD_REGISTERS = 12  # beside those that hold v
 LISTED_REGISTERS = 12  # what masks of blocks take where nothing else leaves room for them
 WARPS, WARP_COLUMNS = 4, 16  # of a warpgroup; of a warp
@@ -90,7 +92,8 @@ class AttentionBackwardLayout(Boxes):
     kv_bytes: int  # of k, and of v
     peer_bytes: int  # of the peer's k, in the columns of dq that the block adds
     q_bytes: int  # of one stage of q, and of do
-    statistics_bytes: int  # of one stage: lse and delta of the rows of q
+    statistics: int  # of a row of q: lse, delta and, with a bias, what lse lacks
+    statistics_bytes: int  # of one stage
     p_bytes: int  # of both stages, where dv is multiplied from shared memory
     ds_bytes: int  # of one stage, of the whole kv tile
     ds_stages: int  # two where there is room, so that nobody waits for one to be free
@@ -147,6 +150,7 @@ def attention_backward_layout(
     q_rows = schedule.q_tile // schedule.warpgroups if shares_rows else schedule.q_tile
     ds_bytes = schedule.q_tile * schedule.kv_tile * bits // 8
     held_steps = int(HELD[schedule.held] * operation.dim) // element(operation.element).wgmma_k
+    statistics = 2 if operation.bias == "none" else 3
     layout = AttentionBackwardLayout(
         parts=parts,
         columns=part,
@@ -158,7 +162,8 @@ def attention_backward_layout(
         kv_bytes=kv_rows * row_bytes,
         peer_bytes=kv_rows * row_bytes // parts if shares_rows else 0,
         q_bytes=schedule.q_tile * row_bytes,
-        statistics_bytes=2 * 4 * schedule.q_tile,
+        statistics=statistics,
+        statistics_bytes=-(-statistics * 4 * schedule.q_tile // TMA_BYTES) * TMA_BYTES,
         p_bytes=ds_bytes if shares_rows else 0,  # two stages, of half the kv tile
         ds_bytes=ds_bytes,
         ds_stages=1,
@@ -227,6 +232,8 @@ def _registers(
         beside += capped * DROPOUT_ROWS_SOFTCAP_REGISTERS
         walking = operation.blocks and (schedule.overlap or schedule.share == "columns")
         beside += walking * DROPOUT_LISTED_REGISTERS
+    tall = q_rows > 96 and operation.bias != "none"
+    beside += (tall and (operation.alibi or operation.softcap)) * TALL_BIAS_REGISTERS
     changing = _score_registers(operation)
     if operation.dropout and not schedule.overlap:
         changing = min(changing, MOST_DROPOUT_SCORES_REGISTERS)

@@ -78,7 +78,7 @@ class AtLaunch(
         return heads * self.tiles.kv_tiles if self.problem.lists_of_batches else 0
 
     def statistics_map(self) -> TensorMap:
-        """The map of lse and delta.
+        """The map of lse, delta and, with a bias, what lse lacks.
 
         A bulk copy without a map would do, but compute-sanitizer takes it for the thread's own
         write, and its racecheck knows no barrier that completes by bytes: what threads read is a
@@ -88,9 +88,9 @@ class AtLaunch(
         return TensorMap(
             tensor="statistics",
             element=element("fp32"),
-            extents=(q_tile, 2 * self.tiles.all_q_tiles),
+            extents=(q_tile, self.layout.statistics * self.tiles.all_q_tiles),
             pitches=(4 * q_tile,),
-            box=(q_tile, 2),
+            box=(q_tile, self.layout.statistics),
             span=MINIMUM_SPAN,
         )
 
@@ -111,7 +111,7 @@ class AtLaunch(
 
 _EVERY: tuple[Field[AtLaunch], ...] = (
     pointer("dlse", "float", "the gradient of lse, laid out as it is; may be null"),
-    pointer("statistics", "float", "[head, q tile, 2, row]: lse in base 2, delta"),
+    pointer("statistics", "float", "[head, q tile, kStatistics, row]"),
     pointer("dq_sum", "float", "[head, q tile, ...]: dq, as accumulators lie"),
     int32("kv_tiles", "of one head", lambda at: at.tiles.kv_tiles),
     int32("q_tiles", "of one head", lambda at: at.tiles.q_tiles),
@@ -136,7 +136,9 @@ _LISTS: tuple[Field[AtLaunch], ...] = (
 )
 
 
-def _maps(dimensions: str, gradients: tuple[str, ...]) -> list[Field[AtLaunch]]:
+def _maps(
+    dimensions: str, read: tuple[str, ...], gradients: tuple[str, ...]
+) -> list[Field[AtLaunch]]:
     """The tensors that are read by TMA, and those of dk and dv that are written so."""
 
     def mapped(name: str, box: str, rows: Callable[[AtLaunch], int]) -> Field[AtLaunch]:
@@ -147,11 +149,11 @@ def _maps(dimensions: str, gradients: tuple[str, ...]) -> list[Field[AtLaunch]]:
         mapped("q", "a q tile", lambda at: at.schedule.q_tile),
         mapped("k", "rows of a block", lambda at: at.layout.kv_rows),
         mapped("v", "rows of a block", lambda at: at.layout.kv_rows),
-        mapped("do", "a q tile", lambda at: at.schedule.q_tile),
+        *(mapped(name, "a q tile", lambda at: at.schedule.q_tile) for name in read),
         *(mapped(name, "64 rows", lambda at: WGMMA_M) for name in gradients),
         tensor_map(
             "statistics_map",
-            "[row, lse or delta of q tiles], by a q tile",
+            "[row, statistics of q tiles], by a q tile",
             AtLaunch.statistics_map,
         ),
     ]
@@ -179,15 +181,23 @@ def parameters(spec: AttentionBackwardSpec) -> ParameterBlock[AtLaunch]:
     gradients = ("dk", "dv")
     dimensions = "[dim, row, head, first]" if packed else "[dim, seq, head, batch]"
     fields: list[Field[AtLaunch]] = [
-        *_maps(dimensions, gradients if alone else ()),
+        *_maps(
+            dimensions,
+            ("do", "dq") if operation.masks_rows else ("do",),
+            gradients if alone else (),
+        ),
         *lengths(packed=packed),
         *_EVERY,
     ]
     if operation.bias_gradient:
         meaning = "[column, row, head, batch], by a q tile"
         fields.append(tensor_map("ds_map", meaning, AtLaunch.ds_map))
-    for name in ("o", "do", "dq", *(() if alone else gradients)):
+    again = ("q", "k") if operation.bias != "none" else ()  # for scores that are computed twice
+    for name in ("o", "do", "dq", *again, *(() if alone else gradients)):
         fields += _rows(name)
+    if operation.masks_rows:
+        meaning = "[head, q tile]: whether do of a fully masked row is NaN or Inf"
+        fields.append(pointer("non_finite", "int32_t", meaning))
     if operation.deterministic:
         fields += _ORDERED
     fields += further(operation)

@@ -15,6 +15,10 @@ from warploom.generator.wgmma import wgmma
 
 MOST_FUSED = 96  # rows of q
 WIDEST = 256
+# From this size on lse is too coarse for weights exp(score - lse), which are divided by their sum
+# then. fp32 numbers just below it are 2^-11 apart: weights are off by at most 2^-12, less than the
+# rounding of a weight to 16 bits.
+COARSE_LSE = 4096
 
 
 def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
@@ -62,6 +66,8 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and not operation.softcap
         and not (operation.dim == WIDEST and schedule.overlap and shares_rows),
         "leans": False,
+        "coarse_lse": COARSE_LSE,
+        "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout, beside those that add dq.
         "makers": 1 if schedule.accumulate == "bulk" else 3,

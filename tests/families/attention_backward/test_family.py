@@ -303,6 +303,11 @@ def test_workspaces_are_of_whole_tiles_and_nothing_is_kept_in_them() -> None:
         ("statistics", tiles * 64 * 2 * 4, False),
         ("dq_sum", tiles * 64 * 128 * 4, False),
     ]
+    biased = FAMILY.workspaces(spec(changed(bias="bf16")), problem())
+    assert [(w.tensor, w.bytes) for w in biased if w.tensor != "dq_sum"] == [
+        ("statistics", tiles * 64 * 3 * 4),
+        ("non_finite", tiles * 4),
+    ]
     ordered = FAMILY.workspaces(spec(changed(deterministic=True)), problem())
     assert [(w.tensor, w.bytes, w.kept) for w in ordered[2:]] == [
         ("turns", tiles * 4, False),

@@ -134,7 +134,7 @@ class Emitted:
         """What everything else stands on: constants, shared memory, instructions."""
         constants = re.findall(
             r"^constexpr int k(?:Dim|BoxColumns|Consumers|WgmmaM|Stages|KvRows|Parts|Scores|"
-            r"QuerySplits|Queries|KvBytes|StatisticsBytes|DsBoxBytes)\b[^\n]*$",
+            r"QuerySplits|Queries|KvBytes|Statistics|StatisticsBytes|DsBoxBytes)\b[^\n]*$",
             self.text,
             re.MULTILINE,
         )
