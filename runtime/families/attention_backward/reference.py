@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from warploom.generator.families.attention_backward import COARSE_LSE
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
@@ -28,12 +29,13 @@ from warploom.runtime.families.attention_forward.scores import (
     SMALLEST,
     TANH_ERROR,
     Rows,
+    capped,
+    changed,
     chunks,
     grouped,
+    of_sinks,
     products,
     score_error,
-    scores,
-    terms,
 )
 
 if TYPE_CHECKING:
@@ -143,14 +145,17 @@ class _Chunk:
     """The operands of one chunk of rows in a wide type: q, dout and p of every group of heads.
 
     They are [batch, kv_heads, heads of one, rows, ..], keys and values [batch, kv_heads, 1, ..].
+    dout and dlse of fully masked rows are 0, whatever is given: NaN and Inf too.
     """
 
     queries: torch.Tensor
     keys: torch.Tensor
     values: torch.Tensor
     dout: torch.Tensor
+    dlse: torch.Tensor | None
     s: torch.Tensor  # the scores, masked ones being -inf
     p: torch.Tensor
+    coarse: torch.Tensor  # rows whose weights are divided by what they sum to
     difference: torch.Tensor  # dout v^T behind the dropout - rowsum(dout out) + dlse
     capped: torch.Tensor  # the scores before anything is added or masked
 
@@ -162,16 +167,32 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
         return grouped(tensor[chunk.batch, :, chunk.rows].to(wide), given.k)
 
     keys, values = (t[chunk.batch, :, None].to(wide) for t in (given.k, given.v))
-    dout, lse = rows(given.dout), rows(given.lse)[..., None]
-    s = scores(given.q, given.k, function, chunk, wide)
+    lse = rows(given.lse)[..., None]
+    masked = lse == -torch.inf
+    dout = rows(given.dout).masked_fill(masked, 0)
+    dlse = None if given.dlse is None else rows(given.dlse)[..., None].masked_fill(masked, 0)
+    before = capped(given.q, given.k, function, chunk, wide)
+    s = changed(before, given.q, given.k, function, chunk)
     delta = (dout * rows(given.out)).sum(-1, keepdim=True)
-    if given.dlse is not None:
-        delta -= rows(given.dlse)[..., None]
-    p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
-    added = terms(given.q, given.k, function, chunk, wide)
-    capped = torch.where(s == -torch.inf, 0, s - added)
+    if dlse is not None:
+        delta = delta - dlse
+    p, coarse = _weights(s, lse, function)
     difference = function.weighted(dout @ values.mT, chunk) - delta
-    return _Chunk(rows(given.q), keys, values, dout, s, p, difference, capped)
+    return _Chunk(rows(given.q), keys, values, dout, dlse, s, p, coarse, difference, before)
+
+
+def _weights(
+    s: torch.Tensor, lse: torch.Tensor, function: Function
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of rows, and in which rows lse is too coarse for them, as kernels have them."""
+    p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
+    coarse = (lse.abs() >= COARSE_LSE) & lse.isfinite()
+    if function.bias is None:
+        return p, torch.zeros_like(coarse)
+    total = p.sum(-1, keepdim=True)
+    if function.sinks is not None:
+        total = total + (of_sinks(function.sinks, s, 1) - lse).exp()
+    return torch.where(coarse, p / total, p), coarse
 
 
 def _slope(one: _Chunk, function: Function) -> torch.Tensor:
@@ -265,7 +286,11 @@ def probability_error(
 
     lse = column(given.lse[rows.batch, :, rows.rows])
     exponent = score_error(given.q, given.k, function, rows, one.s, lse)
-    return torch.expm1(exponent + column(lse_error)) * one.p + SMALLEST * (one.p > 0)
+    # What coarse rows are divided by is summed in fp32 from scores that are as far off.
+    total = (torch.expm1(exponent) * one.p).sum(-1, keepdim=True)
+    total = total + 2 * FLOAT_ROUNDOFF * one.p.shape[-1]
+    off = torch.where(one.coarse, total, column(lse_error))
+    return torch.expm1(exponent + off) * one.p + SMALLEST * (one.p > 0)
 
 
 def score_gradient_error(
@@ -282,8 +307,8 @@ def score_gradient_error(
     mass = (one.dout * grouped(given.out[at], given.k)).abs().sum(-1, keepdim=True)
     off = (one.dout.abs() * grouped(out_error, given.k)).sum(-1, keepdim=True)
     off = off + FLOAT_ROUNDOFF * (dim + 4) * mass
-    if given.dlse is not None:
-        off = off + FLOAT_ROUNDOFF * grouped(given.dlse[at].double(), given.k)[..., None].abs()
+    if one.dlse is not None:
+        off = off + FLOAT_ROUNDOFF * one.dlse.abs()
     size = function.weighted(one.dout.abs() @ one.values.mT.abs(), rows)
     off = off + (accumulated(dtype, dim) + 4 * FLOAT_ROUNDOFF) * size
     difference = one.difference.abs()

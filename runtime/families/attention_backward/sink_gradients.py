@@ -76,4 +76,5 @@ def _shares(
     lse = given.lse.to(wide)
     weight = (sinks.to(wide)[:, None] - lse).exp().masked_fill(lse == -torch.inf, 0)
     delta = (given.dout.to(wide) * given.out.to(wide)).sum(-1)
-    return weight, delta if given.dlse is None else delta - given.dlse.to(wide)
+    delta = delta if given.dlse is None else delta - given.dlse.to(wide)
+    return weight, delta.masked_fill(lse == -torch.inf, 0)

@@ -30,7 +30,7 @@ from warploom.runtime.families.attention_forward.scores import (
     of_sinks,
     score_error,
     scores,
-    total_of,
+    softmax,
 )
 
 _WHOLE = Band()
@@ -191,8 +191,8 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
     for chunk in chunks(q, k):
         s = scores(q, k, function, chunk, torch.float64)
         top = largest(s)
-        total = total_of(s, function)
-        p = (s - total).exp().nan_to_num(0.0)
+        p, total = softmax(s, function)
+        p = p.nan_to_num(0.0)
         error = torch.expm1(score_error(q, k, function, chunk, s, top)) * p
         relative = error.sum(-1, keepdim=True)
         if function.sinks is not None:
@@ -224,9 +224,8 @@ def _attention(
     out, lse = _empty(q, wide if wide == torch.float64 else q.dtype)
     for chunk in chunks(q, k):
         s = scores(q, k, function, chunk, wide)
-        total = total_of(s, function)
+        p, total = softmax(s, function)
         lse[chunk.batch, :, chunk.rows] = total.squeeze(-1).flatten(1, 2)
-        p = (s - total.masked_fill(total == -torch.inf, 0)).exp()
         p = function.weighted(p, chunk)
         out[chunk.batch, :, chunk.rows] = times_values(p, v[chunk.batch].to(wide)).to(out.dtype)
     return out, lse

@@ -23,6 +23,7 @@ _CHUNK = 1 << 25  # scores held at a time
 FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
 TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
 SMALLEST = 2.0**-126  # of fp32's normal numbers: exp2 has 0 for less
+MOST_DISTANT = 700.0  # of whose negative the exponential is no 0 in float64
 EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
 
 
@@ -61,10 +62,29 @@ def scores(
     q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the scores of a chunk in `dtype`, each step rounded to it; masked ones are -inf."""
+    return changed(capped(q, k, function, chunk, dtype), q, k, function, chunk)
+
+
+def capped(
+    q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the scores of a chunk before anything is added to them or masked."""
     s = products(q, k, chunk, dtype) * function.scale
-    if function.softcap is not None:
-        s = torch.tanh(s / function.softcap) * function.softcap
+    return s if function.softcap is None else torch.tanh(s / function.softcap) * function.softcap
+
+
+def changed(
+    s: torch.Tensor, q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows
+) -> torch.Tensor:
+    """Return `capped` scores with what is added to them, and -inf where they are masked.
+
+    A score with a bias is an fp32 number in float64, too: a bias of -1e9 over a whole row hides the
+    differences of its scores, so that their weights are alike, as torch's math path has them.
+    """
+    dtype = s.dtype
     s = s + terms(q, k, function, chunk, dtype)
+    if function.bias is not None and dtype == torch.float64:
+        s = s.float().double()
     if function.mask is not None:
         s = s.masked_fill(~_of_chunk(function.mask, q, k, chunk), -torch.inf)
     if function.blocks is not None:
@@ -130,12 +150,20 @@ def of_sinks(sinks: torch.Tensor, s: torch.Tensor, columns: int) -> torch.Tensor
     return one.expand(*s.shape[:-1], columns)
 
 
-def total_of(s: torch.Tensor, function: Function) -> torch.Tensor:
-    """Return the log-sum-exp of each row of scores, [.., rows, 1]: with its head's sink, if any."""
-    total = s.logsumexp(-1, keepdim=True)
-    if function.sinks is None:
-        return total
-    return torch.logaddexp(total, of_sinks(function.sinks, s, 1))
+def softmax(s: torch.Tensor, function: Function) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of rows of scores and their log-sum-exp [.., rows, 1], sinks included.
+
+    Weights are divided by their sum, which the log-sum-exp of large scores is too coarse for. Those
+    of a fully masked row are 0.
+    """
+    top = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -torch.inf)
+    sink = None if function.sinks is None else of_sinks(function.sinks, s, 1)
+    top = top if sink is None else torch.maximum(top, sink)
+    base = top.masked_fill(top == -torch.inf, 0)
+    weights = (s - base).exp()
+    total = weights.sum(-1, keepdim=True)
+    total = total if sink is None else total + (sink - base).exp()
+    return weights / total.masked_fill(total == 0, 1), base + total.log()
 
 
 def score_error(
@@ -148,11 +176,24 @@ def score_error(
 ) -> torch.Tensor:
     """Return how far a kernel's s - base may be off, with that of its exp2: s are the scores."""
     size = products(q, k, chunk, torch.float64, magnitude=True) * function.scale
-    error = accumulated(q.dtype, q.shape[-1]) * size + EXP2_ERROR
+    error = accumulated(q.dtype, q.shape[-1]) * size
     finite = s.masked_fill(s == -torch.inf, 0)
-    error += 4 * FLOAT_ROUNDOFF * (finite.abs() + base.abs())
-    added = terms(q, k, function, chunk, torch.float64).nan_to_num(neginf=0.0).abs()
-    error = error + 8 * FLOAT_ROUNDOFF * added
+    added = terms(q, k, function, chunk, torch.float64).nan_to_num(neginf=0.0)
+    if function.bias is not None:
+        # As far as the sum with the bias moves where the score before it does: both are rounded
+        # to fp32, and so to the same number where the bias is large.
+        before = capped(q, k, function, chunk, torch.float64)
+        error = error + TANH_ERROR * before.abs() * (function.softcap is not None)
+        error = error + 4 * FLOAT_ROUNDOFF * (
+            before.abs() + added.abs() * (function.alibi_slopes is not None)
+        )
+        ends = [(before + off + added).float().double() - finite for off in (-error, error)]
+        moved = torch.maximum(*(end.abs() for end in ends)).masked_fill(s == -torch.inf, 0)
+        # What is hidden by more than this has no weight at all: nothing is off by infinity times 0.
+        distance = (finite - base).abs().clamp(max=MOST_DISTANT)
+        return moved.clamp(max=MOST_DISTANT) + EXP2_ERROR + 4 * FLOAT_ROUNDOFF * distance
+    error = error + EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (finite.abs() + base.abs())
+    error = error + 8 * FLOAT_ROUNDOFF * added.abs()
     if function.softcap is not None:
-        error += TANH_ERROR * (finite.abs() + added)
+        error += TANH_ERROR * (finite.abs() + added.abs())
     return error
