@@ -1192,7 +1192,7 @@ constexpr float kCoarse = 4096;
 // A warp has 16 rows, and where there are more warps than such groups a share of the columns.
 constexpr int kRowWarps = kRowThreads / 32, kGroups = kQTile / 16;
 constexpr int kShares = kGroups < kRowWarps ? kRowWarps / kGroups : 1;
-constexpr int kOctets = 4;  // of columns, that a warp multiplies at a time
+constexpr int kOctets = 2;  // of columns, that a warp multiplies at a time
 
 // Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
 // columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a

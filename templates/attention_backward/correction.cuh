@@ -5,7 +5,7 @@ constexpr float kCoarse = {{ coarse_lse }};
 // A warp has 16 rows, and where there are more warps than such groups a share of the columns.
 constexpr int kRowWarps = kRowThreads / 32, kGroups = kQTile / 16;
 constexpr int kShares = kGroups < kRowWarps ? kRowWarps / kGroups : 1;
-constexpr int kOctets = 4;  // of columns, that a warp multiplies at a time
+constexpr int kOctets = 2;  // of columns, that a warp multiplies at a time
 
 {% include "_attention/mma.cuh" %}
 
