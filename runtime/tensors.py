@@ -6,13 +6,13 @@ addresses that are new to a plan, and exceptions of calls do.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Container, Iterable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from warploom.arguments import shown as shown
 from warploom.errors import ProblemError
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
@@ -29,18 +29,6 @@ class WithoutMemoryError(ProblemError):
 
 class UnlikeError(ProblemError):
     """Tensors that lie otherwise than those that a plan was made for: another way may take them."""
-
-
-class _Short(reprlib.Repr):
-    """Of tensors, contents are not read: that would wait for a GPU."""
-
-    def repr_instance(self, x: object, level: int) -> str:
-        if isinstance(x, torch.Tensor):
-            return f"<tensor {list(x.shape)}>"
-        return super().repr_instance(x, level)
-
-
-shown = _Short().repr  # any argument, shortly
 
 
 def explained(error: Exception, require: Callable[..., None], *given: object) -> Exception:

@@ -1,0 +1,63 @@
+"""What a plain argument of a public function must be: a boolean, a number, a dtype.
+
+One spelling of each check, so that every function refuses the same values with the same words.
+Python takes "no" for true and True for 1: neither is taken here. Warm calls ask none of these.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Collection
+from numbers import Real
+
+import torch
+
+from warploom.errors import ProblemError
+
+
+class _Short(reprlib.Repr):
+    """Of tensors, contents are not read: that would wait for a GPU."""
+
+    def repr_instance(self, x: object, level: int) -> str:
+        if isinstance(x, torch.Tensor):
+            return f"<tensor {list(x.shape)}>"
+        return super().repr_instance(x, level)
+
+
+shown = _Short().repr  # any argument, shortly
+
+
+def is_number(value: object) -> bool:
+    """True for a real number that is no boolean."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def require_boolean(name: str, value: object, *, optional: bool = False) -> None:
+    """Raise ProblemError unless `value` is True or False, or None where that is `optional`."""
+    if value is True or value is False or (optional and value is None):
+        return
+    raise ProblemError(
+        f"{name} {shown(value)} of type {type(value).__name__}",
+        rule="must be True, False or None" if optional else "must be True or False",
+        fix="pass the boolean itself: any string that is not empty would count as True",
+    )
+
+
+def require_number(name: str, value: object, *, fix: str = "pass a float") -> None:
+    """Raise ProblemError unless `value` is a finite number."""
+    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+        return
+    kind = "" if is_number(value) else f" of type {type(value).__name__}"
+    raise ProblemError(f"{name} {shown(value)}{kind}", rule="must be a finite number", fix=fix)
+
+
+def require_dtype(name: str, value: object, known: Collection[torch.dtype]) -> None:
+    """Raise ProblemError unless `value` is one of the `known` dtypes."""
+    if isinstance(value, torch.dtype) and value in known:
+        return
+    raise ProblemError(
+        f"{name} {shown(value)}",
+        rule=f"must be one of {', '.join(map(str, known))}",
+        fix="pass the torch.dtype itself, for example torch.bfloat16",
+    )
