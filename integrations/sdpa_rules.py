@@ -124,6 +124,8 @@ def _shapes(
 def _unreadable(*tensors: torch.Tensor) -> str | None:
     """Why kernels would read copies of tensors that lie so; torch reads some where they are."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
+        if tensor.is_neg():
+            return f"{name}, which torch has negated lazily, would have to be copied"
         if not _fit(tensor.shape, tensor.stride()):
             return _copied(name, tensor)
     return None

@@ -66,6 +66,20 @@ def require_tensor(name: str, value: object) -> None:
         raise ProblemError(f"{name} on the device meta", rule="must have contents")
 
 
+def resolved(name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy where torch has negated it lazily: its bits are read."""
+    if not tensor.is_neg():
+        return tensor
+    try:
+        return tensor.resolve_neg()
+    except NotImplementedError:
+        raise ProblemError(
+            f"{name} of {tensor.dtype} that torch has negated lazily (is_neg())",
+            rule="must be of a type that torch negates",
+            fix="convert what it is a view of",
+        ) from None
+
+
 def require_device(name: str, tensor: Tensor, codes: Tensor) -> None:
     """Raise for a tensor that lies elsewhere than the codes."""
     if tensor.device != codes.device:

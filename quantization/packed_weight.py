@@ -71,8 +71,10 @@ class PackedWeight:
         ProblemError names what does not fit, before anything is made.
         """
         metadata = checks.metadata_of(codes, scales, format, group, activations)
+        codes, scales = checks.resolved("codes", codes), checks.resolved("scales", scales)
         scales = checks.scales_of(scales, metadata)
         checks.require_zeros(zeros, scales, metadata)
+        zeros = None if zeros is None else checks.resolved("zero points", zeros)
         checks.require_codes(codes, metadata)
         packed = cls.empty(metadata, codes.device)
         for first, end in slabs.row_ranges(metadata, codes.device):

@@ -20,6 +20,11 @@ def properties(*tensors: torch.Tensor) -> tuple[object, ...]:
     return tuple((t.shape, t.stride(), t.dtype, t.get_device(), t.requires_grad) for t in tensors)
 
 
+def negated(*tensors: torch.Tensor) -> tuple[bool, ...]:
+    """Which of them torch has negated lazily: guards see it without being asked."""
+    return tuple(tensor.is_neg() for tensor in tensors)
+
+
 def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
     """Return a function that says whether as many tensors are each like the one given here."""
     fits = _compared(tensors)
@@ -32,8 +37,8 @@ def _compared(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
     fits = guard(*tensors)
     if fits is not None:
         return fits
-    known = properties(*tensors)
-    return lambda *others: properties(*others) == known
+    known = properties(*tensors), negated(*tensors)
+    return lambda *others: (properties(*others), negated(*others)) == known
 
 
 def guard(*tensors: torch.Tensor) -> Callable[..., bool] | None:

@@ -17,7 +17,7 @@ from warploom.runtime.counters import counters
 from warploom.runtime.dispatch import named
 from warploom.runtime.explanation import Explainable, Explanation
 from warploom.runtime.families import every
-from warploom.runtime.plan import Plan
+from warploom.runtime.plan import Plan, draft
 from warploom.runtime.tensors import shown
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def explain(
             if gpu is None:
                 return Explanation.of(known.plan(call))
             found = target(gpu)
-            drafted = call.draft(found)
+            call.require()
+            drafted = draft(call, found)
             return Explanation.on(found, drafted, known.gradients(drafted, found))
     beside = len(operands) - (function is None)
     raise ProblemError(

@@ -58,6 +58,10 @@ class Call(Protocol[DetailsT, ResultsT]):
         """The tensors that are given, by the names that messages have for them."""
         ...
 
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write, by the names that messages have."""
+        ...
+
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         ...

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from warploom import hooks
+from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
 from warploom.runtime.bounded import remember
-from warploom.runtime.call import Arguments, Call, DetailsT, Key, ResultsT
+from warploom.runtime.call import Arguments, Call, DetailsT, Draft, Key, ResultsT
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches
+from warploom.runtime.negation import laid_out_as_resolved, negated, refuse_negated, resolved
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, require_memory
 
 _BOUND = 4096  # plans remembered
@@ -32,7 +34,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     """What a kind of call needs: its kernel and launches, and what is done around them.
 
     launch    None on the CPU, and where there is nothing to launch
-    copies    operands that are copied first, since TMA cannot read them
+    copies    operands that are copied first, since TMA cannot read them or torch has negated them
     details   what the family knows of such calls
     """
 
@@ -57,7 +59,7 @@ class Plan(Generic[DetailsT, ResultsT]):
         read = call
         if self.copies:
             require_memory(call.named())  # torch copies from address 0 too
-            read = call.copied(details)  # and is held until all is launched
+            read = resolved(call).copied(details)  # and is held until all is launched
         addresses, scalars = read.arguments(details, results)
         launch.run(addresses, scalars, call.check, details, results)
         return results
@@ -116,6 +118,14 @@ class Plan(Generic[DetailsT, ResultsT]):
 PlanT = TypeVar("PlanT", bound=Plan[Any, Any])
 
 
+def draft(call: Call[DetailsT, Any], target: DeviceLimits) -> Draft[DetailsT]:
+    """Check a call and choose its kernel: of operands that torch has negated, for their copies."""
+    refuse_negated(call.written())
+    drafted = laid_out_as_resolved(call).draft(target)
+    copies = (*negated(call.named()), *drafted.copies)
+    return replace(drafted, copies=tuple(dict.fromkeys(copies)))
+
+
 def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
     """Check a call, choose its kernel, load it, and remember the plan."""
     device = call.device
@@ -124,9 +134,9 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
     try:
         require_memory(call.named())
     except WithoutMemoryError:
-        call.draft(target)  # which may find more to say
+        draft(call, target)  # which may find more to say
         raise
-    drafted = call.draft(target)
+    drafted = draft(call, target)
     call.refuse()
     launch = None
     if device >= 0 and drafted.problem is not None:

@@ -65,6 +65,24 @@ def test_scales_of_powers_of_two_may_be_bytes() -> None:
     assert same(made.data, packed("mxfp4", 32, "e8m0", "16-bit", 5, 64).data)
 
 
+@pytest.mark.parametrize("format", ["int4", "uint4", "int8"])
+def test_lazily_negated_numbers_are_resolved(format: str) -> None:
+    """Torch refuses to view them as bytes, with an error of its own."""
+    codes, scales, zeros = drawn(format, None, "bf16", 3, 64)
+    signed = codes.to(torch.int16), scales, None if zeros is None else zeros.to(torch.int16)
+    lazy = [None if one is None else torch._neg_view(-one) for one in signed]
+    found = PackedWeight.from_codes(*lazy, format=format, group=None)  # type: ignore[arg-type]
+    made = PackedWeight.from_codes(codes, scales, zeros, format=format, group=None)
+    assert all(map(same, found.tensors().values(), made.tensors().values()))
+
+
+def test_numbers_that_torch_cannot_negate_are_refused() -> None:
+    """Torch makes such a view of e4m3 and then has no kernel for its values."""
+    codes, scales, _ = drawn("e4m3", None, "bf16", 3, 64)
+    with pytest.raises(ProblemError, match=r"codes of torch.float8_e4m3fn .*negated lazily"):
+        PackedWeight.from_codes(torch._neg_view(codes), scales, format="e4m3", group=None)
+
+
 def test_zero_points_reach_16_and_scales_may_be_negative() -> None:
     """GPTQ's files have zero points less one, so 16 is among them; scales of some are negative."""
     codes = torch.full((1, 32), 15)

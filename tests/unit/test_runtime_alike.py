@@ -17,6 +17,7 @@ OTHERS = {
     "dimensions": (A[None], B),
     "device": (A.to("meta"), B),
     "order": (B, A),
+    "negative bit": (torch._neg_view(A), B),
 }
 
 

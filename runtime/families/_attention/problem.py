@@ -17,7 +17,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.families._attention import dropout
 from warploom.runtime.families._attention.given_blocks import converted
-from warploom.runtime.tensors import require_tensors, shown
+from warploom.runtime.tensors import Named, require_tensors, shown
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -130,6 +130,10 @@ class Arguments:
         """Where the operands are; -1 is the CPU."""
         return self.q.get_device()
 
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out)]
+
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         require_kinds(self)
@@ -166,16 +170,19 @@ class Arguments:
             q.dtype,
             q.data_ptr() & 15,
             q.get_device(),
+            q.is_neg(),
             k.shape,
             k.stride(),
             k.dtype,
             k.data_ptr() & 15,
             k.get_device(),
+            k.is_neg(),
             v.shape,
             v.stride(),
             v.dtype,
             v.data_ptr() & 15,
             v.get_device(),
+            v.is_neg(),
             self.causal,
             None if self.window is None else tuple(self.window),
             self.softcap is None,
@@ -187,7 +194,14 @@ class Arguments:
             else self._lengths,
             None
             if out is None
-            else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
+            else (
+                out.shape,
+                out.stride(),
+                out.dtype,
+                out.data_ptr() & 15,
+                out.get_device(),
+                out.is_neg(),
+            ),
             self.spec,
             self._further if self._changed else None,
             None if self.block_mask is None else self.block_mask.kind,
@@ -204,14 +218,25 @@ class Arguments:
         longest = (self.max_seqlen_q, self.max_seqlen_k)
         offsets = self.offsets
         one = len(offsets) == 2 and offsets[0].data_ptr() == offsets[1].data_ptr()
-        described = tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in offsets)
+        described = tuple(
+            (t.shape, t.stride(), t.dtype, t.get_device(), t.is_neg()) for t in offsets
+        )
         return described, one, longest
 
     @property
     def _further(self) -> object:
         """What of further tensors decides the plan, and that of the gradients."""
         return tuple(
-            (name, t.shape, t.stride(), t.dtype, t.data_ptr() & 15, t.get_device(), t.requires_grad)
+            (
+                name,
+                t.shape,
+                t.stride(),
+                t.dtype,
+                t.data_ptr() & 15,
+                t.get_device(),
+                t.is_neg(),
+                t.requires_grad,
+            )
             for name, t in self.further.items()
         )
 

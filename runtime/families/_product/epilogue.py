@@ -14,7 +14,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.parameters import Kind
-from warploom.runtime.families._product.steps import KINDS, operand, step_of
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS, operand, step_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.tensors import shown
@@ -91,13 +91,19 @@ def signature(listed: Sequence[Item]) -> tuple[object, ...]:
 def _decisive(value: object) -> object:
     if isinstance(value, torch.Tensor):
         aligned = value.data_ptr() & 15
-        return value.dtype, value.shape, value.stride(), aligned, value.get_device()
+        lies = value.dtype, value.shape, value.stride(), aligned, value.get_device()
+        return *lies, value.is_neg()
     return value if isinstance(value, str) else type(value)
 
 
 def addresses(listed: Sequence[Item]) -> tuple[int, ...]:
     """The addresses of the items' tensors, in order."""
     return tuple([item[1].data_ptr() for item in listed if isinstance(item[1], torch.Tensor)])
+
+
+def outputs(listed: Sequence[Item]) -> list[Item]:
+    """The kinds of the items whose tensor is an output of its step, each with the tensor."""
+    return [item[:2] for item in listed if item[0] in OUTPUTS]
 
 
 def scalars(listed: Sequence[Item]) -> tuple[float, ...]:

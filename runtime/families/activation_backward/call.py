@@ -75,11 +75,10 @@ class ActivationBackwardCall:
             dy.stride(),
             dy.dtype,
             dy.get_device(),
-            None if z is None else (z.shape, z.stride(), z.dtype, z.get_device()),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            None
-            if sums_out is None
-            else (sums_out.shape, sums_out.stride(), sums_out.dtype, sums_out.get_device()),
+            dy.is_neg(),
+            None if z is None else _lies(z),
+            None if out is None else _lies(out),
+            None if sums_out is None else _lies(sums_out),
             self.activation,
             self.sums,
             self.out_dtype,
@@ -89,6 +88,10 @@ class ActivationBackwardCall:
     def named(self) -> Named:
         """The tensors of the call, by the names that messages have for them."""
         return [("dy", self.dy), ("z", self.z), ("out", self.out), ("sums_out", self.sums_out)]
+
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out), ("sums_out", self.sums_out)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -263,6 +266,10 @@ class ActivationBackwardCall:
                 dz.copy_(found)
             if sums is not None:
                 sums.copy_(reference.column_sums(found))
+
+
+def _lies(one: torch.Tensor) -> Key:
+    return one.shape, one.stride(), one.dtype, one.get_device(), one.is_neg()
 
 
 def _extents(tensor: torch.Tensor) -> tuple[int, int]:

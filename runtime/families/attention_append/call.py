@@ -70,19 +70,16 @@ class AttentionAppendCall:
             _lies(self.v_cache),
             _lies(self.k),
             _lies(self.v),
-            (self.lengths.shape, self.lengths.stride(), self.lengths.dtype),
-            self.lengths.get_device(),
-            None if table is None else (table.shape, table.stride(), table.dtype, table.device),
-            None
-            if starts is None
-            else (starts.shape, starts.stride(), starts.dtype, starts.device),
+            _listed(self.lengths),
+            None if table is None else _listed(table),
+            None if starts is None else _listed(starts),
             None if self.q is None else _lies(self.q),
             None if self.cos is None else _lies(self.cos),
             None if self.sin is None else _lies(self.sin),
             self.interleaved,
             None if self.scale_k is None else _lies(self.scale_k),
             None if self.scale_v is None else _lies(self.scale_v),
-            None if after is None else (after.shape, after.stride(), after.dtype, after.device),
+            None if after is None else _listed(after),
             None if self.out is None else _lies(self.out),
             self.spec,
         )
@@ -104,6 +101,15 @@ class AttentionAppendCall:
                 "out",
             )
         ]
+
+    def written(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that are given for a kernel to write; of scales, those of each row."""
+        given = [("k_cache", self.k_cache), ("v_cache", self.v_cache)]
+        if self.scale_k is not None and self.scale_v is not None and self.scale_k.dim() == 3:
+            given += [("scale_k", self.scale_k), ("scale_v", self.scale_v)]
+        if self.lengths_after is not None:
+            given.append(("lengths_after", self.lengths_after))
+        return given if self.out is None else [*given, ("out", self.out)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -170,11 +176,7 @@ class AttentionAppendCall:
         require_memory([*self.named(), ("out", results)])
         read = [("k", self.k), ("v", self.v), ("lengths", self.lengths)]
         read += [("q", self.q)] if self.q is not None else []
-        written = [("k_cache", self.k_cache), ("v_cache", self.v_cache)]
-        if self.scale_k is not None and self.scale_v is not None and self.scale_k.dim() == 3:
-            written += [("scale_k", self.scale_k), ("scale_v", self.scale_v)]
-        if self.lengths_after is not None:
-            written.append(("lengths_after", self.lengths_after))
+        written = [one for one in self.written() if one[0] != "out"]
         for name, one in written:
             refuse_overlap(one, read, "do not overlap", name)
         if self.k_cache.data_ptr() == self.v_cache.data_ptr() and self.k_cache.numel():
@@ -225,8 +227,20 @@ class AttentionAppendCall:
         return reference.turned(rows, positions, cos, sin, interleaved=self.interleaved)
 
 
+def _listed(one: torch.Tensor) -> Key:
+    """What of a list of integers decides the plan: not how its address is aligned."""
+    return one.shape, one.stride(), one.dtype, one.get_device(), one.is_neg()
+
+
 def _lies(one: torch.Tensor) -> Key:
-    return (one.shape, one.stride(), one.dtype, one.get_device(), one.data_ptr() % checks.LOAD)
+    return (
+        one.shape,
+        one.stride(),
+        one.dtype,
+        one.get_device(),
+        one.data_ptr() % checks.LOAD,
+        one.is_neg(),
+    )
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

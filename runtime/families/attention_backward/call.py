@@ -35,7 +35,7 @@ from warploom.runtime.families.attention_backward import reference, score_gradie
 from warploom.runtime.families.attention_backward.checks import check_results
 from warploom.runtime.families.attention_backward.choice import choose
 from warploom.runtime.families.attention_backward.reference import Gradients
-from warploom.runtime.tensors import require_memory
+from warploom.runtime.tensors import Named, require_memory
 
 _TENSORS = ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
 
@@ -106,23 +106,30 @@ class BackwardCall:
             out.dtype,
             out.data_ptr() & 15,
             out.get_device(),
+            out.is_neg(),
             dout.shape,
             dout.stride(),
             dout.dtype,
             dout.data_ptr() & 15,
             dout.get_device(),
+            dout.is_neg(),
             lse.shape,
             lse.dtype,
             lse.get_device(),
-            None if dlse is None else (dlse.shape, dlse.dtype, dlse.get_device()),
+            lse.is_neg(),
+            None if dlse is None else (dlse.shape, dlse.dtype, dlse.get_device(), dlse.is_neg()),
             None
             if self.into is None
-            else tuple((t.stride(), t.data_ptr() & 15) for t in self.into),
+            else tuple((t.stride(), t.data_ptr() & 15, t.is_neg()) for t in self.into),
             torch.are_deterministic_algorithms_enabled() if asked is None else asked,
             self.forward.backward_spec,
             None if self.dsinks is None else (self.dsinks.shape, self.dsinks.dtype),
             None if self.ds is None else (self.ds.shape, self.ds.stride(), self.ds.dtype),
         )
+
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return zip(("dq", "dk", "dv"), self.into or (), strict=False)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""

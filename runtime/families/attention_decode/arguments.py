@@ -13,7 +13,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.families._attention.problem import Arguments as Plain
 from warploom.runtime.families._attention.problem import Window
-from warploom.runtime.tensors import require_tensors, shown
+from warploom.runtime.tensors import Named, require_tensors, shown
 
 
 class Keywords(TypedDict, total=False):
@@ -114,6 +114,10 @@ class Arguments:
         plain.softcap, plain.scale, plain.out = self.softcap, self.scale, self.out
         return plain
 
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out)]
+
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         require_kinds(self)
@@ -126,7 +130,14 @@ class Arguments:
             *[
                 None
                 if one is None
-                else (one.shape, one.stride(), one.dtype, one.data_ptr() & 15, one.get_device())
+                else (
+                    one.shape,
+                    one.stride(),
+                    one.dtype,
+                    one.data_ptr() & 15,
+                    one.get_device(),
+                    one.is_neg(),
+                )
                 for one in (
                     self.q,
                     self.k,

@@ -24,6 +24,7 @@ from warploom.runtime.families.attention_merge import checks, reference
 from warploom.runtime.families.attention_merge.reference import Results
 from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import (
+    Named,
     refuse_dual,
     require_memory,
     require_one_device,
@@ -81,6 +82,10 @@ class AttentionMergeCall:
             ("out", self.out),
             ("lse", self.lse),
         )
+
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out), ("lse", self.lse)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -192,7 +197,14 @@ class AttentionMergeCall:
 
 
 def _lies(one: torch.Tensor) -> Key:
-    return (one.shape, one.stride(), one.dtype, one.get_device(), one.data_ptr() % checks.LOAD)
+    return (
+        one.shape,
+        one.stride(),
+        one.dtype,
+        one.get_device(),
+        one.data_ptr() % checks.LOAD,
+        one.is_neg(),
+    )
 
 
 def made(

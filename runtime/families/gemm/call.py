@@ -68,14 +68,23 @@ class GemmCall:
             a.dtype,
             a.data_ptr() & 15,
             a.get_device(),
+            a.is_neg(),
             b.shape,
             b.stride(),
             b.dtype,
             b.data_ptr() & 15,
             b.get_device(),
+            b.is_neg(),
             None
             if out is None
-            else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
+            else (
+                out.shape,
+                out.stride(),
+                out.dtype,
+                out.data_ptr() & 15,
+                out.get_device(),
+                out.is_neg(),
+            ),
             epilogue.signature(listed) if listed else (),
             self.out_dtype,
             self.accumulation,
@@ -85,6 +94,10 @@ class GemmCall:
     def named(self) -> Named:
         """The tensors of the call, by the names that messages have for them."""
         return named(self.a, self.b, self.out, self.listed)
+
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out), *epilogue.outputs(self.listed)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""

@@ -15,6 +15,7 @@ from warploom.runtime.elements import name_of
 from warploom.runtime.families._product.operands import unseen
 from warploom.runtime.families._product.steps import OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.negation import refuse_negated
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
 
@@ -113,6 +114,7 @@ def _check_accumulate_into(b: torch.Tensor, into: torch.Tensor) -> None:
             rule="must be of a b whose gradient is wanted",
             fix="leave it out, or call under torch.no_grad()",
         )
+    refuse_negated([("accumulate_into", into)])
     refuse_repeated("accumulate_into", into)
 
 

@@ -20,6 +20,7 @@ from warploom.runtime.families._product.steps import OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.mixed_gemm import reference
 from warploom.runtime.families.mixed_gemm.problem import CheckedCall, Options, check_call
+from warploom.runtime.negation import refuse_negated
 from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors, shown
 
 
@@ -41,7 +42,8 @@ class MixedGemmCall:
 
     def signature(self) -> Key:
         """Everything that decides the plan; every call builds it, so nothing here is a loop."""
-        a, out, listed = self.a, self.out, self.listed
+        a, out, listed, weight = self.a, self.out, self.listed, self.weight
+        scales, zeros = weight.channel_scales, weight.channel_zeros
         return (
             MixedGemmCall,
             a.shape,
@@ -49,11 +51,22 @@ class MixedGemmCall:
             a.dtype,
             a.data_ptr() & 15,
             a.get_device(),
-            self.weight.metadata,
-            self.weight.data.get_device(),
+            a.is_neg(),
+            weight.metadata,
+            weight.data.get_device(),
+            weight.data.is_neg(),
+            scales is not None and scales.is_neg(),
+            zeros is not None and zeros.is_neg(),
             None
             if out is None
-            else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.get_device()),
+            else (
+                out.shape,
+                out.stride(),
+                out.dtype,
+                out.data_ptr() & 15,
+                out.get_device(),
+                out.is_neg(),
+            ),
             epilogue.signature(listed) if listed else (),
             self.out_dtype,
             self.spec,
@@ -63,6 +76,10 @@ class MixedGemmCall:
         """The tensors of the call, by the names that messages have for them."""
         read = [(item[0], item[1]) for item in self.listed if isinstance(item[1], torch.Tensor)]
         return [("a", self.a), *self._parts(), ("out", self.out), *read]
+
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out), *epilogue.outputs(self.listed)]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
@@ -113,6 +130,7 @@ class MixedGemmCall:
 
     def draft(self, target: DeviceLimits) -> Draft[CheckedCall]:
         """Check the call, place its operands, and choose its kernel for a GPU."""
+        refuse_negated(self._parts(), "must not be: a quantized weight is read as it is stored")
         options = Options(self.out_dtype, self.spec)
         checked = check_call(self.a, self.weight, self.listed, self.out, options)
         choice = dispatch.choose(

@@ -46,6 +46,10 @@ class AxpyCall:
         """The tensors of the call, by the names that messages have for them."""
         return [("x", self.x), ("y", self.y), ("out", self.out)]
 
+    def written(self) -> Named:
+        """The tensors that are given for a kernel to write."""
+        return [("out", self.out)]
+
     def require(self) -> None:
         """Raise ProblemError for arguments that are no tensors."""
         require_tensors("axpy", self.named(), ("x", "y"))
@@ -111,7 +115,8 @@ class AxpyCall:
 
 
 def _placed(one: torch.Tensor) -> Key:
-    return (one.shape, one.stride(), one.dtype, one.get_device(), one.data_ptr() % LOAD_BYTES)
+    lies = (one.shape, one.stride(), one.dtype, one.get_device(), one.is_neg())
+    return *lies, one.data_ptr() % LOAD_BYTES
 
 
 def _loadable(one: torch.Tensor) -> bool:
