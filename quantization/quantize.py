@@ -62,7 +62,7 @@ def quantize(
     ]
     for rows in given:
         first, end = rows.first, rows.end
-        part = weight[first:end].reshape(end - first, metadata.groups, -1)
+        part = weight[first:end].contiguous().reshape(end - first, metadata.groups, -1)
         scales, zeros, codes = _QUANTISERS[format](part, rows)
         fields = stored(codes.reshape(end - first, metadata.k), metadata.slab)
         packed.write(first, end, fields, scales, zeros)

@@ -80,7 +80,7 @@ def write(
 def read(slabs: Tensor, layout: SlabLayout, rows: int, k: int) -> Tensor:
     """Return the stored codes [rows, k] that `write` was given."""
     blocks, deep = slabs.shape[:2]
-    part = slabs[..., : layout.codes_bytes].contiguous()
+    part = _dense(slabs[..., : layout.codes_bytes])
     arranged = _ARRANGED[layout.format, layout.activations]
     if arranged.back:
         part = _moved(part.view(torch.int32), arranged.back).view(torch.uint8)
@@ -101,6 +101,15 @@ def read_scales(
     if not layout.row.has_zeros:
         return scales, None
     return scales, _by_row(slabs[..., end:], layout, torch.uint8)[:rows, :groups]
+
+
+def _dense(part: Tensor) -> Tensor:
+    """A copy of a part of slabs that can be viewed in a wider type.
+
+    `.contiguous()` leaves the strides of dimensions of size 1 as they are, which torch asks to be
+    multiples of the wider type's size.
+    """
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _padded(values: Tensor, rows: int, columns: int, padding: float) -> Tensor:
@@ -233,6 +242,6 @@ def _by_position(values: Tensor, blocks: int, layout: SlabLayout, padding: float
 
 def _by_row(slabs: Tensor, layout: SlabLayout, dtype: torch.dtype) -> Tensor:
     """Return the inverse of `_by_position`, with padding."""
-    values = slabs.contiguous().view(dtype)
+    values = _dense(slabs).view(dtype)
     seen = values.view(*values.shape[:2], layout.groups, _WARPS, _LANES, _HALVES)
     return seen.permute(0, 3, 5, 4, 1, 2).reshape(values.shape[0] * ROWS, -1)

@@ -84,6 +84,15 @@ def refuse_overlap(
             )
 
 
+def dense_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A row-major copy, with the strides that its shape has.
+
+    `.contiguous()` returns a tensor itself that has others in dimensions of size 1, which torch
+    deems contiguous: for what looks at strides, nothing is changed then.
+    """
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def without_memory(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from warploom.errors import ProblemError
 from warploom.generator.formats import FORMATS
 from warploom.generator.slabs import SlabLayout
-from warploom.quantization import Metadata, PackedWeight
+from warploom.quantization import Metadata, PackedWeight, quantize
 
 
 def alike(one: PackedWeight, other: PackedWeight) -> bool:
@@ -159,3 +159,25 @@ def test_slabs_are_what_bulk_copies_take(format: str) -> None:
             assert layout.bytes == sum(parts)
             assert [part % 16 for part in parts] == [0, 0, 0]
     assert SlabLayout("int4", 128, "bf16", "16-bit").bytes == 4224
+
+
+@pytest.mark.parametrize(
+    ("format", "group"),
+    [("int4", None), ("int4", 32), ("int8", None), ("e4m3", None), ("mxfp4", 32)],
+)
+def test_a_transposed_weight_is_quantized(format: str, group: int | None) -> None:
+    """Torch views codes of wider elements only where the last dimension is contiguous."""
+    weight = torch.randn(32, 96).bfloat16()
+    made = quantize(weight, format, group)
+    assert same(made.data, quantize(weight.t().contiguous().t(), format, group).data)
+
+
+def test_one_slab_is_read_where_it_lies_between_others() -> None:
+    """Its strides of size 1 are no multiples of what it is viewed as."""
+    weight = quantize(torch.randn(1, 32).bfloat16(), "int4", group=32)
+    assert weight.data.shape[:2] == (1, 1)
+    room = torch.empty(weight.data.shape[-1] + 3, dtype=torch.uint8)
+    size = weight.data.shape[-1]
+    data = room.as_strided(weight.data.shape, (size + 1, size + 1, 1)).copy_(weight.data)
+    moved = PackedWeight.from_tensors({"data": data}, weight.metadata)
+    assert torch.equal(moved.dequantize(), weight.dequantize())

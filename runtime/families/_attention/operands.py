@@ -12,7 +12,7 @@ from warploom.generator.tensor_maps import readable
 from warploom.runtime.counters import counters
 from warploom.runtime.families._attention import further
 from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.operands import dense_copy, refuse_overlap, refuse_repeated
 
 Strides = tuple[int, int, int]
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
@@ -102,4 +102,4 @@ def copied(call: ArgumentsT, copies: tuple[str, ...]) -> ArgumentsT:
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Copy to contiguous memory, whatever it is that TMA cannot read in place. Counted."""
     counters.add("copies")
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return dense_copy(tensor)

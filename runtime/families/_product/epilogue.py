@@ -160,7 +160,9 @@ def bind(
     for item, step, value in read:
         apart: list[int] = []  # elements between what the step reads: rows, batches
         if step.pitched:
-            rows_apart = value.stride(-2) if batched else operand.row_pitch(value, batches)
+            rows_apart = operand.row_pitch(value, batches)
+            if batched:  # the stride of one row may be any
+                rows_apart = value.stride(-2) if value.shape[-2] > 1 else 0
             pitches.append(cast("int", rows_apart))  # None is batched
             apart.append(pitches[-1])
         if batched and step.batch_field(0):

@@ -21,7 +21,7 @@ from warploom.runtime.call import Arguments, Draft, Key
 from warploom.runtime.counters import counters
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families.activation_backward import reference
-from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.operands import dense_copy, refuse_overlap, refuse_repeated
 from warploom.runtime.tensors import (
     Named,
     refuse_dual,
@@ -233,7 +233,7 @@ class ActivationBackwardCall:
         """The same call, of contiguous copies of what kernels cannot read."""
         found = {}
         for name in details.copies:
-            found[name] = getattr(self, name).clone(memory_format=torch.contiguous_format)
+            found[name] = dense_copy(getattr(self, name))
             counters.add("copies")
         return replace(self, **found)
 

@@ -16,7 +16,7 @@ from warploom.runtime.call import Arguments, Draft, Key
 from warploom.runtime.counters import counters
 from warploom.runtime.families.attention_append import checks, reference
 from warploom.runtime.families.attention_append.problem import copies_of, operation_of, problem_of
-from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.operands import dense_copy, refuse_overlap
 from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
 
 REQUIRED = ("k_cache", "v_cache", "k", "v", "lengths")
@@ -156,7 +156,7 @@ class AttentionAppendCall:
         """The same call, of contiguous copies of what kernels cannot read."""
         found = {}
         for name in details.copies:
-            found[name] = getattr(self, name).clone(memory_format=torch.contiguous_format)
+            found[name] = dense_copy(getattr(self, name))
             counters.add("copies")
         return replace(self, **found)
 

@@ -22,7 +22,7 @@ from warploom.runtime.counters import counters
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_merge import checks, reference
 from warploom.runtime.families.attention_merge.reference import Results
-from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.operands import dense_copy, refuse_overlap
 from warploom.runtime.tensors import (
     Named,
     refuse_dual,
@@ -161,7 +161,7 @@ class AttentionMergeCall:
         """The same call, of contiguous copies of what kernels cannot read."""
         found = {}
         for name in details.copies:
-            found[name] = getattr(self, name).clone(memory_format=torch.contiguous_format)
+            found[name] = dense_copy(getattr(self, name))
             counters.add("copies")
         return replace(self, **found)
 

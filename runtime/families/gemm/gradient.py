@@ -39,6 +39,7 @@ from warploom.runtime.families.gemm.gradient_rule import (
 )
 from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.operands import dense_copy
 from warploom.runtime.plan import planned
 from warploom.runtime.tensors import refuse_dual
 
@@ -197,7 +198,7 @@ def gradients(
     if forward_ad._current_level >= 0:
         refuse_dual("the gradient of warploom.gemm", (dd,))
     if dd.stride(-1) != 1 or dd.stride(-2) == 0:  # as that of a sum, expanded
-        dd = dd.contiguous()
+        dd = dense_copy(dd)
     if dd.dtype.itemsize == 1:
         dd = dd.to(torch.bfloat16)
     tensors: list[torch.Tensor | None] = [None] * len(how.needed)

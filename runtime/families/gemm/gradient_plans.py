@@ -20,7 +20,7 @@ from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.gradient_rule import A, B, Rule
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.kinds import Kinds
-from warploom.runtime.operands import without_memory
+from warploom.runtime.operands import dense_copy, without_memory
 from warploom.runtime.plan import Plan, planned
 from warploom.runtime.tensors import UnlikeError, launchable
 
@@ -67,7 +67,7 @@ class Ways:
         return run
 
     def _of_a_copy(self, dd: torch.Tensor, *kept: torch.Tensor) -> Gradients:
-        return self.run(dd.contiguous(), *kept)
+        return self.run(dense_copy(dd), *kept)
 
 
 def simple(tensors: Sequence[torch.Tensor], listed: Sequence[Item], rule: Rule) -> bool:
@@ -172,7 +172,7 @@ def _plans(how: Rule, dd: torch.Tensor, *kept: torch.Tensor, of_weight: bool) ->
         dd = dd if z is None else dd.new_empty(dd.shape)
     if how.needed[A]:
         of_a = _product(GemmCall if of_weight else _by_b, dd, left.pop())
-    if how.needed[B] and how.metadata[B].column_major:
+    if how.needed[B] and (of_weight or how.metadata[B].column_major):  # of [1, k], any layout fits
         of_b = _product(_of_weight, dd, left.pop(), turned=not of_weight)
     elif how.needed[B]:
         of_b = _product(_of_b, dd, left.pop(), left=True)

@@ -1,0 +1,15 @@
+"""Kernels on operands with dimensions of size 1 and 0, in every view that torch has of them."""
+
+from __future__ import annotations
+
+import odd_calls
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("shape", odd_calls.SHAPES)
+def test_any_view_gives_the_result_of_a_dense_tensor(shape: tuple[int, int, int, int, int]) -> None:
+    """Kernels step by strides that such dimensions need not have."""
+    for case in odd_calls.cases(shape, "cuda").values():
+        odd_calls.any_view_gives_the_result_of_a_dense_tensor(case)
