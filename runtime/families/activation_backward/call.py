@@ -231,7 +231,7 @@ class ActivationBackwardCall:
 
     def copied(self, details: Details) -> ActivationBackwardCall:
         """The same call, of contiguous copies of what kernels cannot read."""
-        found = {}
+        found: dict[str, Any] = {}
         for name in details.copies:
             found[name] = dense_copy(getattr(self, name))
             counters.add("copies")

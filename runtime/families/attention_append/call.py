@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -154,7 +155,7 @@ class AttentionAppendCall:
 
     def copied(self, details: Details) -> AttentionAppendCall:
         """The same call, of contiguous copies of what kernels cannot read."""
-        found = {}
+        found: dict[str, Any] = {}
         for name in details.copies:
             found[name] = dense_copy(getattr(self, name))
             counters.add("copies")

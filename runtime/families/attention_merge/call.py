@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -159,7 +160,7 @@ class AttentionMergeCall:
 
     def copied(self, details: Details) -> AttentionMergeCall:
         """The same call, of contiguous copies of what kernels cannot read."""
-        found = {}
+        found: dict[str, Any] = {}
         for name in details.copies:
             found[name] = dense_copy(getattr(self, name))
             counters.add("copies")
