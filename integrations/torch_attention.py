@@ -54,7 +54,7 @@ def attention(call: Arguments, mask: torch.Tensor | None, *, causal: bool) -> to
         dropout_p=call.dropout,
         scale=call.scale,
         is_causal=causal,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=bool(query.shape[1] != key.shape[1]),  # a tensor where torch.jit traces
     )
     return out.reshape(out.shape[0], -1, rows, out.shape[3]) if together else out
 
