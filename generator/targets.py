@@ -23,7 +23,8 @@ def target(name: str) -> DeviceLimits:
     `NAME:MULTIPROCESSORS` is one that nothing is kept of, or a part of one. Raises UnknownNameError
     listing the names that there are.
     """
-    given = re.fullmatch(r"\s*([^\s:][^:]*?)\s*(?::\s*([1-9]\d{0,3}))?\s*", name)
+    pattern = r"\s*([^\s:][^:]*?)\s*(?::\s*([1-9]\d{0,3}))?\s*"
+    given = re.fullmatch(pattern, name) if isinstance(name, str) else None
     if given:
         called, count = given.groups()
         found = _find(called)

@@ -18,7 +18,8 @@ def refusal(dropout_p: float, changes: Iterable[torch.Tensor | None]) -> str | N
 
     `changes` are masks of truth values, and biases of types that kernels add to scores.
     """
-    if isinstance(dropout_p, bool) or not 0 < dropout_p < 1:
+    number = isinstance(dropout_p, float | int) and not isinstance(dropout_p, bool)
+    if not number or not 0 < dropout_p < 1:
         return f"kernels drop weights with a probability less than 1: dropout_p is {dropout_p}"
     given = [one for one in changes if one is not None]
     added = [one for one in given if one.dtype != torch.bool]

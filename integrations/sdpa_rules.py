@@ -68,6 +68,8 @@ def not_computed(is_causal: bool, scale: float | None) -> str | None:
     """Why torch computes what these arguments ask for, on tensors of any shape."""
     if type(is_causal) is not bool:
         return f"is_causal is a {type(is_causal).__name__}"
+    if scale is not None and not isinstance(scale, float | int):
+        return f"scale is a {type(scale).__name__}"
     if scale is not None and not (scale > 0 and math.isfinite(scale)):
         return f"Warploom's kernels take a positive scale: it is {scale}"
     return None
@@ -77,7 +79,9 @@ def misfit(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> str | None:
     """Why torch computes an attention of tensors of these classes, types, strides and addresses."""
-    given, shared = (query, key, value), bool(enable_gqa)
+    if type(enable_gqa) is not bool:
+        return f"enable_gqa is a {type(enable_gqa).__name__}"
+    given, shared = (query, key, value), enable_gqa
     # Where calls are traced, tensors have no addresses, and sizes may be symbols.
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return transformed(given) or _unlike(*given, shared)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from warploom.arguments import shown
 from warploom.errors import ProblemError, WarploomError
 from warploom.generator.formats import SCALE_TYPES, WeightFormat, weight_format
 from warploom.quantization import slabs
@@ -187,9 +188,9 @@ def scale_name(dtype: torch.dtype, row: WeightFormat) -> str:
     able = {dtype_of(SCALE_TYPES[name].torch): name for name in row.scales}
     if "e8m0" in row.scales:
         able[torch.uint8] = "e8m0"
-    if dtype not in able:
+    if not isinstance(dtype, torch.dtype) or dtype not in able:
         raise ProblemError(
-            f"scales {dtype}", rule=f"must be one of {listed(able)} for format {row.name}"
+            f"scales {shown(dtype)}", rule=f"must be one of {listed(able)} for format {row.name}"
         )
     return able[dtype]
 

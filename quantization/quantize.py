@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.formats import Activations, WeightFormat
 from warploom.quantization import checks, slabs
@@ -233,6 +234,7 @@ def described(
     row = checks.known(format)
     if len(shape) != 2 or 0 in shape:
         raise ProblemError(f"weight {list(shape)}", rule="must be [N, K], and not empty")
+    require_boolean("symmetric", symmetric, optional=True)
     if symmetric is not None and symmetric == row.has_zeros:
         other = "int4 or int8" if row.has_zeros else "uint4"
         raise ProblemError(

@@ -33,14 +33,19 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def require_boolean(name: str, value: object, *, optional: bool = False) -> None:
+_BOOLEAN_FIX = "pass the boolean itself: any string that is not empty would count as True"
+
+
+def require_boolean(
+    name: str, value: object, *, optional: bool = False, fix: str = _BOOLEAN_FIX
+) -> None:
     """Raise ProblemError unless `value` is True or False, or None where that is `optional`."""
     if value is True or value is False or (optional and value is None):
         return
     raise ProblemError(
-        f"{name} {shown(value)} of type {type(value).__name__}",
+        f"{name} {shown(value)}",
         rule="must be True, False or None" if optional else "must be True or False",
-        fix="pass the boolean itself: any string that is not empty would count as True",
+        fix=fix,
     )
 
 
@@ -52,12 +57,20 @@ def require_number(name: str, value: object, *, fix: str = "pass a float") -> No
     raise ProblemError(f"{name} {shown(value)}{kind}", rule="must be a finite number", fix=fix)
 
 
+def require_count(name: str, value: object) -> None:
+    """Raise ProblemError unless `value` is an int of at least 0."""
+    if type(value) is not int or value < 0:
+        raise ProblemError(
+            f"{name} {shown(value)}", rule="must be an int of at least 0", fix="use int(...)"
+        )
+
+
 def require_dtype(name: str, value: object, known: Collection[torch.dtype]) -> None:
     """Raise ProblemError unless `value` is one of the `known` dtypes."""
     if isinstance(value, torch.dtype) and value in known:
         return
     raise ProblemError(
         f"{name} {shown(value)}",
-        rule=f"must be one of {', '.join(map(str, known))}",
+        rule=f"must be a torch.dtype: one of {', '.join(map(str, known))}",
         fix="pass the torch.dtype itself, for example torch.bfloat16",
     )

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from warploom.arguments import require_boolean, require_dtype, require_number
+from warploom.arguments import require_boolean, require_count, require_dtype, require_number
 from warploom.errors import ProblemError
 
 
@@ -39,10 +39,21 @@ def test_only_finite_numbers_are_numbers(value: object) -> None:
         require_number("beta", value)
 
 
+@pytest.mark.parametrize("value", ["3", 2.5, True, -1, None, torch.ones(1), [1]])
+def test_only_ints_of_at_least_0_are_counts(value: object) -> None:
+    """A length that is text raised TypeError, and True counted as 1."""
+    require_count("seq_q", 0)
+    require_count("seq_q", 7)
+    with pytest.raises(ProblemError, match=r"seq_q .*must be an int of at least 0"):
+        require_count("seq_q", value)
+
+
 @pytest.mark.parametrize("value", [{}, "bfloat16", torch.float64, None, [torch.bfloat16], 3])
 def test_only_known_dtypes_are_dtypes(value: object) -> None:
     """A dict as a dtype raised TypeError, since a plan's key cannot be hashed with it."""
     known = (torch.float16, torch.bfloat16)
     require_dtype("out_dtype", torch.bfloat16, known)
-    with pytest.raises(ProblemError, match=r"out_dtype .*must be one of torch\.float16"):
+    with pytest.raises(
+        ProblemError, match=r"out_dtype .*must be a torch.dtype: one of torch\.float16"
+    ):
         require_dtype("out_dtype", value, known)

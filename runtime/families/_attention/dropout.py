@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
 
+from warploom.arguments import is_number, require_count
 from warploom.errors import ProblemError
 from warploom.runtime.tensors import shown
 
@@ -31,8 +31,7 @@ def keep_of(dropout_p: float) -> float:
 
     1 where nothing is dropped; never 0. Raises ProblemError for a dropout_p beyond [0, 1).
     """
-    number = isinstance(dropout_p, Real) and not isinstance(dropout_p, bool)
-    if not (number and 0 <= dropout_p < 1):
+    if not (is_number(dropout_p) and 0 <= dropout_p < 1):
         raise ProblemError(
             f"dropout_p {shown(dropout_p)}",
             rule="must be at least 0 and less than 1: the probability that a weight is dropped",
@@ -190,6 +189,10 @@ def dropout_mask(
     state or probability that no call can have.
     """
     check_state(state, state.device if isinstance(state, torch.Tensor) else torch.device("cpu"))
+    for name, size in zip(
+        ("batch", "heads", "seq_q", "seq_k"), (batch, heads, seq_q, seq_k), strict=True
+    ):
+        require_count(name, size)
     keep = keep_of(dropout_p)
     if keep == 1:
         return torch.ones(batch, heads, seq_q, seq_k, dtype=torch.bool, device=state.device)

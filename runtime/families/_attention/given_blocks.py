@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from warploom.arguments import require_count
 from warploom.errors import ProblemError
 from warploom.runtime.families._attention.block_mask import (
     Block,
@@ -76,6 +77,15 @@ def block_mask(
         )
     counts, indices = (one for one in lists if one is not None)
     sizes = check_block(block)
+    for name, length in (("seq_q", seq_q), ("seq_k", seq_k)):
+        if length is not None:
+            require_count(name, length)
+    if mask_mod is not None and not callable(mask_mod):
+        raise ProblemError(
+            f"mask_mod {shown(mask_mod)}",
+            rule="must be a function of batch, head, row and column",
+            fix="leave it out where listed blocks count as a whole",
+        )
     if indices.dim() != 4:
         _check_lists("kv", counts, indices, counts, (counts.shape[-1] if counts.dim() else 0, 0))
     lengths = tuple(

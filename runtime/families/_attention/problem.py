@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from warploom.arguments import is_number, require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
@@ -82,12 +83,8 @@ class Arguments:
         if softcap is not None and isinstance(softcap, Real) and softcap == 0:
             self.softcap = None
         if self.deterministic is not None and type(self.deterministic) is not bool:
-            raise ProblemError(
-                f"deterministic {shown(self.deterministic)}",
-                rule="must be True, False or None",
-                fix="None follows torch.are_deterministic_algorithms_enabled()",
-            )
-        if self.dropout_p != 0:
+            require_boolean("deterministic", self.deterministic, optional=True)
+        if type(self.dropout_p) is not float or self.dropout_p != 0:
             self.dropout_p, self.dropout_state = dropout.settled(self)
 
     def named(self) -> list[tuple[str, object]]:
@@ -279,8 +276,7 @@ def check_numbers(call: Arguments) -> None:
     for name, value in (("scale", call.scale), ("softcap", call.softcap)):
         if value is None:
             continue
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value > 0):
+        if not (is_number(value) and math.isfinite(value) and value > 0):
             raise ProblemError(
                 f"{name} {shown(value)}",
                 rule=f"{name} is finite and greater than 0",

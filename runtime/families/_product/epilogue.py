@@ -11,6 +11,7 @@ from typing import TypedDict, cast
 
 import torch
 
+from warploom.arguments import require_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.parameters import Kind
@@ -18,6 +19,8 @@ from warploom.runtime.families._product.steps import KINDS, OUTPUTS, operand, st
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.tensors import shown
+
+ONE = 1.0  # beta, where a call has none: told by its identity
 
 
 class Keywords(TypedDict, total=False):
@@ -41,7 +44,7 @@ def items(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
-    beta: float = 1.0,
+    beta: float = ONE,
     amax: torch.Tensor | None = None,
     scale_d: float | torch.Tensor | None = None,
     epilogue: Sequence[Item] | None = None,
@@ -62,6 +65,8 @@ def items(
         listed.append(("amax", amax))
     if scale_d is not None:
         listed.append(("scale_d", scale_d))
+    if type(beta) is not float:  # a tensor would be waited for
+        require_number("beta", beta, fix="pass a float, or scale the residual itself")
     if beta != 1 and residual is None:
         raise ProblemError(
             f"beta {shown(beta)} without residual",

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 
+from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families._product import Store
@@ -13,7 +14,6 @@ from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families._product.batches import batches, step_pitch
 from warploom.runtime.operands import refuse_repeated
-from warploom.runtime.tensors import shown
 
 
 def result_type(
@@ -21,13 +21,8 @@ def result_type(
 ) -> torch.dtype:
     """The type of D: as asked, else out's, else the default for the operands."""
     if asked is not None:
-        if isinstance(asked, torch.dtype) and asked in NAMES:
-            return asked
-        raise ProblemError(
-            f"out_dtype {shown(asked)}",
-            rule=f"must be a torch.dtype; element types are {', '.join(NAMES.values())}",
-            fix="for example torch.bfloat16",
-        )
+        require_dtype("out_dtype", asked, NAMES)
+        return asked
     if out is not None:
         return out.dtype
     if name_of(a.dtype, "a") == "int8" and not has_epilogue:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import torch
 
+from warploom.arguments import require_boolean, require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import Function
 from warploom.generator.families.activation_backward import (
@@ -96,6 +97,9 @@ class ActivationBackwardCall:
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         require_tensors("activation_backward", self.named(), ("dy",))
+        require_boolean("sums", self.sums)
+        if self.out_dtype is not None:
+            require_dtype("out_dtype", self.out_dtype, _FLOATS)
         if self.activation is not None and self.activation not in FUNCTIONS:
             raise ProblemError(
                 f"activation {shown(self.activation)}",

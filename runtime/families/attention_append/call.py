@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_append import AttentionAppendShape
 from warploom.generator.families.attention_append.launch import tensors
@@ -115,6 +116,7 @@ class AttentionAppendCall:
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
         require_tensors("attention_append", self.named(), REQUIRED)
+        require_boolean("interleaved", self.interleaved)
 
     def refuse(self) -> None:
         """Raise ProblemError for tensors that autograd expects to see differentiated."""

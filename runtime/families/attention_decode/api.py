@@ -7,14 +7,14 @@ from typing import Literal, Unpack, overload
 import torch
 from torch.autograd import forward_ad
 
-from warploom.errors import ProblemError
+from warploom.arguments import require_boolean
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Window
 from warploom.runtime.families.attention_decode import operators, repeated
 from warploom.runtime.families.attention_decode.arguments import Keywords
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.plan import Plan, planned
-from warploom.runtime.tensors import WithoutMemoryError, explained, lowered, shown
+from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
 
 
 @overload
@@ -113,9 +113,7 @@ def attention_decode(
     one, and for all that cannot be computed, before anything is launched.
     """
     if return_lse is not True and return_lse is not False:
-        raise ProblemError(
-            f"return_lse {shown(return_lse)}", rule="must be True or False", fix="use bool(...)"
-        )
+        require_boolean("return_lse", return_lse)
     if torch._C._is_any_autocast_enabled():
         q = lowered(q)
     asked = None

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
@@ -179,16 +180,9 @@ def require_kinds(call: Arguments) -> None:
             rule="must be (left, right): how many keys beside the diagonal",
             fix="(128, 0) for the last 129 keys: None is no bound",
         )
-    for name in ("causal", "batch_invariant"):
-        value = getattr(call, name)
-        if type(value) is not bool:
-            raise ProblemError(
-                f"{name} {shown(value)}",
-                rule="must be True or False",
-                fix="the diagonal always ends at the last key"
-                if name == "causal"
-                else "use bool()",
-            )
+    fix = "pass a boolean: the diagonal always ends at the last key"
+    require_boolean("causal", call.causal, fix=fix)
+    require_boolean("batch_invariant", call.batch_invariant)
     for name in ("max_seqlen_q", "max_seqlen_k"):
         longest = getattr(call, name)
         if longest is not None and (type(longest) is not int or longest < 0):

@@ -7,7 +7,7 @@ from typing import Literal, Unpack, overload
 import torch
 from torch.autograd import forward_ad
 
-from warploom.errors import ProblemError
+from warploom.arguments import require_boolean
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
 from warploom.runtime.families.attention_forward import gradient, operators, repeated
@@ -15,7 +15,7 @@ from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.plan import planned
-from warploom.runtime.tensors import WithoutMemoryError, explained, lowered, refuse_dual, shown
+from warploom.runtime.tensors import WithoutMemoryError, explained, lowered, refuse_dual
 
 
 @overload
@@ -123,9 +123,7 @@ def attention(
     reference computes the same. Raises ProblemError before anything is launched.
     """
     if return_lse is not True and return_lse is not False:
-        raise ProblemError(
-            f"return_lse {shown(return_lse)}", rule="must be True or False", fix="use bool(...)"
-        )
+        require_boolean("return_lse", return_lse)
     if torch._C._is_any_autocast_enabled():
         q, k, v = (lowered(tensor) for tensor in (q, k, v))
     asked = None

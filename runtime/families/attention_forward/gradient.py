@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from warploom.errors import ProblemError
+from warploom.runtime.dispatch import named
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
 from warploom.runtime.families.attention_forward.gradient_plans import (
     Asked,
@@ -42,6 +43,8 @@ def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
     if out is not None and (wanted or out.requires_grad):
         refuse_out()
     if not wanted:
+        if call.backward_spec is not None:
+            named(call.backward_spec)  # or it is refused
         return plan.run(call)
     if call.backward_spec is not None:
         plan.backward_choice(call.deterministic, call.backward_spec)

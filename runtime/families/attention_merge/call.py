@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
@@ -92,6 +93,8 @@ class AttentionMergeCall:
         """Raise ProblemError for arguments that are of no type that they may have."""
         operands = ("out_a", "lse_a", "out_b", "lse_b")
         require_tensors("attention_merge", self.named(), operands)
+        if self.out_dtype is not None:
+            require_dtype("out_dtype", self.out_dtype, checks.FLOATS)
 
     def refuse(self) -> None:
         """Raise ProblemError for tensors that autograd expects to see differentiated."""

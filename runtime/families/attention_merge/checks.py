@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 AXES = 3  # that rows have at most
 LOAD = 16  # bytes of a load: rows begin at a multiple
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _EIGHTS = 8  # elements that a thread moves at once
 _LONGEST = 512  # elements of a row
 
@@ -62,7 +62,7 @@ def result_type(call: AttentionMergeCall) -> torch.dtype:
         ("out", dtype if out is None else out.dtype),
         ("out_dtype", dtype),
     ):
-        if one not in _FLOATS:
+        if one not in FLOATS:
             raise ProblemError(
                 f"{name} {shown(one)}",
                 rule="must be float16, bfloat16 or float32",

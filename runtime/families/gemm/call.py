@@ -7,18 +7,25 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from warploom.arguments import require_dtype
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
+from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families._product.operands import check_apart
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
 from warploom.runtime.families.gemm.operands import named, refuse_grad
-from warploom.runtime.families.gemm.problem import CheckedCall, Options, check_call
+from warploom.runtime.families.gemm.problem import (
+    CheckedCall,
+    Options,
+    check_call,
+    require_accumulation,
+)
 from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
 
 
@@ -103,6 +110,9 @@ class GemmCall:
         """Raise ProblemError for arguments that are of no type that they may have."""
         epilogue.check_items(self.listed)
         require_tensors("warploom.gemm", self.named(), ("a", "b"))
+        require_accumulation(self.accumulation)
+        if self.out_dtype is not None:  # which no key of a plan can be made with
+            require_dtype("out_dtype", self.out_dtype, NAMES)
 
     def refuse(self) -> None:
         """Raise ProblemError for what the call would write and autograd is to know of."""
@@ -118,6 +128,7 @@ class GemmCall:
     def draft(self, target: DeviceLimits) -> Draft[CheckedCall]:
         """Check the call, place its operands, and choose its kernel for a GPU."""
         checked = check_call(self.a, self.b, self.listed, self.out, self.options)
+        epilogue.check_finite(self.listed)
         choice = dispatch.choose(
             checked.operation,
             checked.shape,

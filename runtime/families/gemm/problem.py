@@ -12,6 +12,7 @@ from typing import NamedTuple, cast, get_args, get_type_hints
 
 import torch
 
+from warploom.arguments import shown
 from warploom.errors import ProblemError
 from warploom.generator.elements import element
 from warploom.generator.families._product import Store
@@ -173,13 +174,18 @@ def _extents(
     return (*shared, a.shape[-2], b.shape[-1]), shared if batched else None
 
 
-def _accumulation(options: Options) -> Accumulation:
-    if options.accumulation not in get_args(Accumulation):
+def require_accumulation(given: object) -> None:
+    """Raise ProblemError for no name of a way to accumulate."""
+    if given not in get_args(Accumulation):
         raise ProblemError(
-            f"accumulation {options.accumulation!r}",
+            f"accumulation {shown(given)}",
             rule=f"must be one of {', '.join(get_args(Accumulation))}",
             fix="leave it out for the fast one",
         )
+
+
+def _accumulation(options: Options) -> Accumulation:
+    require_accumulation(options.accumulation)
     if options.spec is not None and options.accumulation == "fast":
         return cast("GemmOperation", options.spec.operation).accumulation
     return options.accumulation

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
@@ -14,6 +15,7 @@ from warploom.generator.tensor_maps import PITCH_BYTES
 from warploom.quantization import PackedWeight
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
+from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.operands import check_apart, unseen
 from warploom.runtime.families._product.steps import OUTPUTS
@@ -91,6 +93,8 @@ class MixedGemmCall:
             )
         epilogue.check_items(self.listed)
         require_tensors("warploom.mixed_gemm", self.named(), ("a", "weight.data"))
+        if self.out_dtype is not None:  # which no key of a plan can be made with
+            require_dtype("out_dtype", self.out_dtype, NAMES)
 
     def refuse(self) -> None:
         """Raise ProblemError for what autograd is to know of, and what has no gradient."""
@@ -133,6 +137,7 @@ class MixedGemmCall:
         refuse_negated(self._parts(), "must not be: a quantized weight is read as it is stored")
         options = Options(self.out_dtype, self.spec)
         checked = check_call(self.a, self.weight, self.listed, self.out, options)
+        epilogue.check_finite(self.listed)
         choice = dispatch.choose(
             checked.operation,
             checked.shape,

@@ -195,7 +195,7 @@ def test_a_trial_holds_both_results() -> None:
         ({"lse": torch.zeros(6).double()}, "must be float32"),
         ({"out": torch.zeros(6, 31)}, r"out must be \[6, 32\]"),
         ({"out_b": torch.zeros(6, 32).double()}, "must be float16, bfloat16 or float32"),
-        ({"out_dtype": "half"}, "must be float16, bfloat16 or float32"),
+        ({"out_dtype": "half"}, "must be a torch.dtype: one of torch.float16"),
         ({"out": torch.zeros(6, 32), "out_dtype": torch.half}, "must be torch.float16"),
         ({"out": torch.zeros(32, 6).mT}, "contiguous last dimension"),
         ({"out": torch.zeros(6, 33)[:, :32]}, "multiples of 16 bytes"),

@@ -55,7 +55,7 @@ PROBLEMS: dict[str, tuple[Callable[[], object], str, str, str]] = {
     "fp64 result": (
         gemm(out_dtype=torch.float64),
         "out_dtype torch.float64",
-        "element types",
+        "must be a torch.dtype",
         "bfloat16",
     ),
     "int64 result": (

@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 
+from warploom.arguments import is_number
 from warploom.errors import ProblemError
 from warploom.generator.epilogue import By, Scale
 from warploom.generator.step import Reads
@@ -18,7 +19,6 @@ from warploom.runtime.families._product.steps.step import (
     Item,
     TorchStep,
     finite,
-    is_number,
 )
 from warploom.runtime.tensors import shown
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
+from warploom.arguments import is_number
 from warploom.generator.step import Reads, Step
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps import operand
@@ -164,8 +164,3 @@ class Draws:
 def finite(value: object) -> bool:
     """True for a number, but for infinities, NaN and truth values."""
     return is_number(value) and math.isfinite(cast("float", value))
-
-
-def is_number(value: object) -> bool:
-    """True for a number that is no truth value."""
-    return isinstance(value, Real) and not isinstance(value, bool)
