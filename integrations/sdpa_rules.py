@@ -87,7 +87,7 @@ def misfit(
         return transformed(given) or _unlike(*given, shared)
     found = _verdicts.find(shared, *given)
     if found is None:
-        found = transformed(given) or _unlike(*given, shared) or ""
+        found = transformed(given) or _unlike(*given, shared) or _negated(*given) or ""
         if launchable(*given):
             _verdicts.keep(found, shared, *given)
     return found or _unaligned(*given)
@@ -128,10 +128,16 @@ def _shapes(
 def _unreadable(*tensors: torch.Tensor) -> str | None:
     """Why kernels would read copies of tensors that lie so; torch reads some where they are."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
-        if tensor.is_neg():
-            return f"{name}, which torch has negated lazily, would have to be copied"
         if not _fit(tensor.shape, tensor.stride()):
             return _copied(name, tensor)
+    return None
+
+
+def _negated(*tensors: torch.Tensor) -> str | None:
+    """The same of tensors that torch has negated lazily, which compilers do not trace."""
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if tensor.is_neg():
+            return f"{name}, which torch has negated lazily, would have to be copied"
     return None
 
 

@@ -260,3 +260,19 @@ def test_a_checkpoint_computes_the_same() -> None:
     _, expected = differentiated(warploom.sdpa, (Q, Q, Q))
     for got, wanted in zip(found, expected, strict=True):
         assert torch.equal(got, wanted)
+
+
+def test_negated_operands_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would read copies of them; torch's own resolve them."""
+    monkeypatch.setattr(sdpa_rules, "elsewhere", lambda tensor: None)
+    query = torch.randn(1, 2, 8, 64).bfloat16()
+    negated = torch._neg_view(query)
+    for _ in range(2):  # the plain call is remembered, and so is the other
+        assert sdpa_rules.misfit(query, query, query, enable_gqa=False) is None
+        reason = sdpa_rules.misfit(negated, query, query, enable_gqa=False)
+        assert reason is not None
+        assert "negated lazily" in reason
+    torch.testing.assert_close(
+        warploom.sdpa(negated, query, query),
+        torch.nn.functional.scaled_dot_product_attention(-query, query, query),
+    )

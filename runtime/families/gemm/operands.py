@@ -114,7 +114,8 @@ def _check_accumulate_into(b: torch.Tensor, into: torch.Tensor) -> None:
             rule="must be of a b whose gradient is wanted",
             fix="leave it out, or call under torch.no_grad()",
         )
-    refuse_negated([("accumulate_into", into)])
+    if not torch.compiler.is_dynamo_compiling():  # which does not trace is_neg()
+        refuse_negated([("accumulate_into", into)])
     refuse_repeated("accumulate_into", into)
 
 
