@@ -26,6 +26,7 @@ import click
 
 from benchmarks.peers import public
 from benchmarks.peers.public import Cell
+from warploom.atomic_file import replace_file
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 9
@@ -176,7 +177,7 @@ def main(paths: tuple[Path, ...], match: str, file: Path | None, serving: bool) 
         kinds.setdefault(name.split()[0], []).append(math.log(old / new))
         click.echo(f"{name:40s} {old:10.2f} us {new:10.2f} us  old / new {old / new:.3f}")
     if file:
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        replace_file(file, json.dumps(found, indent=1) + "\n")
     for kind, logs in kinds.items():
         click.echo(f"{kind}: geometric mean of old / new {math.exp(statistics.mean(logs)):.4f}")
 

@@ -36,6 +36,7 @@ from benchmarks.wording import (
     subject,
     verdicts,
 )
+from warploom.atomic_file import replacing
 
 _FEWEST = 6  # cells that are worth a picture
 
@@ -58,7 +59,8 @@ class Picture:
         """Draw it into `folder`; return the file."""
         path = folder / f"{self.stem}.svg"
         about = {"Date": None, "Title": self.alt, "Identifier": self.digest}
-        self.paint().savefig(path, format="svg", metadata=about)
+        with replacing(path) as written:
+            self.paint().savefig(written, format="svg", metadata=about)
         return path
 
 

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from warploom.atomic_file import replace_file
 from warploom.errors import WarploomError
 from warploom.generator.gpus import DEFAULT, GpuKind, kind
-from warploom.generator.records_file import replace_file
 from warploom.printable import first_line
 from warploom.runtime.measure import Call, Sampler, graph_sampler, interleave
 from warploom.runtime.trial import buffer_sets, uncollected

@@ -22,6 +22,7 @@ from benchmarks.pictures import overview
 from benchmarks.report import OVERVIEW, documents, grids, image
 from benchmarks.tables import summaries
 from benchmarks.wording import DocumentJson, by_kind, kind_name, losses
+from warploom.atomic_file import replace_file
 from warploom.generator.markdown import insert
 from warploom.generator.space import expand_file
 
@@ -112,7 +113,7 @@ def main(path: Path | None) -> None:
     """Renew the marked parts of the README, or print it renewed."""
     text = renewed((path or ROOT / "README.md").read_text())
     if path:
-        path.write_text(text)
+        replace_file(path, text)
     else:
         click.echo(text)
 

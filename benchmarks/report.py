@@ -26,6 +26,7 @@ from benchmarks.wording import (
     place,
     sections,
 )
+from warploom.atomic_file import replace_file
 from warploom.generator.markdown import insert
 
 RESULTS = Path(__file__).parent / "results"
@@ -109,7 +110,7 @@ def main(path: Path | None) -> None:
     kept = {picture.save(folder) for picture in pictures(documents())}
     for stale in set(folder.glob("*.svg")) - kept:
         stale.unlink()
-    path.write_text(insert(path.read_text(), MARKERS, draw()))
+    replace_file(path, insert(path.read_text(), MARKERS, draw()))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 import click
 import numpy as np
 import torch
+
+from warploom.atomic_file import replacing
 
 _ABOUT = "about"
 
@@ -25,16 +25,8 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, A
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays, **{_ABOUT: np.array(json.dumps(about))})
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as written, written.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays, **{_ABOUT: np.array(json.dumps(about))})
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from warploom.atomic_file import beside, replace_file
 from warploom.errors import RecordsError, SpecificationError
 from warploom.generator import json_file
 from warploom.generator.gpus import file_name
@@ -174,41 +173,13 @@ def update(path: Path, gpu: str, more: Iterable[Record]) -> Records:
 
 def _made(path: Path, content: str) -> bool:
     """Make a file with `content`, whole or not at all; False where another process was first."""
-    written = _written(path, content)
-    try:
-        os.link(written, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        with path.open("x", encoding="utf-8") as file:
-            file.write(content)
-    finally:
-        written.unlink()
+    with beside(path) as written:
+        written.write_text(content, encoding="utf-8")
+        try:
+            os.link(written, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            with path.open("x", encoding="utf-8") as file:
+                file.write(content)
     return True
-
-
-def replace_file(path: Path, content: str) -> None:
-    """Put `content` in the place of the file at `path`, whole or not at all."""
-    written = _written(path, content)
-    try:
-        written.replace(path)
-    except BaseException:
-        written.unlink()
-        raise
-
-
-def _written(path: Path, content: str) -> Path:
-    """Return a new file beside `path` that has `content`, on disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    written = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        written.chmod(0o644)
-    except BaseException:
-        with suppress(OSError):
-            written.unlink()
-        raise
-    return written

@@ -12,9 +12,7 @@ import os
 import re
 import stat
 import tarfile
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from warploom.atomic_file import replacing
 from warploom.errors import StoreError
 from warploom.generator.store import Store
 from warploom.generator.store_directory import Directory
@@ -61,18 +60,11 @@ def export(store: Store, path: Path) -> int:
             fix="name another path",
         )
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with (
-                os.fdopen(descriptor, "wb") as stream,
-                tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive,
-            ):
-                kernels = _fill(archive, store)
-            Path(temporary).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        with (
+            replacing(path) as written,
+            tarfile.open(written, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+        ):
+            kernels = _fill(archive, store)
     except OSError as error:
         raise StoreError(
             f"{path}: {error.strerror or error}",

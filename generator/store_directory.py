@@ -10,7 +10,6 @@ A file that fails verification goes to quarantine/, is logged once, and counts a
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -24,14 +23,13 @@ from pathlib import Path
 
 import platformdirs
 
+from warploom.atomic_file import replace_file, sync_directory
 from warploom.generator.artifact import Artifact
 from warploom.generator.store_record import Record, pack
 from warploom.generator.store_trust import refuse_shared, stranger
 
 ROOMS = ("objects", "keys", "sources", "locks", "toolchains")  # quarantine apart
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# What file systems say that cannot sync a directory, and directories that cannot be opened for it.
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES}
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +144,7 @@ class Directory:
         with suppress(FileExistsError):  # its name is all that is ever read of it
             os.close(os.open(source, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         os.utime(source, follow_symlinks=False)
-        _sync_directory(source.parent)
+        sync_directory(source.parent)
         self._put(self.record_path(record.key), record.serialise())
 
     def touch(self, key: str) -> None:
@@ -219,7 +217,8 @@ class Directory:
 
     def _put(self, path: Path, data: bytes) -> None:
         self._clear(path)
-        _write(path, data)
+        make_directory(path.parent)
+        replace_file(path, data, private=True)
 
     def _clear(self, path: Path) -> None:
         """Set aside a directory that lies where a file belongs: no file could replace it."""
@@ -267,42 +266,9 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def _open_plain(path: str, flags: int) -> int:
     """Open without following a link out of the store or waiting on a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step that survives a crash; OSError leaves no trace of it."""
-    make_directory(path.parent)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make names in `path` last, where its file system can."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from warploom.atomic_file import replacing
 from warploom.errors import ProblemError
 from warploom.quantization.metadata import Metadata
 from warploom.quantization.packed_weight import PackedWeight
@@ -48,7 +47,8 @@ def save(weights: Mapping[str, PackedWeight], path: str | os.PathLike[str]) -> N
         sums = {part: _checksum(tensor) for part, tensor in parts.items()}
         described[name] = {"metadata": weight.metadata.as_dict(), "crc32": sums}
     try:
-        _replace(path, tensors, {KEY: json.dumps(described, sort_keys=True)})
+        with replacing(path) as written:
+            save_file(tensors, written, {KEY: json.dumps(described, sort_keys=True)})
     except (OSError, SafetensorError) as error:
         raise ProblemError(
             f"{path}: {error}", rule="cannot be written", fix="name a path that can be"
@@ -104,19 +104,3 @@ def _weight(where: str, name: str, one: Mapping[str, Any], file: Any) -> PackedW
 
 def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.view(torch.uint8).numpy().data)
-
-
-def _replace(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
-    """Write a file beside `path`, to the disk, and put it in its place."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        save_file(tensors, temporary, metadata=header)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise

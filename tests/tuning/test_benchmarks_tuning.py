@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from sweeps import GPU, SHAPES, environment
 
 from benchmarks import tuning
+from warploom.atomic_file import replace_file
 from warploom.cli import main
 from warploom.generator import records_file
 from warploom.generator.records import Record, Records, Timed, problem_key
@@ -69,7 +70,7 @@ def test_runs_that_differ_are_told_and_fail(space: Path, sweep: Path, tmp_path: 
         own = times[problem_key(record.operation, record.shape)]
         slowest = max(own, key=lambda schedule: own[schedule].relative or 0.0)
         changed.append(replace(record, best=Timed(slowest, 1.0, 0.0)))
-    records_file.replace_file(second, records_file.text(Records(GPU, tuple(changed))))
+    replace_file(second, records_file.text(Records(GPU, tuple(changed))))
     done = CliRunner().invoke(tuning.main, ["runs", str(first), str(second)])
     assert done.exit_code == 1 and done.stdout.count("differ 1.") == 3
     assert "0 of 3 alike" in done.stdout
@@ -87,7 +88,7 @@ def test_picks_that_no_run_compared_are_compared_in_one_loop(
         replace(one, best=Timed(replace(one.best.schedule, group=3), 1.0, 0.0))
         for one in records_file.read(second)
     ]
-    records_file.replace_file(second, records_file.text(Records(GPU, tuple(changed))))
+    replace_file(second, records_file.text(Records(GPU, tuple(changed))))
 
     class Loop(Replay):
         def measure(self, batch: Batch) -> dict[KernelSpec, Result]:

@@ -28,7 +28,10 @@ ROOMS = {
 }
 FOUNDATION = {
     f"warploom.{name}"
-    for name in ("arguments", "errors", "hooks", "log", "printable", "suggestions", "variables")
+    for name in (
+        *("arguments", "atomic_file", "errors", "hooks", "log", "printable", "suggestions"),
+        "variables",
+    )
 }
 CIRCLES: set[frozenset[str]] = set()  # of modules that import each other: to be none, ever
 OPERATORS = "warploom.runtime.families.{}.operators"

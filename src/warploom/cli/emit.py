@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from warploom.atomic_file import replace_file
 from warploom.cli.arguments import FILE
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError
@@ -35,7 +36,8 @@ def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> No
 
     specs = [spec for path in paths for spec in expand_file(path).specs]
     sources = {names.file(spec.name, "cu"): render(spec).encode() for spec in specs}
-    present = {file.name: file.read_bytes() for file in sorted(out.glob("*.cu"))}
+    files = [file for file in sorted(out.glob("*.cu")) if file.is_file()]
+    present = {file.name: file.read_bytes() for file in files}
     if check:
         _compare(output, sources, present)
         return
@@ -43,7 +45,7 @@ def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> No
         out.mkdir(parents=True, exist_ok=True)
         for name, text in sources.items():
             if text != present.get(name):
-                (out / name).write_bytes(text)
+                replace_file(out / name, text)
     except OSError as error:
         raise ConfigurationError(
             f"{out}: cannot be written", rule=str(error.strerror), fix="give another --out"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from warploom.atomic_file import replace_file
 from warploom.cli import SuggestingGroup
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError, RecordsError
@@ -182,7 +183,6 @@ def fit(output: Output, sources: Sequence[Path], out: Path | None, unseen: Seque
     """
     from warploom.generator.model import constants as files
     from warploom.generator.model.fit import fit as fitted
-    from warploom.generator.records_file import replace_file
 
     gpus, measured = _measurements(sources)
     if len(gpus) != 1:

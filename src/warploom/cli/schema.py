@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from warploom.atomic_file import replace_file
 from warploom.cli.output import Output, reporting
 from warploom.errors import ConfigurationError
 
@@ -55,7 +56,7 @@ def _write(path: Path) -> None:
     from warploom.generator.config_reference import renewed
 
     try:
-        path.write_text(renewed(path.read_text()))
+        replace_file(path, renewed(path.read_text()))
     except ValueError as error:
         raise ConfigurationError(
             f"{path}", rule=str(error), fix="add the two lines where the tables belong"
