@@ -10,6 +10,7 @@ import torch
 
 from warploom.errors import ProblemError, WarploomError
 from warploom.generator.slabs import DEPTH, ROWS, SlabLayout
+from warploom.printable import brief, cut
 
 VERSION = 2  # of the packed layout: what lies where in which bits
 
@@ -32,8 +33,10 @@ class Metadata:
     def __post_init__(self) -> None:
         _require_version(self.version)
         for name, size in (("n", self.n), ("k", self.k)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ProblemError(f"{name} {size!r}", rule="must be a positive integer")
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 1 << 31:
+                raise ProblemError(
+                    f"{name} {brief(size)}", rule="must be a positive integer below 2^31"
+                )
         try:
             groups = self.slab.row.groups
         except WarploomError as error:
@@ -105,19 +108,20 @@ class Metadata:
             _require_version(data["version"])  # first: another one has other names
         if not isinstance(data, Mapping) or set(data) != known:
             raise ProblemError(
-                f"metadata of a packed weight {data!r}",
+                f"metadata of a packed weight {brief(data)}",
                 rule=f"must have {', '.join(sorted(known))}, and nothing else",
             )
         try:
             return cls(**data)  # type: ignore[arg-type]
         except TypeError as error:
-            raise ProblemError(f"metadata of a packed weight {data!r}: {error}") from None
+            what = f"metadata of a packed weight {brief(data)}"
+            raise ProblemError(f"{what}: {cut(str(error), 80)}") from None
 
 
 def _require_version(version: object) -> None:
     if version != VERSION:
         raise ProblemError(
-            f"packed weight of version {version!r}",
+            f"packed weight of version {brief(version)}",
             rule=f"must be of version {VERSION}",
             fix="pack the weight again with this release",
         )

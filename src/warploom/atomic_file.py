@@ -47,9 +47,10 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
             raise OSError(errno.EINVAL, "must be a regular file, or no file yet", str(path))
         mode = stat.S_IMODE(found.st_mode)
     with beside(target, private=private) as written:
+        if mode is None or private:
+            mode = stat.S_IMODE(written.stat().st_mode)  # as the umask has it
         yield written
-        if mode is not None and not private:
-            written.chmod(mode)
+        written.chmod(mode)  # some libraries put a file of their own in its place
         _sync(written)
         written.replace(target)
     sync_directory(target.parent)

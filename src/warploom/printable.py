@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 
 
 def printable(text: str) -> str:
@@ -16,6 +17,34 @@ def printable(text: str) -> str:
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+class _Brief(reprlib.Repr):
+    """Shows what a file of others may hold, however long or deep, and no tensor's contents."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 200:
+            return f"an integer of {x.bit_length()} bits"
+        return super().repr_int(x, level)
+
+    def repr_instance(self, x: object, level: int) -> str:
+        if hasattr(x, "shape"):
+            return f"<{type(x).__name__}>"
+        return super().repr_instance(x, level)
+
+
+_BRIEF = _Brief()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 3, 80, 80, 80
+
+
+def brief(value: object) -> str:
+    """Return the repr of `value` in at most 120 characters, without reading all of a large one."""
+    return cut(_BRIEF.repr(value), 120)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return at most `limit` characters of `text`, with three dots where some were left out."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def first_line(error: BaseException) -> str:

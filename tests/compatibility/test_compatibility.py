@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import warploom
 from warploom import variables
@@ -94,3 +95,13 @@ def test_a_field_that_joins_later_changes_no_kernel_that_does_without_it() -> No
     other = KernelSpec("sm_90a", operation, Grown(**asdict(before), warps=8))
     assert other.digest != spec.digest
     assert other.fields["schedule"]["warps"] == 8
+
+
+def test_files_of_weights_without_checksums_of_their_metadata_still_load() -> None:
+    """Checksums were of the bytes alone; the files that have such ones are not lost."""
+    found = warploom.quantization.load(HERE / "packed_weights.safetensors")
+    draw = torch.Generator().manual_seed(0)
+    for name, format, group in (("layers.0.int4", "int4", 128), ("b", "uint4", None)):
+        kind = found[name].metadata
+        assert (kind.format, kind.group, kind.n, kind.k) == (format, group, 3, 128)
+        assert found[name].error(torch.randn(3, 128, generator=draw)).relative < 0.15

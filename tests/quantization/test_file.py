@@ -109,11 +109,30 @@ def rewritten(path: Path, change: Change) -> None:
     safetensors.torch.save_file(tensors, path, metadata=header)
 
 
+def exchanged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Two weights by each other's names: the tensors that both have, and no more."""
+    swapped = {f"{'ba'['ab'.index(key[0])]}{key[1:]}": one for key, one in tensors.items()}
+    tensors.clear()
+    return swapped
+
+
 FOREIGN: list[tuple[Change, str]] = [
     (lambda t, m: t.pop("a.data"), r"tensors a.data: must be a file"),
     (lambda t, m: t.update(more=torch.ones(1)), r"tensors more: must be a file"),
     (lambda t, m: m.pop("b"), r"tensors b.data: must be a file"),
-    (lambda t, m: m["a"].pop("crc32"), r"warploom.packed_weights in its header: 'crc32': must be"),
+    (
+        lambda t, m: m["a"].pop("checksums"),
+        r"warploom.packed_weights in its header: 'checksums': must be",
+    ),
+    (lambda t, m: m["a"].update(crc32=m["a"].pop("checksums")), r"a\.\w+: its checksum differs"),
+    (lambda t, m: m["a"].update(checksums=["data"]), r".*checksums must be by the names of parts"),
+    (lambda t, m: m["a"]["metadata"].update(n=4), r"a\.\w+: its checksum differs"),
+    (lambda t, m: m["a"]["metadata"].update(k=127), r"a\.\w+: its checksum differs"),
+    (lambda t, m: m["b"]["metadata"].update(n=1 << 31), r"b: n 2147483648: must be a positive"),
+    (
+        lambda t, m: m.update(a=m["b"], b=m["a"]) or t.update(exchanged(t)),
+        r"[ab]\.\w+: its checksum differs",
+    ),
     (
         lambda t, m: m["a"]["metadata"].update(version=7),
         r"a: packed weight of version 7: must be of version 2: pack the weight again",
@@ -148,3 +167,45 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "none")
     with pytest.raises(ProblemError, match=r"must be a file that"):
         load(tmp_path)
+
+
+def test_no_bit_of_the_header_can_change_unseen(tmp_path: Path) -> None:
+    """Another n, k or name was loaded without a word: checksums were of the tensors alone."""
+    path = tmp_path / "w"
+    weights = {"a": packed(*KINDS[0], 3, 128), "c": packed("uint4", None, "bf16", "16-bit", 3, 128)}
+    save(weights, path)
+    content = path.read_bytes()
+    length = 8 + int.from_bytes(content[:8], "little")
+    accepted = []
+    # A digit becomes another one by its lower bits; of other bytes one bit each is enough.
+    numbers = [8 * i + bit for i in range(length) if chr(content[i]).isdigit() for bit in range(3)]
+    for bit in {*numbers, *(8 * i + i % 8 for i in range(length))}:
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            found = load(path)
+        except ProblemError:
+            continue
+        alike = found.keys() == weights.keys() and all(
+            found[name].metadata == one.metadata
+            and all(same(found[name].tensors()[part], x) for part, x in one.tensors().items())
+            for name, one in weights.items()
+        )
+        accepted += [] if alike else [bit]
+    assert accepted == []
+
+
+def test_names_that_no_file_can_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match=r"its name must be Unicode text"):
+        save({"\ud800": packed(*KINDS[0], 3, 128)}, tmp_path / "w")
+    with pytest.raises(ProblemError, match=r"^weights \[\]: must be a mapping"):
+        save([], tmp_path / "w")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_of_a_hostile_header_are_short(path: Path) -> None:
+    rewritten(path, lambda t, m: m["a"]["metadata"].update(format="x" * 100_000))
+    with pytest.raises(ProblemError) as caught:
+        load(path)
+    assert len(str(caught.value)) < 1000 + len(str(path))

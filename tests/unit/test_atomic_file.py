@@ -138,6 +138,19 @@ def test_a_name_may_be_as_long_as_the_file_system_has_them(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["x" * 255]
 
 
+def test_weights_have_the_mode_of_the_umask_or_of_the_file_before(
+    tmp_path: Path, umask: int
+) -> None:
+    """safetensors puts a file of mode 0600 in the place of the one that it is given."""
+    path = tmp_path / "weights"
+    save({"w": quantize(torch.ones(8, 128), "int4", 128)}, path)
+    assert mode(path) == 0o666 & ~umask
+    path.chmod(0o640)
+    save({"w": quantize(torch.ones(8, 128), "int4", 128)}, path)
+    assert mode(path) == 0o640
+    assert [one.name for one in tmp_path.iterdir()] == ["weights"]
+
+
 # ---- Every writer --------------------------------------------------------------------------------
 
 
