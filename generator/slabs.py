@@ -25,6 +25,7 @@ from warploom.generator.formats import (
     WordOrder,
     weight_format,
 )
+from warploom.printable import brief
 
 ROWS = 64
 DEPTH = 128  # k of a slab
@@ -61,7 +62,7 @@ class SlabLayout:
         ):
             if value not in allowed or isinstance(value, bool | float):
                 raise SpecificationError(
-                    f"{field} {value!r} of format {self.format}",
+                    f"{field} {brief(value)} of format {self.format}",
                     rule=f"must be one of {', '.join(map(str, allowed))}",
                     fix="use one of them",
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from warploom.printable import brief
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
@@ -19,9 +20,11 @@ from warploom.quantization.importers.layer import (
     required,
     shaped,
     whole,
+    word,
 )
 
 SOURCE = "AutoAWQ"
+NAMES = ("qweight", "qzeros", "scales")
 COLUMNS = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word that column j of its eight is in
 
 
@@ -33,12 +36,11 @@ def read(tensors: Tensors, config: Config) -> Layer:
     Raises:
         ProblemError: another layout ("gemv", "gemv_fast", "llm-awq"), other bits, other shapes.
     """
-    layout = next(
-        (config[key] for key in ("version", "format", "checkpoint_format") if config.get(key)),
-        "gemm",
-    )
-    if str(layout).lower() != "gemm":
-        raise refused(SOURCE, f"layout {layout!r}", rule="must be 'gemm'")
+    layout = "gemm"
+    for field in ("checkpoint_format", "format", "version"):  # the last that there is
+        layout = word(SOURCE, config, field, layout)
+    if layout.lower() != "gemm":
+        raise refused(SOURCE, f"layout {brief(layout)}", rule="must be 'gemm'")
     if (bits := whole(SOURCE, config, "bits", whole(SOURCE, config, "w_bit", 4))) != 4:
         raise refused(SOURCE, f"bits {bits}", rule="must be 4")
     qweight = required(SOURCE, tensors, "qweight", rank=2, types=[torch.int32])

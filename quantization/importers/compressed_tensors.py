@@ -6,11 +6,13 @@ quantization/{quant_args,quant_config}.py for the configuration.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
+from warploom.printable import brief, cut
 from warploom.quantization.importers import mxfp4
 from warploom.quantization.importers.layer import (
     SCALES,
@@ -18,15 +20,25 @@ from warploom.quantization.importers.layer import (
     Layer,
     Tensors,
     fields,
+    flag,
     grouped,
+    mapping,
+    pair,
     refused,
     required,
     shaped,
+    strings,
     whole,
+    word,
 )
+from warploom.quantization.importers.patterns import first_match
 from warploom.quantization.importers.plain import blocks, rows
 
 SOURCE = "compressed-tensors"
+NAMES = (
+    "weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point",
+    "weight_g_idx", "weight_global_scale",
+)  # fmt: skip
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 
 
@@ -40,11 +52,11 @@ def read(tensors: Tensors, config: Config, name: str) -> Layer:
         ProblemError: another format or strategy, act-order, other bits or shapes.
     """
     scheme = _scheme(config, name) if config else {}
-    weights = scheme.get("weights") or {}
-    if not isinstance(weights, Mapping):
-        raise refused(SOURCE, f"weights {weights!r}", rule="must be a dictionary")
+    weights = mapping(SOURCE, scheme, "weights")
     _require_order(tensors, weights)
-    layout = scheme.get("format") or config.get("format") or _layout(tensors)
+    layout = word(SOURCE, scheme, "format", word(SOURCE, config, "format", "mixed-precision"))
+    if layout == "mixed-precision":  # then each group has its own, or the tensors tell
+        layout = _layout(tensors)
     if layout == "pack-quantized":
         return _packed(tensors, weights)
     if layout == "mxfp4-pack-quantized":
@@ -52,7 +64,7 @@ def read(tensors: Tensors, config: Config, name: str) -> Layer:
     if layout in PLAIN:
         return _plain(tensors, weights)
     known = ", ".join(["pack-quantized", "mxfp4-pack-quantized", *PLAIN])
-    raise refused(SOURCE, f"format {layout!r}", rule=f"must be one of {known}")
+    raise refused(SOURCE, f"format {brief(layout)}", rule=f"must be one of {known}")
 
 
 def _packed(tensors: Tensors, weights: Config) -> Layer:
@@ -66,15 +78,16 @@ def _packed(tensors: Tensors, weights: Config) -> Layer:
     n, k = (int(one) for one in shaped(SOURCE, "weight_shape", kept, (2,), "n and k"))
     scales = required(SOURCE, tensors, "weight_scale", rank=2, types=SCALES)
     bits = whole(SOURCE, weights, "num_bits", packed.shape[1] * 32 // max(k, 1))
-    if bits not in (4, 8) or weights.get("type", "int") != "int":
-        raise refused(SOURCE, f"{bits} bits of {weights.get('type')}", rule="must be 4 or 8 of int")
+    kind = word(SOURCE, weights, "type", "int").lower()
+    if bits not in (4, 8) or kind != "int":
+        raise refused(SOURCE, f"{bits} bits of {cut(kind, 80)}", rule="must be 4 or 8 of int")
     size = _size(weights, scales.shape[1], k)
     of = f"n = {n}, k = {k}, {bits} bits and groups of {size}"
     shaped(SOURCE, "weight_packed", packed, (n, -(-k * bits // 32)), of)
     shaped(SOURCE, "weight_scale", scales, (n, -(-k // size)), of)
     spread, group = grouped(SOURCE, scales, size, k)
     codes = fields(packed, bits)[:, :k]
-    if weights.get("symmetric", "weight_zero_point" not in tensors):
+    if _symmetric(tensors, weights):
         signed = (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
         return Layer(f"int{bits}", signed, spread, None, group)
     if bits == 8:
@@ -86,21 +99,31 @@ def _packed(tensors: Tensors, weights: Config) -> Layer:
 
 
 def _plain(tensors: Tensors, weights: Config) -> Layer:
-    """weight int8 or e4m3 [n, k] and weight_scale: [n, 1], [1], [n, groups] or a scale a block."""
+    """weight int8 or e4m3 [n, k] and weight_scale: [n, 1], [1], [n, groups] or a scale a block.
+
+    Integers of 4 bits (W4A8) have a byte each, and zero points one like them.
+    """
     types = [torch.int8, torch.float8_e4m3fn]
     weight = required(SOURCE, tensors, "weight", rank=2, types=types)
-    if "weight_zero_point" in tensors and bool(tensors["weight_zero_point"].any()):
+    kind = "int" if weight.dtype == torch.int8 else "float"
+    if (told := word(SOURCE, weights, "type", kind)).lower() != kind:
+        raise refused(SOURCE, f"type {brief(told)} of a weight of {weight.dtype}")
+    bits = whole(SOURCE, weights, "num_bits", 8)
+    if bits != 8 and (bits, kind) != (4, "int"):
+        raise refused(
+            SOURCE, f"{bits} bits of {kind} in whole bytes", rule="must be 8, or 4 of int"
+        )
+    scales = required(SOURCE, tensors, "weight_scale", rank=(0, 1, 2), types=SCALES)
+    symmetric = _symmetric(tensors, weights)
+    if not symmetric and bits == 8:
         raise refused(SOURCE, "8 bits with zero points", rule="8 bits must be symmetric")
-    if (bits := whole(SOURCE, weights, "num_bits", 8)) != 8:
-        raise refused(SOURCE, f"{bits} bits in a plain layout", rule="must be 8")
-    scales = tensors.get("weight_scale")
-    rank = 2 if scales is None else scales.dim()
-    scales = required(SOURCE, tensors, "weight_scale", rank=rank, types=SCALES)
-    block = weights.get("block_structure")
-    if isinstance(block, list) and len(block) == 2:
-        return blocks(SOURCE, weight, scales, (int(block[0]), int(block[1])))
+    if (block := weights.get("block_structure")) is not None:
+        if bits == 4:
+            raise refused(SOURCE, "4 bits in blocks", rule="must be 8 bits")
+        sizes = _of_text(block) if isinstance(block, str) else block
+        return blocks(SOURCE, weight, scales, pair(SOURCE, "block_structure", sizes))
     n, k = weight.shape
-    if scales.numel() == 1 and weights.get("strategy", "tensor") == "tensor":
+    if scales.numel() == 1 and word(SOURCE, weights, "strategy", "tensor") == "tensor":
         scales = scales.reshape(1, 1).expand(n, 1)
     if scales.dim() != 2 or scales.shape[0] != n:
         raise refused(
@@ -108,7 +131,42 @@ def _plain(tensors: Tensors, weights: Config) -> Layer:
             f"weight_scale is {list(scales.shape)}",
             rule=f"must have a row for each of n = {n}",
         )
-    return rows(SOURCE, weight, scales, _size(weights, scales.shape[1], k))
+    size = _size(weights, scales.shape[1], k)
+    if bits == 8:
+        return rows(SOURCE, weight, scales, size)
+    spread, group = grouped(SOURCE, scales, size, k)
+    if symmetric:
+        return Layer("int4", weight, spread, None, group)
+    points = required(SOURCE, tensors, "weight_zero_point", rank=2, types=[torch.int8])
+    shaped(SOURCE, "weight_zero_point", points, tuple(scales.shape), "the scales")
+    for name, codes in (("weight", weight), ("weight_zero_point", points)):
+        if bool(((codes < -8) | (codes > 7)).any()):
+            raise refused(SOURCE, f"{name} beyond 4 bits", rule="must be from -8 to 7")
+    zeros, _ = grouped(SOURCE, _unsigned(points), size, k)
+    return Layer("uint4", _unsigned(weight), spread, zeros, group)
+
+
+def _unsigned(codes: Tensor) -> Tensor:
+    return (codes + 8).view(torch.uint8)
+
+
+def _of_text(block: str) -> list[int | str]:
+    """The sizes of "128x128", as former releases wrote blocks."""
+    return [int(one) if one.isdecimal() and len(one) < 9 else one for one in block.split("x")]
+
+
+def _symmetric(tensors: Tensors, weights: Config) -> bool:
+    """Whether the weight is without zero points; those of 0 that some releases left are none."""
+    points = tensors.get("weight_zero_point")
+    if points is not None:
+        rank = 2 if "weight_packed" in tensors else (0, 1, 2)
+        types = [torch.int32, torch.int8, torch.float8_e4m3fn]
+        points = required(SOURCE, tensors, "weight_zero_point", rank=rank, types=types)
+    none = points is None or (points.dtype != torch.int32 and not bool(points.float().any()))
+    symmetric = flag(SOURCE, weights, "symmetric", none)
+    if symmetric and not none:
+        raise refused(SOURCE, "symmetric, yet a weight_zero_point", rule="must be one of them")
+    return symmetric or (none and points is not None)
 
 
 def _mxfp4(tensors: Tensors) -> Layer:
@@ -124,14 +182,14 @@ def _mxfp4(tensors: Tensors) -> Layer:
 
 def _size(weights: Config, groups: int, k: int) -> int:
     """How much of k a scale is for, by the strategy; without one by the number of `groups`."""
-    strategy = weights.get("strategy")
+    strategy = word(SOURCE, weights, "strategy", "")
     size = whole(SOURCE, weights, "group_size", 0)
     if strategy in ("channel", "tensor") or size == -1 or (groups == 1 and not size):
         return k
-    if strategy not in ("group", None):
+    if strategy not in ("group", ""):
         raise refused(
             SOURCE,
-            f"strategy {strategy!r} of weights",
+            f"strategy {brief(strategy)} of weights",
             rule="must be 'group', 'channel', 'tensor' or 'block'",
         )
     size = size or -(-k // max(groups, 1))
@@ -153,34 +211,44 @@ def _require_order(tensors: Tensors, weights: Config) -> None:
     """Raise where values of k are in another order than their groups."""
     order = weights.get("actorder")
     index = tensors.get("weight_g_idx")
-    if order in ("group", "dynamic", True) or index is not None:
+    weight_only = isinstance(order, str) and order.lower() in ("weight", "static")
+    if not (order is None or order is False or weight_only) or index is not None:
         raise refused(
             SOURCE,
-            "act-order: " + (f"actorder {order!r}" if index is None else "a weight_g_idx"),
+            "act-order: " + (f"actorder {brief(order)}" if index is None else "a weight_g_idx"),
             rule="values of k must be in the order of the groups that they are of",
             fix="quantize with actorder='weight', or none",
         )
 
 
 def _scheme(config: Config, name: str) -> Config:
-    """The group of `config_groups` whose targets name the layer, or the class Linear.
+    """The group of `config_groups` that is meant for the layer, as compressed-tensors chooses it.
 
-    A target is a name, a pattern after "re:" that names begin with, or a class; names go first.
+    A target is a name, a pattern after "re:" that names begin with, or a class, here Linear: names
+    go first, patterns then, in alphabetic order. Of groups with one target the last has it.
     """
     for field in ("transform_config", "sparsity_config"):
-        if (found := config.get(field)) and not _is_dense(found):
-            raise refused(SOURCE, f"{field} {found!r}", rule="must be empty")
-    ignored = config.get("ignore") or []
-    if name and isinstance(ignored, list) and any(_names(str(one), name) for one in ignored):
-        raise refused(SOURCE, f"{name} is ignored: it is not quantized")
-    groups = config.get("config_groups")
-    schemes = list(groups.values()) if isinstance(groups, Mapping) else []
-    for fits in (lambda target: _names(target, name), lambda target: target == "Linear"):
-        for scheme in schemes:
-            if isinstance(scheme, Mapping) and any(
-                map(fits, map(str, scheme.get("targets") or ()))
-            ):
-                return scheme
+        if (found := mapping(SOURCE, config, field)) and found.get("format") != "dense":
+            raise refused(SOURCE, f"{field} {brief(found)}", rule="must be empty")
+    ignored = strings(SOURCE, config, "ignore")
+    if name and (name in ignored or first_match(SOURCE, _patterns(tuple(ignored)), name)):
+        raise refused(SOURCE, f"{brief(name)} is ignored: it is not quantized")
+    schemes: dict[str, Config] = {}
+    groups = mapping(SOURCE, config, "config_groups")
+    for group, scheme in groups.items():
+        if not isinstance(scheme, Mapping):
+            raise refused(
+                SOURCE,
+                f"config_groups has {brief(scheme)} as {brief(group)}",
+                rule="must be a scheme, written out",
+            )
+        schemes |= dict.fromkeys(strings(SOURCE, scheme, "targets"), scheme)
+    if name and name in schemes:
+        return schemes[name]
+    pattern = first_match(SOURCE, sorted(_patterns(tuple(schemes))), name)
+    target = "Linear" if pattern is None else f"re:{pattern}"
+    if target in schemes:
+        return schemes[target]
     raise refused(
         SOURCE,
         f"no group of config_groups is for {name or 'a layer without a name'}",
@@ -189,11 +257,7 @@ def _scheme(config: Config, name: str) -> Config:
     )
 
 
-def _names(target: str, name: str) -> bool:
-    if target.startswith("re:"):
-        return bool(name) and re.match(target[3:], name) is not None
-    return target == name
-
-
-def _is_dense(field: object) -> bool:
-    return isinstance(field, Mapping) and field.get("format") == "dense"
+@lru_cache(maxsize=16)
+def _patterns(targets: tuple[str, ...]) -> list[str]:
+    """Those of targets that are patterns, without "re:": sorted out once for all layers."""
+    return [one.removeprefix("re:") for one in targets if one.startswith("re:")]

@@ -6,25 +6,33 @@ Source: GPTQModel 7.7.0, nn_modules/qlinear/__init__.py (packing, dequantisation
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from warploom.printable import brief
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
     Layer,
     Tensors,
     fields,
+    flag,
     grouped,
     refused,
     required,
     shaped,
     whole,
+    word,
 )
 
 SOURCE = "GPTQ"
+NAMES = ("qweight", "qzeros", "scales", "g_idx")
 ONES = {4: 0x11111111, 8: 0x01010101}  # 1 in every field of a word
 MIDDLE = {4: 8, 8: 128}  # the zero point of symmetric weights
+_NUMBERS = re.compile("[0-9]{1,9}[.][0-9]{1,9}", re.ASCII)
 BORROWS = (0, 9)  # from this GPTQModel on, a zero point of 0 in v1 borrows from the next
 
 
@@ -33,7 +41,8 @@ def read(tensors: Tensors, config: Config) -> Layer:
 
     Each int32 of qweight has fields of k, each of qzeros fields of n. In v1 (`checkpoint_format`
     "gptq", or none) zero points are stored less 1. Where all are in the middle the weight is
-    symmetric: int4 or int8; else it is uint4.
+    symmetric: int4 or int8; else it is uint4. Zero points of symmetric weights are known, so that
+    they tell v1 from v2 whatever the file says: some v2 files are labelled "gptq".
 
     Raises:
         ProblemError: an order of k by activations (`desc_act` with a g_idx that is not k // group),
@@ -42,7 +51,7 @@ def read(tensors: Tensors, config: Config) -> Layer:
     bits = whole(SOURCE, config, "bits", 4)
     if bits not in ONES:
         raise refused(SOURCE, f"bits {bits}", rule="must be 4 or 8")
-    version = _version(config)
+    label = _version(config)
     qweight = required(SOURCE, tensors, "qweight", rank=2, types=[torch.int32])
     qzeros = required(SOURCE, tensors, "qzeros", rank=2, types=[torch.int32])
     scales = required(SOURCE, tensors, "scales", rank=2, types=SCALES)
@@ -53,7 +62,9 @@ def read(tensors: Tensors, config: Config) -> Layer:
     shaped(SOURCE, "qweight", qweight, (-(-k * bits // 32), n), of)
     shaped(SOURCE, "scales", scales, (groups, n), of)
     shaped(SOURCE, "qzeros", qzeros, (groups, words), of)
-    zeros = _zeros(qzeros, config, bits, version)[:, :n]
+    symmetric = flag(SOURCE, config, "sym", True)
+    version = _told(fields(qzeros, bits)[:, :n], bits) if symmetric else None
+    zeros = _zeros(qzeros, config, bits, version or label)[:, :n]
     codes = fields(qweight.t(), bits)[:, :k]
     return _layer(codes, scales, zeros, config, bits=bits, size=size)
 
@@ -68,7 +79,7 @@ def _layer(
             (codes ^ MIDDLE[bits]).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
         )
         return Layer(f"int{bits}", signed, spread, None, group)
-    if config.get("sym") is True:
+    if flag(SOURCE, config, "sym", False):
         raise refused(
             SOURCE,
             f"sym, yet zero points from {int(zeros.min())} to {int(zeros.max())}",
@@ -82,30 +93,39 @@ def _layer(
 
 def _version(config: Config) -> int:
     """1 or 2, as `checkpoint_format` says."""
-    layout = config.get("checkpoint_format") or config.get("format") or "gptq"
-    if config.get("is_marlin_format"):
+    layout = word(SOURCE, config, "checkpoint_format", word(SOURCE, config, "format", "gptq"))
+    if flag(SOURCE, config, "is_marlin_format", False):
         layout = "marlin"
     if layout not in ("gptq", "gptq_v2"):
         raise refused(
-            SOURCE, f"checkpoint_format {layout!r}", rule="must be 'gptq' (v1) or 'gptq_v2'"
+            SOURCE, f"checkpoint_format {brief(layout)}", rule="must be 'gptq' (v1) or 'gptq_v2'"
         )
-    if (kept := config.get("pack_dtype", "int32")) not in ("int32", None):
-        raise refused(SOURCE, f"pack_dtype {kept!r}", rule="must be 'int32'")
+    if (kept := word(SOURCE, config, "pack_dtype", "int32")) != "int32":
+        raise refused(SOURCE, f"pack_dtype {brief(kept)}", rule="must be 'int32'")
     return 2 if layout == "gptq_v2" else 1
+
+
+def _told(stored: Tensor, bits: int) -> int | None:
+    """The version that zero points of a symmetric weight tell, None where they are of none."""
+    middle = MIDDLE[bits]
+    return next(
+        (version for version in (1, 2) if bool((stored == middle - 2 + version).all())), None
+    )
 
 
 def _order(tensors: Tensors, config: Config, fits: int, groups: int) -> tuple[int, int]:
     """k and the size of its groups; g_idx must be k // size. `fits` values of k fit in qweight."""
     index = tensors.get("g_idx")
-    if index is None and config.get("desc_act"):
+    if index is None and flag(SOURCE, config, "desc_act", False):
         raise refused(SOURCE, "desc_act without g_idx", rule="g_idx must be there")
+    if index is not None:
+        index = required(SOURCE, tensors, "g_idx", rank=1, types=[torch.int32, torch.int64])
     k = fits if index is None else index.numel()
     size = whole(SOURCE, config, "group_size", -(-k // max(groups, 1)))
     size = k if size == -1 else size
     if size <= 0:
         raise refused(SOURCE, f"group_size {size}", rule="must be positive, or -1")
     if index is not None:
-        required(SOURCE, tensors, "g_idx", rank=1, types=[torch.int32, torch.int64])
         straight = torch.arange(k, device=index.device, dtype=index.dtype) // size
         if not torch.equal(index, straight):
             raise refused(
@@ -138,10 +158,10 @@ def _zeros(qzeros: Tensor, config: Config, bits: int, version: int) -> Tensor:
 def _borrows(config: Config) -> bool:
     """Whether `meta.quantizer` names a GPTQModel whose v1 can be undone."""
     meta = config.get("meta")
-    written = meta.get("quantizer") if isinstance(meta, dict) else None
+    written = meta.get("quantizer") if isinstance(meta, Mapping) else None
     for one in written if isinstance(written, list) else [written]:
-        name, _, version = str(one).partition(":")
+        name, _, version = one.partition(":") if isinstance(one, str) else ("", "", "")
         numbers = version.split(".")[:2]
-        if name.lower() == "gptqmodel" and len(numbers) == 2 and all(map(str.isdecimal, numbers)):
+        if name.lower() == "gptqmodel" and _NUMBERS.fullmatch(".".join(numbers)):
             return tuple(map(int, numbers)) >= BORROWS
     return False

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from warploom.errors import ProblemError
 from warploom.generator.formats import Activations
+from warploom.printable import brief
 from warploom.quantization.packed_weight import PackedWeight
 from warploom.quantization.quantize import quantize
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
+LIMIT = 1 << 31  # above all sizes of a weight
 GROUPS = (128, 64, 32)  # largest first: fewest scales
 
 Tensors = Mapping[str, Tensor]
@@ -82,9 +84,14 @@ def refused(source: str, value: str, *, rule: str = "", fix: str = "") -> Proble
 
 
 def required(
-    source: str, tensors: Tensors, name: str, *, rank: int, types: Collection[torch.dtype]
+    source: str,
+    tensors: Tensors,
+    name: str,
+    *,
+    rank: int | tuple[int, ...],
+    types: Collection[torch.dtype],
 ) -> Tensor:
-    """Return the tensor of that name, once it is known to be of this rank and one of these types.
+    """Return the tensor of that name, once it is known to be of such a rank and type.
 
     Raises:
         ProblemError: it is missing, or another.
@@ -93,12 +100,14 @@ def required(
         have = ", ".join(sorted(tensors)) or "none"
         raise refused(source, f"no tensor {name}", rule=f"the layer has {have}")
     tensor = tensors[name]
-    if tensor.dim() != rank or tensor.dtype not in types:
+    ranks = (rank,) if isinstance(rank, int) else rank
+    if tensor.dim() not in ranks or tensor.dtype not in types:
         must = " or ".join(str(one).removeprefix("torch.") for one in types)
+        able = " or ".join(map(str, ranks))
         raise refused(
             source,
             f"{name} is {list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}",
-            rule=f"must be of rank {rank} and of {must}",
+            rule=f"must be of rank {able} and of {must}",
         )
     return tensor
 
@@ -121,7 +130,9 @@ def fields(words: Tensor, bits: int) -> Tensor:
 
     words [..., w] -> [..., w * 32 // bits].
     """
-    octets = words.contiguous().view(torch.uint8)  # low first: GPUs and their hosts are like that
+    # A dimension of size 1 may have any stride in a tensor that is contiguous; bytes need 1.
+    words = words.clone(memory_format=torch.contiguous_format)
+    octets = words.view(torch.uint8)  # low first: GPUs and their hosts are like that
     return octets if bits == 8 else nibbles(octets)
 
 
@@ -161,11 +172,82 @@ def whole(source: str, config: Config, field: str, default: int) -> int:
     """Return the integer that `config` has as `field`, or `default` where there is none.
 
     Raises:
+        ProblemError: it is something else, or no tensor could be of such a size.
+    """
+    value = config.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= LIMIT:
+        raise refused(
+            source, f"{field} is {brief(value)}", rule=f"must be an integer below {LIMIT} in size"
+        )
+    return value
+
+
+def word(source: str, config: Config, field: str, default: str) -> str:
+    """Return the string that `config` has as `field`, or `default` where there is none.
+
+    Raises:
         ProblemError: it is something else.
     """
     value = config.get(field)
     if value is None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise refused(source, f"{field} is {value!r}", rule="must be an integer")
+    if not isinstance(value, str):
+        raise refused(source, f"{field} {brief(value)}", rule="must be a string")
+    return value or default
+
+
+def flag(source: str, config: Config, field: str, default: bool) -> bool:
+    """Return the boolean that `config` has as `field`, or `default` where there is none.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    value = config.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise refused(source, f"{field} is {brief(value)}", rule="must be true or false")
+    return value
+
+
+def pair(source: str, field: str, value: object) -> tuple[int, int]:
+    """Return the two positive integers, of n and of k, that a configuration has as `field`.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    if isinstance(value, list | tuple) and len(value) == 2:
+        n, k = (whole(source, {field: one}, field, 0) for one in value)
+        if n > 0 and k > 0:
+            return n, k
+    raise refused(source, f"{field} {brief(value)}", rule="must be two positive sizes, of n and k")
+
+
+def strings(source: str, config: Config, field: str) -> list[str]:
+    """Return the strings that `config` lists as `field`; none where it has no such field.
+
+    Raises:
+        ProblemError: it is no list of strings.
+    """
+    value = config.get(field)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise refused(source, f"{field} is {brief(value)}", rule="must be a list of strings")
+    return list(value)
+
+
+def mapping(source: str, config: Config, field: str) -> Config:
+    """Return the mapping that `config` has as `field`, empty where it has none.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    value = config.get(field)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refused(source, f"{field} is {brief(value)}", rule="must be a mapping by strings")
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from warploom.printable import brief
 from warploom.quantization.importers.layer import (
     Layer,
     Tensors,
@@ -18,6 +19,7 @@ from warploom.quantization.importers.layer import (
 )
 
 SOURCE = "MXFP4"
+NAMES = ("blocks", "scales")
 GROUP = 32
 
 
@@ -30,22 +32,23 @@ def read(tensors: Tensors, expert: int | None) -> Layer:
     Raises:
         ProblemError: no `expert` of several is named, other shapes or types.
     """
-    experts = tensors["blocks"].dim() == 4 if "blocks" in tensors else False
+    several = tensors.get("blocks")
+    experts = isinstance(several, Tensor) and several.dim() == 4
     blocks = required(SOURCE, tensors, "blocks", rank=3 + experts, types=[torch.uint8])
     scales = required(SOURCE, tensors, "scales", rank=2 + experts, types=[torch.uint8])
     shaped(SOURCE, "scales", scales, tuple(blocks.shape[:-1]), f"blocks {list(blocks.shape)}")
     shaped(SOURCE, "blocks", blocks, (*blocks.shape[:-1], GROUP // 2), "32 values a scale")
     if experts:
-        if expert is None or not 0 <= expert < len(blocks):
+        if type(expert) is not int or not 0 <= expert < len(blocks):
             raise refused(
                 SOURCE,
-                f"{len(blocks)} experts, expert={expert}",
+                f"{len(blocks)} experts, expert={brief(expert)}",
                 rule="a packed weight is one expert's",
                 fix=f"pass expert=0 to {len(blocks) - 1}",
             )
         blocks, scales = blocks[expert], scales[expert]
-    elif expert:
-        raise refused(SOURCE, f"expert={expert} of a layer without experts")
+    elif expert is not None and (type(expert) is not int or expert != 0):
+        raise refused(SOURCE, f"expert={brief(expert)} of a layer without experts")
     return layer(blocks.flatten(-2), scales)
 
 

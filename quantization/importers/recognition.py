@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from warploom.errors import ProblemError
 from warploom.generator.formats import Activations
-from warploom.quantization.importers import awq, compressed_tensors, fp8, gptq, mxfp4, torchao
+from warploom.printable import brief, cut
+from warploom.quantization.importers import (
+    auto_round,
+    awq,
+    compressed_tensors,
+    fp8,
+    gptq,
+    mxfp4,
+    overrides,
+    torchao,
+)
+from warploom.quantization.importers.checkpoint import layer_of
 from warploom.quantization.importers.layer import Config, Layer, Tensors
 from warploom.quantization.packed_weight import PackedWeight
 from warploom.suggestions import suggestion
 
-SOURCES = ("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao")
-EXPERTS = ("blocks", "scales")  # what follows gpt-oss's names, after "_"
+SOURCES = ("compressed-tensors", "gptq", "awq", "mxfp4", "fp8", "torchao", *auto_round.METHODS)
+LONGEST = 400  # characters of a part of an error: files of others may say megabytes
 
 
 def import_weight(
-    tensors: Tensors,
+    tensors: Tensors | safe_open,
     config: Config | None = None,
     *,
     name: str = "",
@@ -31,11 +43,13 @@ def import_weight(
     """Return one layer's weight of a quantized checkpoint, the same number for number.
 
     Args:
-        tensors: the layer's, by their names in it (`qweight`), or a whole checkpoint's.
+        tensors: the layer's, by their names in it (`qweight`), or a whole checkpoint's: a mapping,
+            or what `safetensors.safe_open` gives. Only those of the layer are read.
         config: `quantization_config` of the checkpoint's config.json, or all of that file. Without
             it the tensors tell who wrote them; GPTQ's cannot.
         name: the layer's path in the checkpoint (`model.layers.0.mlp.up_proj`), by which its
-            tensors are found in a whole one, and its group in compressed-tensors' configuration.
+            tensors are found in a whole one, and what the configuration says of it: its group,
+            overrides, and whether it is quantized at all.
         metadata: of the safetensors file, which torchao's tensors need.
         expert: which one, of tensors that have several (gpt-oss's).
         requantize: the format in which to quantize anew, in groups of the same k, what no format
@@ -48,20 +62,30 @@ def import_weight(
     Raises:
         ProblemError: nobody known wrote it, or it is nothing that a packed weight could be:
             act-order, other bits, layouts or shapes, activations that are transformed first, zero
-            points that are no whole multiples of the scale (most of torchao's int4).
+            points that are no whole multiples of the scale (most of torchao's int4); or the
+            configuration is malformed, or has patterns that take too long.
     """
     try:
+        if not isinstance(name, str):
+            raise ProblemError(f"name {brief(name)}", rule="must be a string")
         settings = _settings(config)
-        layer = _of_layer(tensors, name)
+        layer = layer_of(tensors, name)
         source = _source(settings, layer)
+        settings = overrides.of_layer(source, settings, name)
+        if source in auto_round.METHODS:
+            source, settings = auto_round.resolved(settings)
         if expert is not None and source != "mxfp4":
-            raise ProblemError(f"{source}: expert={expert}", rule="the layer must have experts")
-        read = _read(source, layer, settings, name=name, metadata=metadata or {}, expert=expert)
+            raise ProblemError(
+                f"{source}: expert={brief(expert)}", rule="the layer must have experts"
+            )
+        known = {} if metadata is None else metadata
+        read = _read(source, layer, settings, name=name, metadata=known, expert=expert)
         return read.packed(activations, requantize)
     except ProblemError as error:
-        if not name:
-            raise
-        raise ProblemError(f"{name}: {error.value}", rule=error.rule, fix=error.fix) from None
+        where = f"{cut(name, 120)}: " if isinstance(name, str) and name else ""
+        parts = (where + error.value, error.rule, error.fix)
+        value, rule, fix = (cut(one.replace("\n", "\\n"), LONGEST) for one in parts)
+        raise ProblemError(value, rule=rule, fix=fix) from error
 
 
 def _read(
@@ -92,8 +116,9 @@ def _settings(config: Config | None) -> Config:
     """`quantization_config`, which may lie in the configuration of the model; empty without."""
     if config is None:
         return {}
-    if isinstance(config, Mapping) and "quant_method" not in config:
-        config = config.get("quantization_config", config)  # type: ignore[assignment]
+    for field in ("quantization_config", "compression_config"):  # the former name of some
+        if isinstance(config, Mapping) and "quant_method" not in config and field in config:
+            config = config[field]  # type: ignore[assignment]
     if not isinstance(config, Mapping):
         raise ProblemError(
             f"quantization_config of type {type(config).__name__}",
@@ -103,54 +128,17 @@ def _settings(config: Config | None) -> Config:
     return config
 
 
-def _of_layer(tensors: Tensors, name: str) -> Tensors:
-    """The tensors of the layer called `name`, or all, by their names in the layer."""
-    if not isinstance(tensors, Mapping):
-        raise ProblemError(
-            f"tensors of type {type(tensors).__name__}", rule="must be a dictionary by name"
-        )
-    found = {
-        key.removeprefix(f"{name}."): tensors[key] for key in tensors if key.startswith(f"{name}.")
-    }
-    if name and not found:
-        found = {key: tensors[f"{name}_{key}"] for key in EXPERTS if f"{name}_{key}" in tensors}
-    if not found:
-        found = dict(tensors)
-    if found and all("." in key for key in found):
-        raise ProblemError(
-            f"no tensors of the layer {name!r}" if name else "a checkpoint's tensors and no name",
-            rule="the layer's path must be that of tensors in the checkpoint",
-            fix="pass name='model.layers.0.mlp.up_proj' or the like",
-        )
-    short = {_short(key): tensor for key, tensor in found.items()}
-    if len(short) < len(found):
-        raise ProblemError(
-            f"tensors {', '.join(sorted(found))}",
-            rule="must be of one weight",
-            fix="pass the weight's own name: model.layers.0.mlp.experts.down_proj or the like",
-        )
-    return short
-
-
-def _short(key: str) -> str:
-    """What a tensor is called in its layer, without gpt-oss's and torchao's prefixes."""
-    if key.startswith("_weight_"):
-        return key.removeprefix("_weight_")
-    _, _, last = key.rpartition("_")
-    return last if last in EXPERTS else key
-
-
 def _source(config: Config, layer: Tensors) -> str:
     """Who wrote the layer: as the configuration says, else as its tensors are called."""
     method = config.get("quant_method")
     if method is None:
         return _by_names(layer)
-    if str(method) in SOURCES:
-        return str(method)
+    if isinstance(method, str) and method in SOURCES:
+        return method
     raise ProblemError(
-        f"quant_method {method!r}",
+        f"quant_method {brief(method)}",
         rule=f"must be one of {', '.join(SOURCES)}",
-        fix=suggestion(str(method), SOURCES),
+        fix=suggestion(method[:80], SOURCES) if isinstance(method, str) else "",
     )
 
 
@@ -165,6 +153,8 @@ def _by_names(layer: Tensors) -> str:
         return "compressed-tensors"
     if {"qweight", "qzeros", "scales"} <= set(layer) and "g_idx" not in layer:
         words, scales = layer["qweight"], layer["scales"]
+        if not isinstance(words, Tensor) or not isinstance(scales, Tensor):
+            raise ProblemError("qweight and scales", rule="must be tensors")
         if words.dim() == 2 and scales.dim() == 2 and words.shape[1] * 8 == scales.shape[1]:
             return "awq"
     if "qweight" in layer:
@@ -185,7 +175,7 @@ def _by_names(layer: Tensors) -> str:
             fix="warploom.quantization.quantize(weight) does that",
         )
     raise ProblemError(
-        f"tensors {', '.join(sorted(layer)) or 'none'}",
+        f"tensors {cut(', '.join(sorted(layer)), 120) or 'none'}",
         rule=f"must be those of {', '.join(SOURCES)}",
     )
 
@@ -196,9 +186,9 @@ def _described(layer: Tensors, name: str, metadata: Mapping[str, str]) -> tuple[
     if weight is not None and _is_subclass(weight):
         return torchao.flattened(weight)
     key = f"{name}.weight" if name else "weight"
-    if key not in metadata:
+    if not isinstance(metadata, Mapping) or key not in metadata:
         raise ProblemError(
-            f"torchao: no metadata of {key}",
+            f"torchao: no metadata of {cut(key, 120)}",
             rule="the safetensors file's must be given",
             fix="pass metadata=safetensors.safe_open(file, 'pt').metadata()",
         )

@@ -10,12 +10,13 @@ code + zero. Only where they are whole multiples of the scale is there a format 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from warploom.generator.json_file import parse
+from warploom.printable import brief, cut
 from warploom.quantization.importers.layer import (
     SCALES,
     Config,
@@ -24,6 +25,7 @@ from warploom.quantization.importers.layer import (
     fields,
     grouped,
     nibbles,
+    pair,
     refused,
     required,
     shaped,
@@ -31,6 +33,7 @@ from warploom.quantization.importers.layer import (
 from warploom.quantization.importers.plain import blocks, rows
 
 SOURCE = "torchao"
+NAMES = ("weight", "qdata", "scale", "zero_point", "scale_and_zero", "act_pre_scale")
 # The nibble of a word that each of a lane's eight values of k is in: of two tiles of k = 16, two
 # halves, two neighbours.
 NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -55,11 +58,11 @@ def described(text: str) -> Config:
         ProblemError: it is not torchao's.
     """
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = parse(text.encode(errors="replace"))
+    except (ValueError, AttributeError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("_type"), str):
-        raise refused(SOURCE, f"metadata {text[:80]!r}", rule="must be JSON with a _type")
+        raise refused(SOURCE, f"metadata {brief(text)}", rule="must be JSON with a _type")
     return found
 
 
@@ -74,7 +77,9 @@ def read(tensors: Tensors, description: Config) -> Layer:
     kind = description.get("_type")
     if kind not in KINDS:
         raise refused(
-            SOURCE, f"a tensor of class {kind}", rule=f"must be one of {', '.join(KINDS)}"
+            SOURCE,
+            f"a tensor of class {cut(str(kind), 80)}",
+            rule=f"must be one of {', '.join(KINDS)}",
         )
     if "act_pre_scale" in tensors:
         raise refused(SOURCE, "act_pre_scale", rule="activations must not be scaled first")
@@ -99,9 +104,7 @@ def _tiles(tensors: Tensors, data: Config) -> Layer:
     qdata = required(SOURCE, tensors, "qdata", rank=4, types=[torch.int32])
     both = required(SOURCE, tensors, "scale_and_zero", rank=3, types=SCALES)
     shape = data.get("shape")
-    if not isinstance(shape, list | tuple) or len(shape) != 2:
-        raise refused(SOURCE, f"shape {shape!r}", rule="the metadata must tell n and k")
-    n, k = int(shape[0]), int(shape[1])
+    n, k = pair(SOURCE, "shape", shape)
     codes = _untiled(qdata)
     if n > codes.shape[0] or k > codes.shape[1]:
         raise refused(SOURCE, f"shape {[n, k]}", rule=f"must fit in the packed {list(codes.shape)}")
@@ -135,7 +138,7 @@ def _intx(tensors: Tensors, data: Config) -> Layer:
     target = target.get("_data") if isinstance(target, Mapping) else str(target)
     bits = {"int4": 4, "int8": 8}.get(str(target).removeprefix("torch."))
     if bits is None:
-        raise refused(SOURCE, f"target_dtype {target}", rule="must be int4 or int8")
+        raise refused(SOURCE, f"target_dtype {cut(str(target), 80)}", rule="must be int4 or int8")
     n, k = qdata.shape
     size = _size(data, k, scale.shape[1])
     _of_groups(scale, zero, (n, -(-k // size)), f"n = {n}, k = {k} and groups of {size}")
@@ -156,19 +159,16 @@ def _eight(tensors: Tensors, data: Config) -> Layer:
     """qdata int8 or e4m3 [n, k]; scale of one, of rows, or of blocks of `block_size`."""
     types = [torch.int8, torch.float8_e4m3fn]
     qdata = required(SOURCE, tensors, "qdata", rank=2, types=types)
-    scale = tensors.get("scale")
-    rank = 2 if scale is None else scale.dim()
-    scale = required(SOURCE, tensors, "scale", rank=rank, types=SCALES)
-    if "zero_point" in tensors and bool(tensors["zero_point"].any()):
+    scale = required(SOURCE, tensors, "scale", rank=(0, 1, 2), types=SCALES)
+    point = tensors.get("zero_point")
+    if isinstance(point, Tensor) and bool(point.any()):
         raise refused(SOURCE, "8 bits with zero points", rule="8 bits must be symmetric")
     n, k = qdata.shape
     if scale.numel() == 1:
         return rows(SOURCE, qdata, scale.reshape(1, 1).expand(n, 1), k)
     block = data.get("block_size")
     block = [1, k] if block is None else block
-    if not isinstance(block, list | tuple) or len(block) != 2 or scale.dim() != 2:
-        raise refused(SOURCE, f"block_size {block!r} and scale {list(scale.shape)}", rule="rank 2")
-    return blocks(SOURCE, qdata, scale, (int(block[0]), int(block[1])))
+    return blocks(SOURCE, qdata, scale, pair(SOURCE, "block_size", block))
 
 
 def _shifted(codes: Tensor, scales: Tensor, offsets: Tensor, size: int) -> Layer:
@@ -196,9 +196,10 @@ def _size(data: Config, k: int, groups: int) -> int:
     block = data.get("block_size")
     if block is None:
         return -(-k // max(groups, 1))
-    if not isinstance(block, list | tuple) or len(block) != 2 or block[0] != 1 or block[1] < 1:
-        raise refused(SOURCE, f"block_size {block!r}", rule="must be 1 and the group of k")
-    return int(block[1])
+    rows, size = pair(SOURCE, "block_size", block)
+    if rows != 1:
+        raise refused(SOURCE, f"block_size {[rows, size]}", rule="must be 1 and the group of k")
+    return size
 
 
 def _listed(weight: Tensor, name: str) -> list[str]:

@@ -12,10 +12,11 @@ from warploom.generator.epilogue import STEPS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("generator", "quantization", "runtime", "tuning", "src/warploom/cli", "benchmarks")
-# A family's own places, what several share, and the functions that users call; and a package that
-# calls a layout of weights as a family is called.
+# A family's own places, what several share, and the functions that users call; and packages that
+# call a layout of weights, or a checkpoint of several ("mixed-precision"), as a family is called.
 PLACES = re.compile(
-    r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py|quantization/importers/awq\.py"
+    r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py"
+    r"|quantization/importers/(?:awq|compressed_tensors)\.py"
 )
 
 

@@ -144,9 +144,10 @@ REFUSED: dict[str, tuple[str, str, *tuple[Change, ...]]] = {
         configured(meta=None),
         changed("qzeros", first(-1)),
     ),
-    "gptq v2 as v1": (
+    "gptq of no version": (
         "gptq: v2 g128",
-        "sym, yet zero points from 9 to 9: must all be 8",
+        "sym, yet zero points from 8 to 9: must all be 8",
+        changed("qzeros", first(0x7777_7777)),
         configured(checkpoint_format="gptq"),
     ),
     # Whose it is.
@@ -214,7 +215,7 @@ def test_zero_points_of_0_in_v1_are_given_back_to_gptqmodels() -> None:
     stored = {**tensors, "qzeros": words - 0x1111_1111}
     found = imported((stored, config, told))
     assert torch.equal(found.data, expected.data)
-    for quantizer in ("gptqmodel:0.8.9", "auto-round:0.9.1", ["optimum:1.9"], None):
+    for quantizer in ("gptqmodel:0.8.9", "auto-round:0.9.1", ["optimum:1.9"], None, 10**5000):
         config["meta"] = {"quantizer": quantizer}
         with pytest.raises(ProblemError, match="packages read it as different numbers"):
             imported((stored, config, told))
