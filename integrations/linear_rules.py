@@ -18,12 +18,13 @@ from warploom.errors import ProblemError
 from warploom.generator.limits import LARGEST
 from warploom.integrations.devices import unserved
 from warploom.integrations.transforms import foreign, transforming
+from warploom.runtime.frozen import FrozenParameter
 from warploom.runtime.operator import is_distributed
 
 PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains
 EXTENT = LARGEST - (1 << 16)  # of a kernel's counters, less what the largest cluster of tiles adds
 # Kernels read addresses: these types have some, or operators see the call in their place.
-_PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor}
+_PLAIN = {torch.Tensor, torch.nn.Parameter, FrozenParameter, FakeTensor, FunctionalTensor}
 
 
 def refusal(

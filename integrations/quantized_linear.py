@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,33 +13,44 @@ from warploom.generator.targets import target
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check
 from warploom.integrations.linear_rules import check_residual, product_type, sum_type
-from warploom.integrations.quantized_rules import INPUTS, check_linear, check_parts, refusal
-from warploom.integrations.quantized_state import KEY, check_state, encoded
+from warploom.integrations.quantized_rules import (
+    INPUTS,
+    check_linear,
+    check_parts,
+    check_whole,
+    refusal,
+)
+from warploom.integrations.quantized_state import KEY, check_state, encoded, entries
+from warploom.integrations.quantized_weight import LayerWeight, dequantized, seen
 from warploom.quantization import PackedWeight, quantize
+from warploom.quantization.dequantize import TYPES
 from warploom.quantization.packed_weight import NAMES
 from warploom.quantization.quantize import described
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm
 from warploom.runtime.families.mixed_gemm.layer import Call, Layer, Read
+from warploom.runtime.frozen import FrozenParameter
 
 
-class QuantizedLinear(torch.nn.Module):
+class QuantizedLinear(torch.nn.Linear):
     """A linear layer with a packed weight: activation(x W^T + bias) + residual, in one kernel.
 
     Made of a layer by `from_linear`, or of a weight by `from_packed`. Made by itself its weight
     and bias are 0, for a state to be loaded: arguments before `dtype` are those of torch.nn.Linear,
-    `dtype` is the bias's, `format` to `scale_dtype` are those of `warploom.quantize`, `activation`
-    is relu, gelu, gelu_tanh or silu.
+    `dtype` is that of the bias and of `weight.dtype`, `format` to `scale_dtype` are those of
+    `warploom.quantize`, `activation` is relu, gelu, gelu_tanh or silu.
 
-    The weight's tensors are buffers, which keep their types whatever the module is converted to.
-    The layer is differentiable in x, bias and residual, not in its weight. A state dict has the
-    tensors and, as one more, what they are: it loads whole, into a layer of the same kind.
+    The weight's tensors are parameters that never require grad, and keep their types whatever the
+    module is converted to. The layer is differentiable in x, bias and residual, not in its weight.
+    A state dict has the tensors and, as one more, what they are: a weight loads whole, into a layer
+    of the same kind.
 
     Kernels take bf16 and fp16 (also by autocast) on the GPUs that there are some for. All else is
     torch's product with the weight given back, in each call; `warploom.explain(layer, x)` says why.
     """
 
-    bias: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None  # type: ignore[assignment]
+    _is_hf_initialized = True  # nothing of it is for transformers to fill with random numbers
 
     def __init__(
         self,
@@ -60,19 +71,27 @@ class QuantizedLinear(torch.nn.Module):
         kinds = metadata.tensors()
         made = {name: torch.zeros(s, dtype=t, device=device) for name, (s, t) in kinds.items()}
         zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
-        self._set_up(PackedWeight.from_tensors(made, metadata), zeros, activation)
+        dtype = dtype or torch.get_default_dtype()
+        self._set_up(PackedWeight.from_tensors(made, metadata), zeros, activation, dtype)
 
     def _set_up(
-        self, weight: PackedWeight, bias: torch.Tensor | None, activation: str | None
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        activation: str | None,
+        dtype: torch.dtype,
     ) -> None:
         options: Options = {**DEFAULTS, "activation": activation}
         check(options)
-        super().__init__()
+        super(torch.nn.Linear, self).__init__()
         self.activation = activation
         self.metadata = weight.metadata
+        self.in_features = weight.metadata.k
+        self.out_features = weight.metadata.n
+        self.dtype = dtype
         self._calls = Layer()
         for name, tensor in weight.tensors().items():
-            self.register_buffer(name, tensor)
+            self.register_parameter(name, FrozenParameter(tensor))
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
             bias = torch.nn.Parameter(bias)
         self.register_parameter("bias", bias)
@@ -87,12 +106,15 @@ class QuantizedLinear(torch.nn.Module):
     ) -> Self:
         """Return a layer of a packed weight [N, K] and a bias [N], which are shared, not copied.
 
-        Raises ProblemError for a weight that is packed for activations of 8 bits, and for a bias
-        of another shape, of a type without gradients, or elsewhere.
+        `layer.weight.dtype` is the bias's; without one, that of the scales where these are numbers
+        of 16 or 32 bits, else bf16. Raises ProblemError for a weight that is packed for activations
+        of 8 bits, and for a bias of another shape, of a type without gradients, or elsewhere.
         """
         check_parts(weight, bias)
+        scales = weight.metadata.scale_dtype
+        dtype = scales if scales in TYPES else torch.bfloat16
         made = cls.__new__(cls)
-        made._set_up(weight, bias, activation)
+        made._set_up(weight, bias, activation, dtype if bias is None else bias.dtype)
         return made
 
     @classmethod
@@ -115,27 +137,24 @@ class QuantizedLinear(torch.nn.Module):
         packed = quantize(linear.weight.detach(), format, group, symmetric, scale_dtype, INPUTS)
         activation = linear.activation if isinstance(linear, Linear) else None
         made = cls.from_packed(packed, linear.bias, activation=activation)
+        made.dtype = linear.weight.dtype
         _share(made, linear)
         return made
 
     # ---- What it is ------------------------------------------------------------------------------
 
     @property
-    def in_features(self) -> int:
-        """K: elements of a row of the input."""
-        return self.metadata.k
+    def weight(self) -> LayerWeight:  # type: ignore[override]
+        """The weight as the layer's parameters have it, for what reads it as that of a Linear."""
+        data, *channels = seen(self._packed())
+        return LayerWeight(data, self.metadata, *channels, dtype=self.dtype)
 
-    @property
-    def out_features(self) -> int:
-        """N: elements of a row of the result."""
-        return self.metadata.n
-
-    @property
-    def weight(self) -> PackedWeight:
-        """The weight as it lies in the layer's buffers."""
-        buffers: dict[str, Any] = self._buffers
-        scales, zeros = buffers.get("channel_scales"), buffers.get("channel_zeros")
-        return PackedWeight(buffers["data"], self.metadata, scales, zeros)
+    def reset_parameters(self) -> None:
+        """Make the weight and the bias 0, as those of a new layer."""
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                if parameter is not None:
+                    parameter.zero_()
 
     def extra_repr(self) -> str:
         """Extents, whether there is a bias, the format, and what it takes."""
@@ -157,7 +176,8 @@ class QuantizedLinear(torch.nn.Module):
             found = self._calls.again(*self._asked(input))
             if found is not None:
                 return found
-        weight = self.weight
+        data, *channels = seen(self._packed())
+        weight = PackedWeight(data, self.metadata, *channels)
         if residual is not None:
             check_residual(input, residual, self.out_features)
         if refusal(input, weight, residual):
@@ -200,22 +220,27 @@ class QuantizedLinear(torch.nn.Module):
 
     def _asked(self, input: torch.Tensor) -> tuple[Call, Read]:
         """What a call asks for; a module's attributes take ten times as long to find."""
-        buffers: dict[str, Any] = self._buffers
-        packed = [buffers[name] for name in NAMES if name in buffers]
         try:
             bias = self._parameters["bias"]
-        except KeyError:  # what is parametrized has another
+        except KeyError:  # what is parametrized or replicated has another
             bias = self.bias
         if bias is None:
-            return Call(self.metadata, self.activation, False), (input, *packed)
-        return Call(self.metadata, self.activation, True), (input, *packed, bias)
+            return Call(self.metadata, self.activation, False), (input, *self._packed())
+        return Call(self.metadata, self.activation, True), (input, *self._packed(), bias)
+
+    def _packed(self) -> list[torch.Tensor]:
+        """The weight's tensors, in the order of NAMES."""
+        parameters = cast("dict[str, torch.Tensor]", self._parameters)
+        packed = [parameters[name] for name in NAMES if name in parameters]
+        return packed or [getattr(self, name) for name in self.metadata.tensors()]  # replicated
 
     def _by_torch(
         self, input: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None
     ) -> torch.Tensor:
+        check_whole(weight)
         kind = product_type(input.dtype, input.device.type)
         bias = None if self.bias is None else self.bias.to(kind)
-        result = ACTIVATIONS[self.activation](F.linear(input, weight.dequantize(kind), bias))
+        result = ACTIVATIONS[self.activation](F.linear(input, dequantized(weight, kind), bias))
         return result if residual is None else result + residual
 
     # ---- Types, states ---------------------------------------------------------------------------
@@ -224,7 +249,7 @@ class QuantizedLinear(torch.nn.Module):
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> QuantizedLinear:
         """What `to`, `half`, `cuda` and the like do: the weight moves, and keeps its types."""
-        packed = [id(tensor) for tensor in self.weight.tensors().values()]
+        packed = [id(tensor) for tensor in self._packed()]
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             found = fn(tensor)
@@ -233,7 +258,26 @@ class QuantizedLinear(torch.nn.Module):
             return tensor.to(found.device)
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._packed()[0].device)).dtype
+        for name in self.metadata.tensors():
+            self.register_parameter(name, self._parameters[name])
         return self
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter, as torch does; one of the weight's is frozen.
+
+        Raises ProblemError for a `weight`: the layer has another, which no assignment replaces.
+        """
+        if name == "weight" and param is not None:
+            raise ProblemError(
+                "a weight that is assigned to a QuantizedLinear",
+                rule="must be packed: the layer's weight is what it was made of",
+                fix="make a layer of it, with from_packed or from_linear; leave an output head "
+                "whose weight is tied to an embedding's out of what is quantized",
+            )
+        if name in NAMES and type(param) is torch.nn.Parameter:  # torch made it anew
+            param = FrozenParameter(param.data)
+        super().register_parameter(name, param)
 
     def get_extra_state(self) -> torch.Tensor:
         """What the tensors are, as a tensor."""
@@ -253,13 +297,15 @@ class QuantizedLinear(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take all of a layer's state, or none and tell why, as torch collects it."""
+        """Take a state, or nothing of it and tell why, as torch collects it."""
         names = (*NAMES, KEY, "bias", "weight")
         given = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
         try:
             check_state(given, self.metadata, self.bias)
         except ProblemError as error:
             error_msgs.append(f"{prefix.rstrip('.') or type(self).__name__}: {error}")
+            wanted = (prefix + name for name in entries(self.metadata))
+            missing_keys.extend(key for key in wanted if strict and key not in state_dict)
             return
         super()._load_from_state_dict(
             state_dict,
@@ -278,7 +324,7 @@ def _share(made: QuantizedLinear, linear: torch.nn.Linear) -> None:
     Maps of parameters are the layer's own; those of hooks are the module's, as in linear_sharing.
     """
     maps = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-    own = {*maps, *DEFAULTS, "_calls", "in_features", "out_features", "metadata"}
+    own = {*maps, *DEFAULTS, "_calls", "in_features", "out_features", "metadata", "dtype"}
     vars(made).update({name: one for name, one in vars(linear).items() if name not in own})
     for name in maps:
         vars(made)[name].update(vars(linear)[name])

@@ -21,6 +21,7 @@ from warploom.integrations.linear_rules import (
 )
 from warploom.integrations.linear_sharing import check_module
 from warploom.quantization import PackedWeight
+from warploom.runtime.operator import is_distributed
 from warploom.runtime.tensors import shown
 
 INPUTS: Activations = "16-bit"  # what weights are packed for
@@ -52,7 +53,26 @@ def refusal(
             return found
     if residual is not None and residual.dtype not in (*PRODUCTS, torch.float32):
         return f"the residual is {residual.dtype}; kernels add bfloat16, float16 and float32"
-    return transformed(x, weight.data, sharded=False)
+    return transformed(x, weight.slabs, sharded=False)
+
+
+def check_whole(weight: PackedWeight) -> None:
+    """Raise ProblemError for a weight that is sharded, or whose tensors were converted."""
+    for name, (_, dtype) in weight.metadata.tensors().items():
+        tensor = weight.tensors()[name]
+        if is_distributed(tensor):
+            raise ProblemError(
+                f"{name}, a DTensor in the forward of a quantized layer",
+                rule="must be gathered: tensor parallelism does not share a quantized weight out",
+                fix="leave the layer out of parallelize_module's plan; fully_shard gathers it",
+            )
+        if tensor.dtype != dtype:
+            raise ProblemError(
+                f"{name} of {tensor.dtype}",
+                rule=f"must be {dtype}, as it was quantized",
+                fix="leave the layer out of what converts parameters, such as the param_dtype of "
+                "FSDP's MixedPrecisionPolicy, or quantize it with scale_dtype of that type",
+            )
 
 
 def check_parts(weight: PackedWeight, bias: torch.Tensor | None) -> None:

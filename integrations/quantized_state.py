@@ -1,8 +1,8 @@
 """States of layers with packed weights: tensors, one of which says what the others are.
 
 That one is the metadata as JSON, in bytes: so a state is tensors alone, which safetensors and
-torch's distributed checkpoints take too. A state is taken whole or refused, before anything of the
-layer is written to.
+torch's distributed checkpoints take too. The weight in a state is taken whole or refused, before
+anything of the layer is written to; a state without one, as of biases alone, leaves it as it is.
 """
 
 from __future__ import annotations
@@ -42,32 +42,41 @@ def decoded(state: object) -> Metadata:
 def check_state(given: Mapping[str, object], metadata: Metadata, bias: torch.Tensor | None) -> None:
     """Raise ProblemError for the state of another layer than one of this weight and bias.
 
-    `given` has the entries of the layer by their names in it: all, or none, of which torch tells.
+    `given` has the entries of the layer by their names in it. It has all of the weight or nothing
+    of it: a weight is never made of an old part and a new one. Of a bias torch tells.
     """
     if "weight" in given:
         raise ProblemError(
             f"weight {shown(given['weight'])}",
-            rule=f"must be packed: {', '.join(metadata.tensors())} and {KEY}",
+            rule=f"must be packed: {', '.join(entries(metadata))}",
             fix="load it into a torch.nn.Linear, and quantise that with from_linear",
         )
-    if not given:
-        return
-    if KEY not in given:
-        raise ProblemError(
-            f"{', '.join(given)} without {KEY}",
-            rule="must come with what the tensors are",
-            fix="save all of state_dict()",
-        )
-    found = decoded(given[KEY])
+    packed = {name: one for name, one in given.items() if name in (*NAMES, KEY)}
+    found = decoded(packed[KEY]) if KEY in packed else metadata
     if found != metadata:
         raise ProblemError(
             f"a weight of {found}",
             rule=f"must be of {metadata}, as the layer's",
             fix="make a layer of that kind: its arguments are named so",
         )
-    tensors = {name: given[name] for name in NAMES if name in given}
-    PackedWeight.from_tensors(tensors, metadata)  # type: ignore[arg-type]
+    missing = [name for name in entries(metadata) if name not in packed]
+    if packed and missing:
+        raise ProblemError(
+            f"{', '.join(packed)} without {', '.join(missing)}",
+            rule=f"must have all of {', '.join(entries(metadata))}, or none",
+            fix="save all of state_dict()",
+        )
+    if packed:
+        tensors = {name: one for name, one in packed.items() if name != KEY}
+        PackedWeight.from_tensors(tensors, metadata)  # type: ignore[arg-type]
     has, wants = (getattr(one, "shape", None) for one in (given.get("bias"), bias))
-    if has != wants:
-        told, rule = ("none" if one is None else str(list(one)) for one in (has, wants))
-        raise ProblemError(f"bias {told}", rule=f"must be {rule}, as the layer's")
+    if "bias" in given and bias is not None and has != wants:
+        raise ProblemError(
+            f"bias {shown(given['bias']) if has is None else list(has)}",
+            rule=f"must be {list(bias.shape)}, as the layer's",
+        )
+
+
+def entries(metadata: Metadata) -> tuple[str, ...]:
+    """The names of a weight's entries in a state."""
+    return (*metadata.tensors(), KEY)

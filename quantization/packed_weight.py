@@ -27,14 +27,14 @@ NAMES = ("data", "channel_scales", "channel_zeros")
 class PackedWeight:
     """W [N, K] in few bits: W[n, k] = scale[n, k // group] * (code[n, k] - zero[n, k // group]).
 
-    `data` are the slabs, uint8 [row blocks, slabs of k, bytes]; `channel_scales` and
+    `slabs`, also `data`, are uint8 [row blocks, slabs of k, bytes]; `channel_scales` and
     `channel_zeros` [N padded to 64] are there where scales are per channel (group None), and None
     elsewhere. `metadata` says what is in them. Made by `quantize`, `from_codes`, `from_tensors` or
     `load`: the constructor takes its arguments as they are. A packed weight is a node of torch's
     trees (`torch.compile`, `tree_map`), is never changed in place, and has no gradient.
     """
 
-    __slots__ = ("channel_scales", "channel_zeros", "data", "metadata")
+    __slots__ = ("channel_scales", "channel_zeros", "metadata", "slabs")
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class PackedWeight:
         channel_scales: Tensor | None = None,
         channel_zeros: Tensor | None = None,
     ) -> None:
-        self.data = data
+        self.slabs = data
         self.metadata = metadata
         self.channel_scales = channel_scales
         self.channel_zeros = channel_zeros
@@ -121,7 +121,7 @@ class PackedWeight:
     ) -> None:
         """Fill a range of rows (see slabs.row_ranges) while the weight is being made."""
         layout = self.metadata.slab
-        slabs.write(slabs.of_rows(self.data, first, end), layout, codes, scales, zeros)
+        slabs.write(slabs.of_rows(self.slabs, first, end), layout, codes, scales, zeros)
         if self.channel_scales is not None:
             padded = slice(first, -(-end // ROWS) * ROWS)
             self.channel_scales[padded] = 1
@@ -138,9 +138,14 @@ class PackedWeight:
         return self.metadata.n, self.metadata.k
 
     @property
+    def data(self) -> Tensor:
+        """The slabs, by the name that they have among `tensors()`."""
+        return self.slabs
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self.data.device
+        return self.slabs.device
 
     @property
     def bits(self) -> float:
@@ -149,7 +154,8 @@ class PackedWeight:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors there are, by name: with `metadata`, all that is to be kept."""
-        found = {name: getattr(self, name) for name in NAMES}
+        values = (self.slabs, self.channel_scales, self.channel_zeros)
+        found = dict(zip(NAMES, values, strict=True))
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __repr__(self) -> str:
@@ -180,7 +186,7 @@ class PackedWeight:
     def rows(self, first: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return codes, scales and zero points of one of slabs.row_ranges, as `unpack` does."""
         m = self.metadata
-        part, count = slabs.of_rows(self.data, first, end), end - first
+        part, count = slabs.of_rows(self.slabs, first, end), end - first
         found = from_stored(slabs.read(part, m.slab, count, m.k), m.slab)
         if self.channel_scales is None:
             return found, *slabs.read_scales(part, m.slab, count, m.groups, m.scale_dtype)
@@ -195,9 +201,9 @@ class PackedWeight:
         own type (torch.float8_e8m0fnu of mxfp4), zero points uint8, None where there are none.
         """
         m = self.metadata
-        found = self.data.new_empty(self.shape, dtype=m.code_dtype)
-        scales = self.data.new_empty(m.n, m.groups, dtype=m.scale_dtype)
-        zeros = self.data.new_empty(m.n, m.groups) if m.slab.row.has_zeros else None
+        found = self.slabs.new_empty(self.shape, dtype=m.code_dtype)
+        scales = self.slabs.new_empty(m.n, m.groups, dtype=m.scale_dtype)
+        zeros = self.slabs.new_empty(m.n, m.groups) if m.slab.row.has_zeros else None
         for first, end in slabs.row_ranges(m, self.device):
             found[first:end], scales[first:end], points = self.rows(first, end)
             if zeros is not None and points is not None:
@@ -214,13 +220,16 @@ class PackedWeight:
 
 
 def _flatten(weight: PackedWeight) -> tuple[list[Any], Metadata]:
-    return [getattr(weight, name) for name in NAMES], weight.metadata
+    return [weight.slabs, weight.channel_scales, weight.channel_zeros], weight.metadata
 
 
 def _flatten_with_keys(
     weight: PackedWeight,
 ) -> tuple[list[tuple[_pytree.KeyEntry, Any]], Metadata]:
-    return [(_pytree.GetAttrKey(name), getattr(weight, name)) for name in NAMES], weight.metadata
+    values, metadata = _flatten(weight)
+    return [(_pytree.GetAttrKey(name), one) for name, one in zip(NAMES, values, strict=True)], (
+        metadata
+    )
 
 
 def _unflatten(values: Iterable[Any], metadata: Metadata) -> PackedWeight:

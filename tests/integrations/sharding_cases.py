@@ -14,6 +14,7 @@ from pathlib import Path
 
 import sharding_models  # noqa: F401 (which has cases)
 import sharding_products  # noqa: F401 (which has cases)
+import sharding_quantized  # noqa: F401 (which has cases)
 import torch
 from sharding_checks import CASES, PROCESSES
 

@@ -95,7 +95,7 @@ def test_gradients_are_of_all_but_the_weight(
     """Adapters beside frozen weights learn through them; an optimizer finds no weight."""
     calls = request.getfixturevalue("products") if kernel else []
     module = layer(activation=activation)
-    assert [name for name, _ in module.named_parameters()] == ["bias"]
+    assert [name for name, one in module.named_parameters() if one.requires_grad] == ["bias"]
     x, residual = random(4, K).requires_grad_(), random(4, N, seed=4).requires_grad_()
     dy = random(4, N, seed=5)
     module(x, residual).backward(dy)
@@ -267,7 +267,9 @@ def test_copies_compute_the_same() -> None:
     module, x = layer(sample("uint4", None)), random(5, K)
     other = copy.deepcopy(torch.nn.ModuleList([module]))[0]
     assert torch.equal(other(x), module(x))
-    assert all(one is not two for one, two in zip(other.buffers(), module.buffers(), strict=True))
+    pairs = list(zip(other.parameters(), module.parameters(), strict=True))
+    assert len(pairs) == 4
+    assert all(one.data_ptr() != two.data_ptr() and type(one) is type(two) for one, two in pairs)
 
 
 def test_a_layer_is_shown_with_what_its_weight_is() -> None:

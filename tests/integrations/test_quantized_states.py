@@ -12,6 +12,7 @@ from mixed_samples import BF16, K, N, random, sample
 from safetensors.torch import load_file, save_file
 
 from warploom.errors import ProblemError
+from warploom.integrations.quantized_state import KEY
 from warploom.nn import QuantizedLinear
 
 State = dict[str, torch.Tensor]
@@ -113,7 +114,11 @@ REFUSED: dict[str, tuple[Callable[[State], object], str]] = {
         lambda state: state.update(_extra_state=torch.zeros(3, dtype=torch.uint8)),
         "must be the metadata of a packed weight",
     ),
-    "no scales": (lambda state: state.pop("channel_scales"), "must be data, channel_scales"),
+    "no scales": (lambda state: state.pop("channel_scales"), "without channel_scales: must have"),
+    "nothing but metadata": (
+        lambda state: [state.pop(key) for key in list(state) if key != "_extra_state"],
+        "without data, channel_scales, channel_zeros",
+    ),
     "rows that are missing": (
         lambda state: state.update(data=state["data"][:1]),
         r"data torch.uint8 \[1, 2, 4096\]",
@@ -122,7 +127,10 @@ REFUSED: dict[str, tuple[Callable[[State], object], str]] = {
         lambda state: state.update(channel_scales=state["channel_scales"].half()),
         "channel_scales torch.float16",
     ),
-    "no bias": (lambda state: state.pop("bias"), r"bias none: must be \[136\]"),
+    "another bias": (
+        lambda state: state.update(bias=state["bias"][:8]),
+        r"bias \[8\]: must be \[136\]",
+    ),
     "a weight of torch's": (
         lambda state: (state.clear(), state.update(torch.nn.Linear(K, N).state_dict())),
         r"weight <tensor \[136, 256\]>: must be packed",
@@ -151,9 +159,36 @@ def test_what_is_missing_and_too_much_is_torchs_to_tell() -> None:
         model.load_state_dict({})
     found = model.load_state_dict({}, strict=False)
     assert {"0.data", "0.bias", "0._extra_state"} <= set(found.missing_keys)
+    state = dict(model.state_dict())
+    del state["0.channel_scales"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*: "0\.channel_scales"'):
+        model.load_state_dict(state)
     state = {**model.state_dict(), "0.more": torch.zeros(1)}
     with pytest.raises(RuntimeError, match=r"Unexpected key.*0\.more"):
         model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_without_the_weight_loads_the_rest(assign: bool) -> None:
+    """Peft's bias="all" keeps biases alone; a refusal of those would lose what was trained."""
+    model = torch.nn.Sequential(layer())
+    before = model[0].weight.dequantize(torch.float64)
+    bias = torch.full((N,), 3, dtype=BF16)
+    with pytest.raises(RuntimeError, match=r'Missing key.*: "0\.data", "0\.channel_scales"'):
+        model.load_state_dict({"0.bias": bias})
+    found = model.load_state_dict({"0.bias": bias}, strict=False, assign=assign)
+    assert found.missing_keys == [f"0.{name}" for name in (*model[0].metadata.tensors(), KEY)]
+    assert torch.equal(model[0].bias, bias)
+    assert torch.equal(model[0].weight.dequantize(torch.float64), before)
+    weight = {
+        key: one for key, one in layer(2).state_dict(prefix="0.").items() if "bias" not in key
+    }
+    assert model.load_state_dict(weight, strict=False, assign=assign).missing_keys == ["0.bias"]
+    assert torch.equal(model[0].bias, bias)
+    assert not torch.equal(model[0].weight.dequantize(torch.float64), before)
+    assert not any(
+        model[0].get_parameter(name).requires_grad for name in model[0].metadata.tensors()
+    )
 
 
 def test_a_layer_stays_of_its_kind() -> None:

@@ -55,8 +55,8 @@ class MixedGemmCall:
             a.get_device(),
             a.is_neg(),
             weight.metadata,
-            weight.data.get_device(),
-            weight.data.is_neg(),
+            weight.slabs.get_device(),
+            weight.slabs.is_neg(),
             scales is not None and scales.is_neg(),
             zeros is not None and zeros.is_neg(),
             None
@@ -167,7 +167,7 @@ class MixedGemmCall:
     def arguments(self, details: CheckedCall, results: torch.Tensor) -> Arguments:
         """The addresses of A, W's tensors, D and the items' tensors, and the items' numbers."""
         weight, listed = self.weight, self.listed
-        addresses: tuple[int, ...] = (self.a.data_ptr(), weight.data.data_ptr())
+        addresses: tuple[int, ...] = (self.a.data_ptr(), weight.slabs.data_ptr())
         if weight.channel_scales is not None:
             addresses += (weight.channel_scales.data_ptr(),)
         if weight.channel_zeros is not None:

@@ -187,7 +187,7 @@ def call(
         )
     given = _Call(
         a,
-        weight.data,
+        weight.slabs,
         weight.channel_scales,
         weight.channel_zeros,
         *(metadata.format, metadata.group, metadata.scale, metadata.activations),

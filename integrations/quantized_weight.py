@@ -1,0 +1,182 @@
+"""`layer.weight` of a quantized layer, for code that takes it for the weight of torch.nn.Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import torch
+from torch.utils import _pytree
+
+from warploom.errors import ProblemError
+from warploom.quantization import Metadata, PackedWeight
+from warploom.quantization.dequantize import TYPES
+from warploom.runtime.frozen import FrozenParameter
+
+_Context = tuple[Metadata, torch.dtype]
+
+
+class UnansweredError(ProblemError, AttributeError):
+    """What a quantized layer's weight is asked for, and only a torch.Tensor has."""
+
+
+class LayerWeight(PackedWeight):
+    """A packed weight [N, K] that says it is of `dtype`, as models read it of a layer's weight.
+
+    It is no torch.Tensor: torch's graphs and fused kernels read the tensors that it is made of. But
+    it has `__torch_function__`: torch.nn.functional.linear, for instance, computes with the
+    dequantized weight, and modules of torch leave the fast paths that would read its memory.
+    `data` is the weight itself, as for a torch.Tensor without autograd, and nothing changes it.
+    """
+
+    __slots__ = ("dtype",)
+
+    requires_grad = False
+    grad = None
+    ndim = 2
+
+    def __init__(
+        self,
+        data: torch.Tensor,
+        metadata: Metadata,
+        channel_scales: torch.Tensor | None = None,
+        channel_zeros: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(data, metadata, channel_scales, channel_zeros)
+        self.dtype = dtype
+
+    @property  # type: ignore[override]
+    def data(self) -> Self:
+        """The weight itself; `slabs` are its bytes."""
+        return self
+
+    @data.setter
+    def data(self, value: object) -> None:
+        """Raise ProblemError: what assigns it, as merging an adapter does, means to change it."""
+        raise _fixed("a quantized weight that is assigned other data")
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Raise UnansweredError for what a torch.Tensor has beside; `hasattr` is False."""
+        if name.startswith("__") or not hasattr(torch.Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise UnansweredError(
+            f"{name} of a quantized layer's weight",
+            rule="must not be asked for: the weight is no torch.Tensor, and is not shared out "
+            "by tensor parallelism",
+            fix="weight.dequantize(dtype) is one, and weight.tensors() are those that it is made "
+            "of; leave the layer out of what is to read or change weights",
+        )
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the weight is on a GPU."""
+        return self.device.type == "cuda"
+
+    def dim(self) -> int:
+        """Return 2."""
+        return self.ndim
+
+    def size(self, dim: int | None = None) -> int | torch.Size:
+        """Return N and K, or one of them."""
+        return torch.Size(self.shape) if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """Return the number of weights, N * K."""
+        return self.metadata.n * self.metadata.k
+
+    def detach(self) -> Self:
+        """Return the weight itself, which has no gradient."""
+        return self
+
+    def clone(self) -> LayerWeight:
+        """Return a copy with memory of its own."""
+        copied = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        return LayerWeight(metadata=self.metadata, dtype=self.dtype, **copied)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call a function of torch with dequantized weights, in the dtype of its other operands.
+
+        Raises ProblemError for functions that write to the weight.
+        """
+        keywords = dict(kwargs or {})
+        if not torch.compiler.is_dynamo_compiling():  # which has no name of a function
+            name = getattr(func, "__name__", str(func))
+            first = next(iter((*args, *keywords.values())), None)
+            inplace = name.endswith("_") and not name.endswith("__")
+            if _ours(keywords.get("out")) or (inplace and _ours(first)):
+                raise _fixed(f"a quantized weight that {name} writes to")
+        leaves = _pytree.tree_leaves((args, keywords), is_leaf=_ours)
+        dtypes = (one.dtype for one in leaves if isinstance(one, torch.Tensor))
+        dtype = next((one for one in dtypes if one in TYPES), None)
+
+        def plain(one: Any) -> Any:  # noqa: ANN401
+            return dequantized(one, dtype or one.dtype) if _ours(one) else one
+
+        args, keywords = _pytree.tree_map(plain, (args, keywords), is_leaf=_ours)
+        return func(*args, **keywords)
+
+
+def dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return W [N, K] in `dtype`; of what torch.jit.trace records it is a constant.
+
+    That tracer cannot record how bits are read as another type.
+    """
+    if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is None:
+        return weight.dequantize(dtype)
+    tracing: Any = torch._C
+    state = tracing._get_tracing_state()
+    tracing._set_tracing_state(None)
+    try:
+        return weight.dequantize(dtype)
+    finally:
+        tracing._set_tracing_state(state)
+
+
+def seen(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a layer's tensors as modes of torch, such as make_fx's, take them: as plain tensors.
+
+    Those modes know torch's own class of parameters only.
+    """
+    if torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack():
+        return tensors
+    with torch._C._DisableTorchDispatch():
+        return [one.detach() if type(one) is FrozenParameter else one for one in tensors]
+
+
+def _ours(value: object) -> bool:
+    return isinstance(value, LayerWeight)
+
+
+def _fixed(what: str) -> ProblemError:
+    return ProblemError(
+        what,
+        rule="must stay as it was quantized: it has no gradient and is not changed in place",
+        fix="change the weight before it is quantized (merge adapters into the model before it is "
+        "patched), or quantize layer.weight.dequantize() plus the change anew",
+    )
+
+
+# ---- A node of torch's trees ---------------------------------------------------------------------
+
+
+def _flatten(weight: LayerWeight) -> tuple[list[Any], _Context]:
+    values = [weight.slabs, weight.channel_scales, weight.channel_zeros]
+    return values, (weight.metadata, weight.dtype)
+
+
+def _unflatten(values: Iterable[Any], context: _Context) -> LayerWeight:
+    data, channel_scales, channel_zeros = values
+    metadata, dtype = context
+    return LayerWeight(data, metadata, channel_scales, channel_zeros, dtype=dtype)
+
+
+_pytree.register_pytree_node(LayerWeight, _flatten, _unflatten)
