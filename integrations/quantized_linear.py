@@ -22,6 +22,7 @@ from warploom.integrations.quantized_rules import (
 )
 from warploom.integrations.quantized_state import KEY, check_state, encoded, entries
 from warploom.integrations.quantized_weight import LayerWeight, dequantized, seen
+from warploom.integrations.saving import guard
 from warploom.quantization import PackedWeight, quantize
 from warploom.quantization.dequantize import TYPES
 from warploom.quantization.packed_weight import NAMES
@@ -84,6 +85,7 @@ class QuantizedLinear(torch.nn.Linear):
         options: Options = {**DEFAULTS, "activation": activation}
         check(options)
         super(torch.nn.Linear, self).__init__()
+        guard(QuantizedLinear)
         self.activation = activation
         self.metadata = weight.metadata
         self.in_features = weight.metadata.k
@@ -286,6 +288,10 @@ class QuantizedLinear(torch.nn.Linear):
     def set_extra_state(self, state: object) -> None:
         """Raise ProblemError for tensors of another kind: a layer stays what it is."""
         check_state({KEY: state, **self.weight.tensors()}, self.metadata, None)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        guard(QuantizedLinear)
+        super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(
         self,

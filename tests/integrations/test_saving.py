@@ -1,0 +1,125 @@
+"""Models with quantized layers: which ways to save one are refused, and which bring it back."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_model, save_model
+from tiny_models import VOCABULARY, model
+
+import warploom
+from warploom.errors import ProblemError
+from warploom.integrations import saving
+from warploom.nn import QuantizedLinear
+
+IDS = torch.randint(2, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+IN_GROUPS: Any = {"format": "int8", "group": 32}
+
+
+def patched() -> Any:  # noqa: ANN401 (a model of transformers)
+    speaking = model("Llama", "eager")
+    warploom.patch(speaking, weights=IN_GROUPS)
+    return speaking
+
+
+def by_hand() -> Any:  # noqa: ANN401
+    speaking = model("Llama", "eager")
+    linear = speaking.model.layers[1].mlp.up_proj
+    speaking.model.layers[1].mlp.up_proj = QuantizedLinear.from_linear(linear, **IN_GROUPS)
+    return speaking
+
+
+def trainer(speaking: Any, folder: Path) -> None:  # noqa: ANN401
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(str(folder), report_to=[], use_cpu=True)
+    Trainer(speaking, arguments).save_model()
+
+
+@pytest.mark.parametrize("make", [patched, by_hand])
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda speaking, folder: speaking.save_pretrained(folder),
+        lambda speaking, folder: speaking.save_pretrained(folder, state_dict=speaking.state_dict()),
+        lambda speaking, folder: speaking.model.save_pretrained(folder),
+        lambda speaking, folder: speaking.push_to_hub("nobody/nothing"),
+        trainer,
+    ],
+)
+def test_what_from_pretrained_would_load_as_noise_is_not_written(
+    tmp_path: Path, save: Callable[[Any, Path], None], make: Callable[[], Any]
+) -> None:
+    """It makes torch.nn.Linear, finds no weights of theirs, and fills them with random numbers."""
+    with pytest.raises(ProblemError, match=r"with quantized layers \(.*up_proj|q_proj.*random"):
+        save(make(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_without_quantized_layers_are_saved_as_ever(tmp_path: Path) -> None:
+    """After other models had some, and by a patch that changes no weights, or is undone."""
+    from transformers import AutoModelForCausalLM
+
+    patched()
+    speaking = model("Llama", "eager")
+    expected = speaking.state_dict()
+    patch = warploom.patch(speaking)
+    for name in ("patched", "undone"):
+        speaking.save_pretrained(tmp_path / name)
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager")
+        found = again.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        patch.undo()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("assign", [False, True])
+def test_states_bring_a_quantized_model_back(tmp_path: Path, assign: bool) -> None:
+    """What the refusal advises, and files of safetensors, into a model that is patched alike."""
+    first, second, third = patched(), patched(), patched()
+    for layer in first.model.layers:
+        layer.mlp.up_proj.get_parameter("data").add_(1)
+    assert not torch.equal(first(IDS).logits, second(IDS).logits)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    state = getattr(torch, "load")(tmp_path / "state.pt", weights_only=True)  # noqa: B009
+    second.load_state_dict(state, assign=assign)
+    save_model(first, str(tmp_path / "state.safetensors"))
+    load_model(third, tmp_path / "state.safetensors")
+    for other in (second, third):
+        assert torch.equal(first(IDS).logits, other(IDS).logits)
+
+
+def test_libraries_that_are_loaded_later_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for diffusers, which saves as transformers does."""
+
+    class ModelMixin(torch.nn.Module):
+        saved = 0
+
+        def save_pretrained(self) -> None:
+            self.saved += 1
+
+        def push_to_hub(self) -> None:
+            self.save_pretrained()
+
+    layer = QuantizedLinear(64, 64, format="int8", group=64)
+    library = types.ModuleType("modeling_utils")
+    library.ModelMixin = ModelMixin  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "diffusers.models.modeling_utils", library)
+    monkeypatch.setattr(saving, "_guarded", set(saving._guarded))
+    made = ModelMixin()
+    made.proj = torch.nn.Linear(64, 64)
+    QuantizedLinear.from_linear(made.proj, "int8", 64)
+    made.push_to_hub()
+    assert made.saved == 1
+    made.proj = layer
+    for save in (made.save_pretrained, made.push_to_hub):
+        with pytest.raises(ProblemError, match=r"with quantized layers \(proj\)"):
+            save()
+    assert made.saved == 1
