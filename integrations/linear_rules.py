@@ -17,8 +17,8 @@ from torch.autograd import forward_ad
 from warploom.errors import ProblemError
 from warploom.generator.limits import LARGEST
 from warploom.integrations.devices import unserved
+from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.transforms import foreign, transforming
-from warploom.runtime.frozen import FrozenParameter
 from warploom.runtime.operator import is_distributed
 
 PRODUCTS = (torch.bfloat16, torch.float16)  # types of products in which a model trains

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 
 from warploom.errors import ProblemError
 from warploom.generator.targets import target
+from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check
 from warploom.integrations.linear_rules import check_residual, product_type, sum_type
@@ -21,7 +22,7 @@ from warploom.integrations.quantized_rules import (
     refusal,
 )
 from warploom.integrations.quantized_state import KEY, check_state, encoded, entries
-from warploom.integrations.quantized_weight import LayerWeight, dequantized, seen
+from warploom.integrations.quantized_weight import LayerWeight, dequantized
 from warploom.integrations.saving import guard
 from warploom.quantization import PackedWeight, quantize
 from warploom.quantization.dequantize import TYPES
@@ -30,7 +31,6 @@ from warploom.quantization.quantize import described
 from warploom.runtime.api import Explanation, explain
 from warploom.runtime.families.mixed_gemm.api import mixed_gemm
 from warploom.runtime.families.mixed_gemm.layer import Call, Layer, Read
-from warploom.runtime.frozen import FrozenParameter
 
 
 class QuantizedLinear(torch.nn.Linear):
@@ -92,6 +92,7 @@ class QuantizedLinear(torch.nn.Linear):
         self.out_features = weight.metadata.n
         self.dtype = dtype
         self._calls = Layer()
+        self._names = tuple(weight.tensors())
         for name, tensor in weight.tensors().items():
             self.register_parameter(name, FrozenParameter(tensor))
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
@@ -148,7 +149,7 @@ class QuantizedLinear(torch.nn.Linear):
     @property
     def weight(self) -> LayerWeight:  # type: ignore[override]
         """The weight as the layer's parameters have it, for what reads it as that of a Linear."""
-        data, *channels = seen(self._packed())
+        data, *channels = self._packed()
         return LayerWeight(data, self.metadata, *channels, dtype=self.dtype)
 
     def reset_parameters(self) -> None:
@@ -178,7 +179,7 @@ class QuantizedLinear(torch.nn.Linear):
             found = self._calls.again(*self._asked(input))
             if found is not None:
                 return found
-        data, *channels = seen(self._packed())
+        data, *channels = self._packed()
         weight = PackedWeight(data, self.metadata, *channels)
         if residual is not None:
             check_residual(input, residual, self.out_features)
@@ -222,19 +223,22 @@ class QuantizedLinear(torch.nn.Linear):
 
     def _asked(self, input: torch.Tensor) -> tuple[Call, Read]:
         """What a call asks for; a module's attributes take ten times as long to find."""
+        parameters: dict[str, Any] = self._parameters
         try:
-            bias = self._parameters["bias"]
-        except KeyError:  # what is parametrized or replicated has another
-            bias = self.bias
+            packed = [parameters[name].plain for name in self._names]
+            bias = parameters["bias"]
+        except (AttributeError, KeyError):  # sharded, replicated, parametrized
+            packed, bias = self._packed(), self.bias
         if bias is None:
-            return Call(self.metadata, self.activation, False), (input, *self._packed())
-        return Call(self.metadata, self.activation, True), (input, *self._packed(), bias)
+            return Call(self.metadata, self.activation, False), (input, *packed)
+        return Call(self.metadata, self.activation, True), (input, *packed, bias)
 
     def _packed(self) -> list[torch.Tensor]:
-        """The weight's tensors, in the order of NAMES."""
-        parameters = cast("dict[str, torch.Tensor]", self._parameters)
-        packed = [parameters[name] for name in NAMES if name in parameters]
-        return packed or [getattr(self, name) for name in self.metadata.tensors()]  # replicated
+        """The weight's tensors, in the order of NAMES: parameters for those who trace them."""
+        found: list[Any] = [getattr(self, name) for name in self._names]
+        if torch.compiler.is_dynamo_compiling():
+            return found
+        return [one.plain if type(one) is FrozenParameter else one for one in found]
 
     def _by_torch(
         self, input: torch.Tensor, weight: PackedWeight, residual: torch.Tensor | None
@@ -251,7 +255,7 @@ class QuantizedLinear(torch.nn.Linear):
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> QuantizedLinear:
         """What `to`, `half`, `cuda` and the like do: the weight moves, and keeps its types."""
-        packed = [id(tensor) for tensor in self._packed()]
+        packed = [id(self._parameters[name]) for name in self._names]
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             found = fn(tensor)
@@ -261,7 +265,7 @@ class QuantizedLinear(torch.nn.Linear):
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._packed()[0].device)).dtype
-        for name in self.metadata.tensors():
+        for name in self._names:
             self.register_parameter(name, self._parameters[name])
         return self
 
@@ -330,7 +334,7 @@ def _share(made: QuantizedLinear, linear: torch.nn.Linear) -> None:
     Maps of parameters are the layer's own; those of hooks are the module's, as in linear_sharing.
     """
     maps = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-    own = {*maps, *DEFAULTS, "_calls", "in_features", "out_features", "metadata", "dtype"}
+    own = {*maps, *DEFAULTS, "_calls", "_names", "dtype", "in_features", "metadata", "out_features"}
     vars(made).update({name: one for name, one in vars(linear).items() if name not in own})
     for name in maps:
         vars(made)[name].update(vars(linear)[name])

@@ -11,7 +11,6 @@ from torch.utils import _pytree
 from warploom.errors import ProblemError
 from warploom.quantization import Metadata, PackedWeight
 from warploom.quantization.dequantize import TYPES
-from warploom.runtime.frozen import FrozenParameter
 
 _Context = tuple[Metadata, torch.dtype]
 
@@ -139,17 +138,6 @@ def dequantized(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
         return weight.dequantize(dtype)
     finally:
         tracing._set_tracing_state(state)
-
-
-def seen(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a layer's tensors as modes of torch, such as make_fx's, take them: as plain tensors.
-
-    Those modes know torch's own class of parameters only.
-    """
-    if torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_dispatch_stack():
-        return tensors
-    with torch._C._DisableTorchDispatch():
-        return [one.detach() if type(one) is FrozenParameter else one for one in tensors]
 
 
 def _ours(value: object) -> bool:

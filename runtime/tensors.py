@@ -14,14 +14,13 @@ from torch.autograd import forward_ad
 
 from warploom.arguments import shown as shown
 from warploom.errors import ProblemError
-from warploom.runtime.frozen import FrozenParameter
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 Named = Iterable[tuple[str, object]]  # what a call is given; None is left out
 
 
-_IN_MEMORY = {torch.Tensor, torch.nn.Parameter, FrozenParameter}
+_IN_MEMORY = {torch.Tensor, torch.nn.Parameter}
 
 
 class WithoutMemoryError(ProblemError):

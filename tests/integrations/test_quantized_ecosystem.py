@@ -170,6 +170,42 @@ def test_nothing_makes_a_weight_train() -> None:
     assert list(module.buffers()) == []
 
 
+def test_a_weight_is_shared_by_another_layer() -> None:
+    """layer.weight is a PackedWeight to all of warploom's functions."""
+    module, x = layer(), random(3, K)
+    other = QuantizedLinear.from_packed(module.weight, module.bias)
+    assert torch.equal(other(x), module(x))
+    pairs = zip(other.parameters(), module.parameters(), strict=True)
+    assert all(one.data_ptr() == two.data_ptr() for one, two in pairs)
+    copied = QuantizedLinear.from_packed(module.weight.clone(), module.bias)
+    assert torch.equal(copied(x), module(x))
+    assert copied.weight.slabs.data_ptr() != module.weight.slabs.data_ptr()
+
+
+@torch.no_grad()
+def test_a_weight_that_gets_other_memory_is_read_there(products: list[torch.Tensor]) -> None:
+    """Calls read a plain tensor of a parameter's memory, which must follow where that goes."""
+    module, x = layer(), random(3, K)
+    expected = module(x)
+    zeros = torch.zeros_like(module.weight.slabs)
+    changes: list[Callable[[torch.nn.Parameter, torch.Tensor], object]] = [
+        lambda data, other: setattr(data, "data", other),
+        lambda data, other: data.set_(other),  # type: ignore[arg-type]
+        lambda data, other: data.copy_(other),
+        lambda data, other: module.register_parameter(
+            "data", torch.nn.Parameter(other, requires_grad=False)
+        ),
+        lambda data, other: module.load_state_dict({**module.state_dict(), "data": other}),
+    ]
+    kept = module.weight.slabs.clone()
+    for change in changes:
+        for other in (zeros, kept):
+            change(module.get_parameter("data"), other.clone())
+            assert torch.equal(module.weight.slabs, other)
+            assert torch.equal(module.state_dict()["data"], other)
+            assert torch.equal(module(x), expected) is (other is kept)
+
+
 def test_optimizers_and_averages_leave_a_weight_as_it_is() -> None:
     module, x = layer(), random(3, K)
     before = module.weight.dequantize(torch.float64)
