@@ -21,7 +21,7 @@ from benchmarks import machine
 from benchmarks.families import BEFORE, Asked, Case
 from warploom.runtime import plan, records
 from warploom.tuning.autotune.api import autotune
-from warploom.tuning.autotune.problem import Tuned
+from warploom.tuning.autotune.report import Tuned
 
 CALLING = 8  # threads: their calls compile the kernels that they run until their problem is tuned
 PATIENCE = 300.0  # seconds, at most, until all problems are tuned

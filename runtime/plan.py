@@ -6,10 +6,12 @@ and loads it. It knows no family, and nothing here waits for the GPU.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from warploom import hooks
 from warploom.generator.launches import DeviceLimits
@@ -25,6 +27,8 @@ from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained,
 
 _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
+_numbers = itertools.count()
+_alive: WeakValueDictionary[int, Plan[Any, Any]] = WeakValueDictionary()
 
 os.register_at_fork(after_in_child=known.clear)  # a forked call is planned anew, and so refused
 
@@ -36,6 +40,7 @@ class Plan(Generic[DetailsT, ResultsT]):
     launch    None on the CPU, and where there is nothing to launch
     copies    operands that are copied first, since TMA cannot read them or torch has negated them
     details   what the family knows of such calls
+    draft     the call that it was made of, as `warploom.autotune` needs it for another kernel
     """
 
     key: Key
@@ -44,6 +49,11 @@ class Plan(Generic[DetailsT, ResultsT]):
     copies: tuple[str, ...]
     details: DetailsT
     device: int
+    draft: Draft[DetailsT]
+    number: int = field(default_factory=_numbers.__next__, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _alive[self.number] = self
 
     def run(self, call: Call[DetailsT, ResultsT]) -> ResultsT:
         """Launch on tensors that are known to fit; on the CPU, and without products, compute.
@@ -143,10 +153,11 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
         spec, problem = drafted.choice.spec, drafted.problem
         launch = plan_launches(spec, problem, device, drafted.tensors, drafted.scalars)
     key = call.signature()
-    planned = kind(key, drafted.choice, launch, drafted.copies, drafted.details, device)
+    given = drafted.choice, launch, drafted.copies, drafted.details, device, drafted
+    planned = kind(key, *given)
     counters.add("plans")
     if hooks.observer is not None:
-        hooks.observer.planned(planned, drafted)
+        hooks.observer.planned(planned)
     remember(known, key, planned, _BOUND)
     return planned
 
@@ -165,6 +176,11 @@ def run(call: Call[Any, ResultsT]) -> ResultsT:
         raise explained(error, call.require) from error.__cause__
     call.refuse()
     return (found or make(call, Plan)).run(call)
+
+
+def alive() -> list[Plan[Any, Any]]:
+    """The plans that somebody has: this map, a layer, a backward pass, or the user."""
+    return [plan for one in _alive.valuerefs() if (plan := one()) is not None]
 
 
 def forget() -> None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 class Observer(Protocol):
     """Something that is told of plans; the types are the runtime's, which this does not import."""
 
-    def planned(self, plan: Any, draft: Any) -> None:  # noqa: ANN401
-        """Hear that a plan was made of a draft (runtime/call.py). It must not raise."""
+    def planned(self, plan: Any) -> None:  # noqa: ANN401
+        """Hear that a plan (runtime/plan.py) was made. It must not raise."""
         ...
 
     def told(self, choice: Any) -> str:  # noqa: ANN401
@@ -26,10 +26,10 @@ class Observer(Protocol):
 class _ByEnvironment:
     """Begins what WARPLOOM_AUTOTUNE asks for with the first call that is planned."""
 
-    def planned(self, plan: Any, draft: Any) -> None:  # noqa: ANN401
+    def planned(self, plan: Any) -> None:  # noqa: ANN401
         import_module("warploom.tuning.autotune.api").by_environment()
         if observer is not None:
-            observer.planned(plan, draft)
+            observer.planned(plan)
 
     def told(self, choice: Any) -> str:  # noqa: ANN401
         return ""

@@ -12,9 +12,10 @@ import torch
 
 import warploom
 from warploom.generator import records_file
+from warploom.quantization import quantize
 from warploom.runtime import plan, records
 from warploom.tuning.autotune import engine, helper
-from warploom.tuning.autotune.problem import Tuned
+from warploom.tuning.autotune.report import Tuned
 
 pytestmark = pytest.mark.gpu
 
@@ -120,3 +121,55 @@ def test_attention_and_its_gradients_are_tuned_by_the_interface_of_families() ->
             assert time.monotonic() < end, tuning.problems
             time.sleep(0.05)
     call()
+
+
+def _calls() -> dict[str, Callable[[], object]]:
+    """Calls by each way that a warm one takes to its plan."""
+    x = torch.randn(120, 512, device="cuda").bfloat16()
+    weight = torch.randn(384, 512, device="cuda").bfloat16()
+    out = torch.empty(120, 384, device="cuda", dtype=torch.bfloat16)
+    plan = warploom.plan(x, weight.t(), out)
+    layer = warploom.nn.Linear(512, 392, device="cuda", dtype=torch.bfloat16)
+    packed = warploom.nn.QuantizedLinear.from_packed(quantize(weight, "int4"))
+    q, k, v = (torch.randn(2, 4, 136, 64, device="cuda").bfloat16() for _ in range(3))
+    keys, values = (torch.randn(2, 520, 4, 64, device="cuda").bfloat16() for _ in range(2))
+    rows = torch.randn(2, 1, 4, 64, device="cuda").bfloat16()
+    lengths = torch.full((2,), 500, device="cuda", dtype=torch.int32)
+    compiled = torch.compile(lambda: warploom.gemm(x[:96], weight.t()))
+
+    def trained() -> None:
+        layer(x[:112]).sum().backward()
+
+    def without_gradient() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    def quantized() -> None:
+        with torch.no_grad():
+            packed(x)
+
+    return {
+        "gemm": lambda: warploom.gemm(x[:64], weight.t()),
+        "a plan that the user has": lambda: plan(x, weight.t(), out),
+        "linear": without_gradient,
+        "linear and its gradients": trained,
+        "quantized linear": quantized,
+        "attention": lambda: warploom.attention(q, k, v, causal=True),
+        "decode": lambda: warploom.attention_decode(rows, keys, values, lengths=lengths),
+        "compiled": compiled,
+    }
+
+
+def test_calls_that_were_warm_before_it_began_are_tuned() -> None:
+    """A context that began after the first calls met none of them: 0 problems, in silence."""
+    calls = _calls()
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    for name, call in calls.items():
+        with warploom.autotune() as tuning:
+            call()
+            assert tuning.report.counts.get("not finished", 0) >= 1, name
+            found = until(tuning, call, "tuned")
+            assert all(one.after for one in found), name
+        call()

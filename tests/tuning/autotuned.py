@@ -21,6 +21,7 @@ from warploom.tuning.autotune.candidates import candidates
 from warploom.tuning.autotune.contest import Measured
 from warploom.tuning.autotune.course import Course
 from warploom.tuning.autotune.engine import Engine
+from warploom.tuning.autotune.report import Meetings
 
 GPU = DeviceLimits(132, "NVIDIA H200", "13.0")
 READY = "waiting for a call outside a capture"
@@ -46,9 +47,9 @@ def plan_of(m: int = 96, n: int = 640, k: int = 512, *, aligned: bool = True) ->
     call = GemmCall(a, b, out=out)
     drafted = call.draft(GPU)
     launch: Any = FakeLaunch(drafted.choice.spec)
-    plan = GemmPlan(("plan", m, n, k), drafted.choice, launch, (), drafted.details, 0)
+    plan = GemmPlan(("plan", m, n, k), drafted.choice, launch, (), drafted.details, 0, drafted)
     if hooks.observer is not None:
-        hooks.observer.planned(plan, drafted)
+        hooks.observer.planned(plan)
     return plan
 
 
@@ -131,6 +132,12 @@ class Machine:
                 poll=poll,
             )
         )
+
+    def enter(self, budget: float = 0.05, jobs: int = 0) -> Meetings:
+        """Open a context, as `with warploom.autotune()` does."""
+        context = Meetings(budget)
+        self.engine.enter(context, jobs)
+        return context
 
     @property
     def helper(self) -> FakeHelper:

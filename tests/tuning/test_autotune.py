@@ -26,7 +26,7 @@ def kept(folder: Path) -> Records:
 def test_a_new_problem_runs_untuned_is_measured_by_a_later_call_and_then_runs_the_winner(
     machine: Machine, folder: Path
 ) -> None:
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     machine.helper.held = True
     plan = plan_of()
     untuned = plan.choice.spec
@@ -55,7 +55,7 @@ def test_a_new_problem_runs_untuned_is_measured_by_a_later_call_and_then_runs_th
 
 
 def test_a_call_under_a_capture_measures_nothing_and_keeps_its_kernel(machine: Machine) -> None:
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     machine.capturing = True
@@ -74,7 +74,7 @@ def test_a_call_under_a_capture_measures_nothing_and_keeps_its_kernel(machine: M
 
 def test_the_present_kernel_stays_where_nothing_is_faster(machine: Machine, folder: Path) -> None:
     machine.pick = lambda present, specs: present
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     untuned = call(plan)
@@ -84,7 +84,7 @@ def test_the_present_kernel_stays_where_nothing_is_faster(machine: Machine, fold
 
 
 def test_a_problem_with_a_record_or_a_named_kernel_is_left_alone(machine: Machine) -> None:
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     call(plan)
@@ -98,7 +98,7 @@ def test_a_problem_with_a_record_or_a_named_kernel_is_left_alone(machine: Machin
 
 def test_what_measuring_loads_is_loaded_before_a_call_measures(machine: Machine) -> None:
     """torch loaded its kernels in the first call that measured, which took 0.4 s."""
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plans = [plan_of(m=m) for m in (96, 192)]
     until(lambda: all(isinstance(plan.launch, Gate) for plan in plans))
     assert [device for _, device in machine.rehearsed] == [0]
@@ -110,7 +110,7 @@ def test_a_rehearsal_that_fails_stops_nothing(machine: Machine) -> None:
         raise RuntimeError("CUDA out of memory")
 
     machine.rehearse = fail
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     call(plan)
@@ -118,7 +118,7 @@ def test_a_rehearsal_that_fails_stops_nothing(machine: Machine) -> None:
 
 
 def test_two_threads_that_call_at_once_measure_once(machine: Machine) -> None:
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     inside, leave = threading.Event(), threading.Event()
@@ -142,7 +142,7 @@ def test_two_threads_that_call_at_once_measure_once(machine: Machine) -> None:
 
 def test_plans_that_lie_otherwise_get_what_the_record_says_for_them(machine: Machine) -> None:
     """The winner stores by TMA, which these rows do not allow: its like is built before it runs."""
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     dense, ragged = plan_of(n=640), plan_of(n=640, aligned=False)
     until(lambda: isinstance(dense.launch, Gate) and isinstance(ragged.launch, Gate))
     call(dense)
@@ -168,7 +168,7 @@ def test_what_cannot_be_measured_runs_as_before_and_is_not_tried_again(
         raise error
 
     machine.during = fail
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     untuned = call(plan)
@@ -180,7 +180,7 @@ def test_what_cannot_be_measured_runs_as_before_and_is_not_tried_again(
 
 def test_without_candidates_there_is_nothing_to_measure(machine: Machine) -> None:
     machine.helper.fails = "the process that compiles ended with SIGKILL"
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: machine.status() == "not tuned: the process that compiles ended with SIGKILL")
     call(plan)
@@ -191,7 +191,7 @@ def test_records_that_cannot_be_kept_are_told_of_once(
     machine: Machine, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.joinpath("autotune").write_text("in the way of a folder")
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plans = [plan_of(m=m) for m in (96, 192)]
     until(
         lambda: (

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from autotuned import GPU, READY, Machine, call, plan_of, until
 
+import warploom
 from warploom import hooks
 from warploom.errors import ConfigurationError
 from warploom.generator import records_file
 from warploom.generator.gpus import file_name
-from warploom.generator.records import Record, Timed
+from warploom.generator.records import Record, Timed, problem_text
 from warploom.runtime import records
 from warploom.runtime.decision import Asked
 from warploom.tuning.autotune import api, locks
 from warploom.tuning.autotune.candidates import candidates
+from warploom.tuning.autotune.contest import NotMeasured
 from warploom.tuning.autotune.problem import Gate
 
 # ---- Who has it active ---------------------------------------------------------------------------
@@ -62,7 +67,7 @@ def test_it_is_refused_where_records_are_left_out(monkeypatch: pytest.MonkeyPatc
 
 def test_a_forked_child_tunes_nothing_and_waits_for_nobody(machine: Machine) -> None:
     os.register_at_fork(after_in_child=machine.engine.fresh)
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: isinstance(plan.launch, Gate))
     child = os.fork()
@@ -80,8 +85,8 @@ def test_compilers_that_are_no_number_of_them_are_refused_by_name(jobs: object) 
 
 
 def test_as_many_kernels_are_compiled_at_a_time_as_was_asked_for_last(machine: Machine) -> None:
-    machine.engine.enter(0.05, 12)
-    machine.engine.enter(0.05)
+    machine.enter(0.05, 12)
+    machine.enter(0.05)
     assert machine.helper.jobs == 12
 
 
@@ -102,7 +107,7 @@ def test_what_another_process_records_is_run_without_measuring(
     machine: Machine, folder: Path
 ) -> None:
     lock, asked = tuned_elsewhere()
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: machine.status() == "another process tunes it")
     untuned, before = call(plan), records.digest(GPU.gpu)
@@ -122,7 +127,7 @@ def test_what_another_process_records_is_run_without_measuring(
 
 def test_where_another_process_ends_without_a_record_this_one_tunes(machine: Machine) -> None:
     lock, _ = tuned_elsewhere()
-    machine.engine.enter(0.05)
+    machine.enter(0.05)
     plan = plan_of()
     until(lambda: machine.status() == "another process tunes it")
     lock.release()
@@ -131,3 +136,175 @@ def test_where_another_process_ends_without_a_record_this_one_tunes(machine: Mac
     until(lambda: machine.status() == "tuned")
     call(plan)
     assert call(plan) != untuned
+
+
+# ---- Plans that there were -----------------------------------------------------------------------
+
+
+def test_a_plan_that_was_made_before_is_tuned_once_a_call_of_it_comes(machine: Machine) -> None:
+    """A context that began after the first calls tuned nothing, and said nothing of it."""
+    called, other = plan_of(), plan_of(m=200)
+    untuned = call(called)
+    with_gates = machine.enter()
+    assert machine.engine.report(with_gates).problems == ()
+    assert call(called) == untuned
+    until(lambda: machine.status() == READY)
+    call(called)
+    until(lambda: machine.status() == "tuned")
+    call(called)
+    assert call(called) == called.choice.spec != untuned
+    assert not isinstance(called.launch, Gate)
+    (one,) = machine.engine.report(with_gates)
+    assert (one.outcome, one.before, one.after) == ("improved", untuned.name, call(called).name)
+    assert len(machine.helper.asked) == 1  # what is not called is not compiled
+    machine.engine.leave(with_gates)
+    assert not isinstance(other.launch, Gate)
+
+
+def test_a_call_is_as_it_was_once_nobody_has_it_active(machine: Machine) -> None:
+    plans = [plan_of(m=m) for m in (96, 200)]
+    launches = [plan.launch for plan in plans]
+    context = machine.enter()
+    assert all(isinstance(plan.launch, Gate) for plan in plans)
+    machine.engine.leave(context)
+    assert [plan.launch for plan in plans] == launches
+    call(plans[0])
+    assert machine.engine.report(context).problems == () == tuple(machine.engine.problems())
+
+
+def test_a_second_context_meets_the_plans_of_the_first_anew(machine: Machine) -> None:
+    plan = plan_of()
+    first = machine.enter()
+    call(plan)
+    until(lambda: machine.status() == READY)
+    machine.engine.leave(first)
+    call(plan)
+    assert machine.measured == []
+    second = machine.enter()
+    assert len(machine.engine.report(second)) == 0
+    call(plan)
+    until(lambda: machine.status() == "tuned")
+    outcomes = [one.outcome for met in (first, second) for one in machine.engine.report(met)]
+    assert outcomes == ["improved", "improved"]
+    call(plan)
+    machine.engine.leave(second)
+    third = machine.enter()
+    call(plan)
+    (one,) = machine.engine.report(third)
+    assert one.outcome == "recorded before" and not isinstance(plan.launch, Gate)
+
+
+def test_an_inner_context_reports_what_comes_in_it_and_the_outer_one_all(machine: Machine) -> None:
+    early, late = plan_of(), plan_of(m=200)
+    outer = machine.enter()
+    call(early)
+    until(lambda: machine.status() == READY)
+    inner = machine.enter()
+    call(late)
+    until(lambda: [one.status for one in machine.engine.problems()] == [READY, READY])
+    assert len(machine.engine.report(inner)) == 1 and len(machine.engine.report(outer)) == 2
+    machine.engine.leave(inner)
+    for plan in (early, late):
+        call(plan)
+    until(lambda: [one.status for one in machine.engine.problems()] == ["tuned", "tuned"])
+    assert machine.engine.report(outer).counts == {"improved": 2}
+
+
+def test_a_plan_that_was_made_before_and_is_captured_is_measured_later(machine: Machine) -> None:
+    plan = plan_of()
+    machine.capturing = True
+    machine.enter()
+    untuned = call(plan)
+    until(lambda: machine.status() == READY)
+    assert call(plan) == untuned and machine.measured == []
+    machine.capturing = False
+    call(plan)
+    until(lambda: machine.status() == "tuned")
+
+
+def test_threads_that_call_a_plan_that_was_made_before_meet_one_problem(machine: Machine) -> None:
+    plan = plan_of()
+    machine.helper.held = True
+    context = machine.enter()
+    start = threading.Barrier(8)
+
+    def run() -> None:
+        start.wait(30)
+        call(plan)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    until(lambda: len(machine.helper.asked) == 1)
+    assert machine.engine.report(context).counts == {"not finished": 1}
+    assert not isinstance(plan.launch, Gate)
+
+
+def test_a_larger_budget_tries_again_what_a_smaller_one_did_not_suffice_for(
+    machine: Machine,
+) -> None:
+    plan = plan_of()
+
+    def fail() -> None:
+        raise NotMeasured("1 ms of GPU time do not suffice")
+
+    machine.during = fail
+    first = machine.enter(0.001)
+    call(plan)
+    until(lambda: machine.status() == READY)
+    call(plan)
+    until(lambda: machine.status().startswith("not tuned"))
+    (one,) = machine.engine.report(first)
+    assert (one.outcome, one.status) == ("not tuned", "not tuned: 1 ms of GPU time do not suffice")
+    machine.engine.leave(first)
+    machine.during = lambda: None
+    for budget, ends in ((0.001, "not tuned"), (0.05, "tuned")):
+        context = machine.enter(budget)
+        call(plan)
+        if ends == "tuned":
+            until(lambda: machine.status() == READY)
+            call(plan)
+        until(lambda ends=ends: machine.status().startswith(ends))  # type: ignore[misc]
+        machine.engine.leave(context)
+    assert len(machine.measured) == 2
+
+
+def test_the_report_counts_what_is_not_tuned_and_says_why(machine: Machine) -> None:
+    plans = {name: plan_of(m=m) for m, name in enumerate(("named", "cpu", "recorded"), 96)}
+    plans["named"].choice = replace(plans["named"].choice, asked=None)
+    asked = plans["recorded"].choice.asked
+    assert asked is not None
+    plans["recorded"].choice = replace(
+        plans["recorded"].choice, asked=replace(asked, recorded=True)
+    )
+    context = machine.enter()
+    for plan in plans.values():
+        call(plan)
+    plans["cpu"].launch = None
+    until(lambda: len(machine.engine.problems()) == 1)
+    later = machine.enter()
+    machine.engine.planned(plans["cpu"])
+    counts = {"not finished": 1, "recorded before": 1, "named": 1}
+    assert machine.engine.report(context).counts == counts
+    assert machine.engine.report(later).counts == {"reference": 1}
+    told = str(machine.engine.report(context))
+    assert told.startswith("warploom.autotune met 3 problems:\n  1 not finished\n")
+    assert "1 not tuned, because the caller named the kernel (spec=)" in told
+    assert f"\nnamed: {plans['named'].choice.spec.name}: the caller named it" in told
+    assert f"\nrecorded before: {problem_text(asked.operation, asked.shape)}: " in told
+    assert "the tensors are on the CPU" in str(machine.engine.report(later))
+
+
+def test_a_context_in_which_nothing_came_says_so(machine: Machine) -> None:
+    plan_of()
+    told = str(machine.engine.report(machine.enter()))
+    assert told == "warploom.autotune met 0 problems: no call of Warploom ran while it was active"
+
+
+def test_products_of_the_public_functions_on_the_cpu_are_reported_as_such() -> None:
+    a, b = torch.ones(4, 16), torch.ones(16, 8)
+    with warploom.autotune() as tuning:
+        warploom.gemm(a.bfloat16(), b.bfloat16())
+    assert tuning.report.counts == {"reference": 1} and tuning.problems == []

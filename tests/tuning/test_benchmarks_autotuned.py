@@ -13,7 +13,7 @@ import pytest
 from benchmarks import autotuned
 from benchmarks.families import BEFORE, Asked, Case
 from benchmarks.protocol import Contender
-from warploom.tuning.autotune.problem import Tuned
+from warploom.tuning.autotune.report import Tuned
 
 WAITING = "waiting for a call outside a capture"
 

@@ -9,6 +9,7 @@ helper.py      the process that compiles candidates; preparing.py is what it run
 candidates.py  which kernels are worth measuring, without torch
 contest.py     which of them is the fastest within a budget; stage.py: how a GPU times them
 outcome.py     what measuring came to; keeping.py: the records, read and written
+report.py      what calls came while a context was active, and what is told of them
 locks.py       one process tunes a problem, the others read its record
 ranks.py       whether all processes of a group decide by the same records
 """

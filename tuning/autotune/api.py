@@ -10,7 +10,7 @@ from warploom import hooks
 from warploom.errors import ConfigurationError
 from warploom.runtime.tensors import shown
 from warploom.tuning.autotune.engine import ENGINE
-from warploom.tuning.autotune.problem import Tuned
+from warploom.tuning.autotune.report import Meetings, Report, Tuned
 from warploom.variables import autotune_milliseconds, choice
 
 MILLISECONDS = 50.0
@@ -19,11 +19,14 @@ MILLISECONDS = 50.0
 def autotune(milliseconds: float = MILLISECONDS, *, jobs: int | None = None) -> Autotune:
     """Tune the problems that calls meet while this is active: a context, or a decorator.
 
-    The first calls of a problem that has no record run the kernel that they would run anyway, while
-    other processes compile candidates. A later call measures them, on scratch operands and in about
-    `milliseconds` of GPU time, and the fastest goes to the user's records of this GPU; calls run it
-    from then on, in this process and in others. A call under a capture measures nothing. `jobs`
-    kernels are compiled at a time: by default one for every four cores, and four at most.
+    It is told of every call, whether it is new, was made before, or is of a plan, a layer or a
+    compiled function that there was; `print(tuning.report)`, of `with autotune() as tuning`, says
+    what became of each. The first calls of a problem that has no record run the kernel that they
+    would run anyway, while other processes compile candidates. A later call measures them, on
+    scratch operands and in about `milliseconds` of GPU time, and the fastest goes to the user's
+    records of this GPU; calls run it from then on, in this process and in others. A call under a
+    capture measures nothing. `jobs` kernels are compiled at a time: by default one for every four
+    cores, and four at most.
 
     Raises ConfigurationError for numbers that are not positive, and, when it becomes active, where
     WARPLOOM_RECORDS=ignore leaves records out.
@@ -48,7 +51,7 @@ class Autotune(ContextDecorator):
     """Tunes from `with` to its end, or while a decorated function runs; it may be nested."""
 
     def __init__(self, budget: float, jobs: int = 0) -> None:
-        self._budget, self._jobs = budget, jobs
+        self._met, self._jobs = Meetings(budget), jobs
 
     def __enter__(self) -> Self:
         """Begin; ConfigurationError where records are left out."""
@@ -58,17 +61,25 @@ class Autotune(ContextDecorator):
                 rule="warploom.autotune keeps what it finds in records",
                 fix="leave the variable out, or tune nothing",
             )
-        ENGINE.enter(self._budget, self._jobs)
+        ENGINE.enter(self._met, self._jobs)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """End; what was measured is recorded all the same."""
-        ENGINE.leave(self._budget)
+        ENGINE.leave(self._met)
 
     @property
     def problems(self) -> list[Tuned]:
-        """How the problems stand that were met in this process, in order."""
-        return ENGINE.problems()
+        """How the problems stand that are to be tuned, of those that were met, in order."""
+        return ENGINE.problems(self._met)
+
+    @property
+    def report(self) -> Report:
+        """What became of every problem whose calls came while this was active, also afterwards.
+
+        Printed, it says how many there were of each outcome, and what each came to.
+        """
+        return ENGINE.report(self._met)
 
 
 def by_environment() -> None:

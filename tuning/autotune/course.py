@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any
+from weakref import ref
 
 from warploom.errors import RecordsError
 from warploom.generator.families import family
@@ -19,6 +21,7 @@ from warploom.generator.specification import KernelSpec, Operation
 from warploom.runtime import dispatch
 from warploom.runtime import kernel as kernels
 from warploom.runtime.decision import Asked
+from warploom.runtime.plan import Plan
 from warploom.tuning.autotune import locks, stage
 from warploom.tuning.autotune.activity import Act, Activity
 from warploom.tuning.autotune.contest import Measured
@@ -26,7 +29,8 @@ from warploom.tuning.autotune.helper import Helper, Reply
 from warploom.tuning.autotune.keeping import Keeping
 from warploom.tuning.autotune.offers import Offers
 from warploom.tuning.autotune.outcome import fetched, record_of, tuned
-from warploom.tuning.autotune.problem import Key, Planned, Problem, gate, shut
+from warploom.tuning.autotune.problem import UNHEARD, Key, Problem, gate, shut
+from warploom.tuning.autotune.report import Met, Tuned
 from warploom.tuning.problems import likeliest
 
 POLL = 1.0  # seconds between two looks at what other processes have recorded
@@ -59,6 +63,12 @@ class Course:
     def problems(self) -> list[Problem]:
         """Those that were met, in order."""
         return list(self._problems.values())
+
+    def standing(self, met: Met) -> Tuned:
+        """How a problem stands that is to be tuned."""
+        asked = met.asked
+        found = self._problems.get((met.target, asked.operation, asked.shape)) if asked else None
+        return found.standing if found else Tuned(str(met), UNHEARD)
 
     def resume(self) -> None:
         """Go on with what nobody had active for a while."""
@@ -97,14 +107,21 @@ class Course:
         except Exception:
             logger.exception("autotune: a problem is left as it is")
 
-    def meet(self, target: DeviceLimits, asked: Asked, planned: Planned, budget: float) -> None:
-        """Take a plan to its problem, which has `budget` seconds of GPU time if it is new."""
+    def meet(
+        self, target: DeviceLimits, asked: Asked, kept: ref[Plan[Any, Any]], budget: float
+    ) -> None:
+        """Take a plan to its problem, which has `budget` seconds of GPU time if it is new.
+
+        One that could not be tuned within less is new again.
+        """
         key = (target, asked.operation, asked.shape)
         problem = self._problems.get(key)
         if problem is None:
             problem = Problem(*key, began=time.monotonic(), budget=budget)
             self._problems[key] = problem
-        problem.add(planned)
+        problem.add(kept)
+        if problem.state == "failed" and budget > problem.budget:
+            problem.state, problem.reason, problem.budget = "new", "", budget
         match problem.state:
             case "new":
                 self._begin(problem)
@@ -118,8 +135,8 @@ class Course:
         problem.interrupted = False
         if problem.state == "ready":
             with self._activity.lock:
-                if self._activity.budgets:
-                    problem.open(lambda plan, _: self._offers.to_measure(problem, plan))
+                if self._activity.contexts:
+                    problem.open(lambda plan: self._offers.to_measure(problem, plan))
         elif problem.state == "tuned":
             self._renew(problem, ask=False)
 
@@ -150,7 +167,7 @@ class Course:
 
     def _prepare(self, problem: Problem) -> None:
         """Rehearse while candidates are compiled, so that no call has to wait for it."""
-        wanted = {(problem.operation, plan.device) for plan, _ in problem.plans()}
+        wanted = {(problem.operation, plan.device) for plan in problem.plans()}
         for one in wanted - self._rehearsed:
             self._rehearsed.add(one)
             self._activity.owe(1)
@@ -222,8 +239,8 @@ class Course:
         """Let plans run what the record says, from a next call on; what is missing is built."""
         missing: list[KernelSpec] = []
         with self._activity.lock:
-            for plan, planned in problem.plans():
-                asked = planned.draft.choice.asked
+            for plan in problem.plans():
+                asked = plan.draft.choice.asked
                 if asked is None:
                     continue
                 choice = dispatch.choose(
@@ -233,11 +250,11 @@ class Course:
                     shut(plan, choice)
                 elif choice.spec not in kernels._kernels:
                     missing.append(choice.spec)
-                elif not self._activity.budgets:
+                elif not self._activity.contexts:
                     problem.interrupted = True
                 else:
                     shut(plan)
-                    gate(plan, self._offers.to_swap(planned, choice))
+                    gate(plan, self._offers.to_swap(problem, plan, choice))
         if missing and ask:
             problem.state = "recorded"
             self._requests[self._helper.build(list(dict.fromkeys(missing)))] = problem

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from warploom import hooks
+from warploom.generator.launches import NO_GPU
 from warploom.runtime import targets
-from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
-from warploom.runtime.plan import Plan
+from warploom.runtime.plan import Plan, alive
 from warploom.tuning.autotune.activity import Activity
 from warploom.tuning.autotune.course import Course
-from warploom.tuning.autotune.problem import Planned, Tuned
+from warploom.tuning.autotune.problem import UNHEARD, gate, shut
+from warploom.tuning.autotune.report import Meetings, Report, Tuned
 
 ENDING = 5.0  # seconds that the end of the process waits for a record to be written
 
@@ -38,44 +39,71 @@ class Engine:
         self._activity.fresh()
         self._course = self._made_by(self._activity)
 
-    def enter(self, budget: float, jobs: int = 0) -> None:
-        """Be told of plans, and give each new problem so many seconds of GPU time.
+    def enter(self, context: Meetings, jobs: int = 0) -> None:
+        """Be told of plans, and of the next call of each plan that there is.
 
-        `jobs` kernels are compiled at a time from now on; 0: as many as before.
+        A context that was open before is not told again of what it met. `jobs` kernels are compiled
+        at a time from now on; 0: as many as before.
         """
         with self._activity.lock:
             self._course.compile_with(jobs)
-            self._activity.begin(budget, self._course.serve)
+            self._activity.begin(context, self._course.serve)
             hooks.observer = self
         self._course.resume()
+        with self._activity.lock:
+            for plan in alive():  # those that are made meanwhile tell of themselves
+                if self._activity.contexts and not context.has(plan):
+                    gate(plan, self._meeting(plan), meets=True)
 
-    def leave(self, budget: float) -> None:
+    def leave(self, context: Meetings) -> None:
         """Take back one `enter`; after the last, calls run as they would without."""
         with self._activity.lock:
-            if self._activity.end(budget):
+            if self._activity.end(context):
                 hooks.observer = None
                 self._course.interrupt()
+                for plan in alive():
+                    shut(plan, meets=True)
 
-    def problems(self) -> list[Tuned]:
-        """How the problems stand that were met."""
-        return [
-            one.told if one.told and one.state == "tuned" else Tuned(str(one), one.status)
-            for one in self._course.problems()
-        ]
+    def problems(self, context: Meetings | None = None) -> list[Tuned]:
+        """How the problems stand that are to be tuned: those of a context, or all."""
+        if context is not None:
+            return context.tunable(self._course.standing)
+        return [one.standing for one in self._course.problems()]
+
+    def report(self, context: Meetings) -> Report:
+        """How the problems stand that were met while a context was open."""
+        return context.report(self._course.standing)
 
     def finish(self, seconds: float = ENDING) -> None:
         """Wait, at most so long, until what was measured is recorded."""
         self._activity.finish(seconds)
 
-    def planned(self, plan: Plan[Any, Any], draft: Draft[Any]) -> None:
-        """Hear of a new plan: what has no record of its own is to be tuned."""
-        asked = draft.choice.asked
-        if plan.launch is None or asked is None or asked.recorded or self._activity.busy:
+    def planned(self, plan: Plan[Any, Any]) -> None:
+        """Hear of a call of a plan: what has no record of its own is to be tuned."""
+        if self._activity.busy:
             return
-        target = targets.at_hand(plan.device)
-        planned = Planned(weakref.ref(plan), draft)
-        budgets = self._activity.budgets[-1:] or [0.0]
-        self._activity.tell(self._course.meet, target, asked, planned, budgets[-1])
+        target = NO_GPU if plan.launch is None else targets.at_hand(plan.device)
+        if not self._activity.note(plan, target):
+            return
+        asked = plan.choice.asked
+        if plan.launch is None or asked is None or asked.recorded:
+            return
+        with self._activity.lock:
+            budgets = [one.budget for one in self._activity.contexts]
+        if budgets:
+            kept = weakref.ref(plan)  # what is told lives until the next is
+            self._activity.tell(self._course.meet, target, asked, kept, budgets[-1])
+
+    def _meeting(self, plan: Plan[Any, Any]) -> Callable[[], None]:
+        """Tell of a plan's next call, once; a gate keeps no plan alive."""
+        kept = weakref.ref(plan)
+
+        def offer() -> None:
+            if not self._activity.busy and (found := kept()) is not None:
+                shut(found, meets=True)
+                self.planned(found)
+
+        return offer
 
     def told(self, choice: Choice) -> str:
         """How a choice's problem stands, for `explain`."""
@@ -85,7 +113,7 @@ class Engine:
         for problem in self._course.problems():
             if (problem.operation, problem.shape) == (asked.operation, asked.shape):
                 return problem.status
-        return "about to be compiled"
+        return UNHEARD
 
 
 ENGINE = Engine()

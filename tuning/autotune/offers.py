@@ -15,7 +15,7 @@ from warploom.runtime.launch_plan import plan_launches
 from warploom.runtime.plan import Plan
 from warploom.tuning.autotune.activity import Activity
 from warploom.tuning.autotune.contest import Measured, NotMeasured
-from warploom.tuning.autotune.problem import Planned, Problem, shut
+from warploom.tuning.autotune.problem import Problem, shut, swap
 
 Take = Callable[[Problem, Measured | str, float], None]
 
@@ -45,24 +45,27 @@ class Offers:
         kept = weakref.ref(plan)
 
         def offer() -> None:
-            if (found := kept()) is not None and self._may(found):
+            if (found := kept()) is not None and self._may(problem, found):
                 self._try(problem, found)
 
         return offer
 
-    def to_swap(self, planned: Planned, choice: Choice) -> Callable[[], None]:
-        """Offer to run another kernel from now on."""
+    def to_swap(self, problem: Problem, plan: Plan[Any, Any], choice: Choice) -> Callable[[], None]:
+        """Offer to run another kernel from now on; a gate keeps no plan alive."""
+        kept = weakref.ref(plan)
 
         def offer() -> None:
-            if (found := planned.plan()) is not None and self._may(found):
-                self._swap(found, planned, choice)
+            if (found := kept()) is not None and self._may(problem, found):
+                self._swap(found, choice)
 
         return offer
 
-    def _may(self, plan: Plan[Any, Any]) -> bool:
+    def _may(self, problem: Problem, plan: Plan[Any, Any]) -> bool:
         """Whether this call may wait: it is the program's own, and under no capture."""
         activity = self._activity
-        return not activity.busy and bool(activity.budgets) and self._may_measure(plan.device)
+        if activity.busy or not activity.note(plan, problem.target):
+            return False
+        return self._may_measure(plan.device)
 
     def _try(self, problem: Problem, plan: Plan[Any, Any]) -> None:
         """Measure a problem, if no other call does."""
@@ -70,6 +73,8 @@ class Offers:
             if problem.state != "ready" or problem.present is None:
                 return
             problem.state = "measuring"
+            given = [one.budget for one in self._activity.contexts]
+            problem.budget = max(problem.budget, *given[-1:])
         self._activity.owe(1)
         problem.close()
         began = time.monotonic()
@@ -94,9 +99,9 @@ class Offers:
         self._activity.tell(self._take, problem, outcome, time.monotonic() - began)
 
     @staticmethod
-    def _swap(plan: Plan[Any, Any], planned: Planned, choice: Choice) -> None:
+    def _swap(plan: Plan[Any, Any], choice: Choice) -> None:
         """Give a plan the launches of another kernel, if they can be laid out."""
-        draft = planned.draft
+        draft = plan.draft
         try:
             launch = plan_launches(
                 choice.spec, draft.problem, plan.device, draft.tensors, draft.scalars
@@ -105,4 +110,4 @@ class Offers:
             logger.warning("autotune: %s stays: %s", plan.choice.spec.name, error)
             shut(plan)
             return
-        plan.relaunch(choice, launch)
+        swap(plan, choice, launch)

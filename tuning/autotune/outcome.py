@@ -15,7 +15,8 @@ from warploom.generator.store import source_digest
 from warploom.runtime import kernel as kernels
 from warploom.runtime.records import environment
 from warploom.tuning.autotune.contest import Measured
-from warploom.tuning.autotune.problem import Problem, Tuned
+from warploom.tuning.autotune.problem import Problem
+from warploom.tuning.autotune.report import Tuned
 
 
 def fetched(names: Sequence[str]) -> list[KernelSpec]:
@@ -65,4 +66,5 @@ def tuned(problem: Problem, outcome: Measured, seconds: float) -> Tuned:
         outcome.timings[winner].median,
         outcome.spent,
         seconds,
+        "default kept" if winner == present else "improved",
     )

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.locks import ForkLock
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation
-from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.launch_plan import Launched, LaunchPlan
 from warploom.runtime.plan import Plan
 from warploom.tuning.autotune.locks import ProblemLock
+from warploom.tuning.autotune.report import Tuned
 
 State = Literal[
     "new", "elsewhere", "compiling", "ready", "measuring", "recorded", "tuned", "failed"
 ]
 Key = tuple[DeviceLimits, Operation, Shape]
 
+UNHEARD = "about to be compiled"  # the status of a problem before the engine's thread hears of it
+
+
+_gates = ForkLock()  # guards which launches a plan has: several threads change them
+
 
 class Gate(LaunchPlan):
-    """A plan's launches, before each of which something is offered the thread that calls."""
+    """A plan's launches, before each of which something is offered the thread that calls.
 
-    def __init__(self, real: LaunchPlan, offer: Callable[[], None]) -> None:
+    meets   it only tells of the plan's next call, and gives way to any other
+    """
+
+    def __init__(self, real: LaunchPlan, offer: Callable[[], None], *, meets: bool) -> None:
         self.__dict__.update(real.__dict__)  # what else is read of them
-        self.real, self._offer = real, offer
+        self.real, self.meets, self._offer = real, meets, offer
 
     def run(
         self,
@@ -40,36 +49,6 @@ class Gate(LaunchPlan):
         """Make the offer, then launch as the call was planned."""
         self._offer()
         return self.real.run(addresses, scalars, check, *given)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan, which lives as long as others use it, and what it was laid out for."""
-
-    plan: weakref.ref[Plan[Any, Any]]
-    draft: Draft[Any]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """How the tuning of a problem stands, for people.
-
-    problem      the operation and the shape
-    status       as `warploom.explain` tells it; "tuned" at the end
-    before       the kernel that calls ran, and its seconds as measured
-    after        the kernel that they run once it is tuned, and its seconds
-    gpu_seconds  of measuring
-    seconds      from the first call until the record was written
-    """
-
-    problem: str
-    status: str
-    before: str = ""
-    before_seconds: float | None = None
-    after: str = ""
-    after_seconds: float | None = None
-    gpu_seconds: float = 0.0
-    seconds: float | None = None
 
 
 @dataclass
@@ -93,7 +72,7 @@ class Problem:
     lock: ProblemLock | None = None
     told: Tuned | None = None
     interrupted: bool = False  # gates were taken away before they let a call through
-    _plans: list[Planned] = field(default_factory=list)
+    _plans: list[weakref.ref[Plan[Any, Any]]] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
@@ -109,7 +88,7 @@ class Problem:
         """How it stands."""
         match self.state:
             case "new":
-                return "about to be compiled"
+                return UNHEARD
             case "elsewhere":
                 return "another process tunes it"
             case "compiling":
@@ -122,38 +101,63 @@ class Problem:
                 return f"not tuned: {self.reason}"
         return "tuned"
 
-    def add(self, planned: Planned) -> None:
-        """Keep a plan of this problem."""
-        self._plans = [one for one in self._plans if one.plan() is not None]
-        self._plans.append(planned)
+    @property
+    def standing(self) -> Tuned:
+        """How it stands, with what was measured."""
+        if self.state == "failed":
+            return Tuned(str(self), self.status, outcome="not tuned")
+        if self.state != "tuned":
+            return Tuned(str(self), self.status)
+        return self.told or Tuned(str(self), self.status, outcome="recorded before")
 
-    def plans(self) -> Iterator[tuple[Plan[Any, Any], Planned]]:
+    def add(self, plan: weakref.ref[Plan[Any, Any]]) -> None:
+        """Keep a plan of this problem, which lives as long as others use it."""
+        found = plan()
+        alive = [ref for ref in self._plans if (kept := ref()) is not None and kept is not found]
+        self._plans = [*alive, plan]
+
+    def plans(self) -> list[Plan[Any, Any]]:
         """The plans that are still used."""
-        for one in list(self._plans):
-            if (plan := one.plan()) is not None:
-                yield plan, one
+        return [plan for ref in self._plans if (plan := ref()) is not None]
 
-    def open(self, offer: Callable[[Plan[Any, Any], Planned], Callable[[], None]]) -> None:
+    def open(self, offer: Callable[[Plan[Any, Any]], Callable[[], None]]) -> None:
         """Put a gate before the launches of every plan."""
-        for plan, planned in self.plans():
-            gate(plan, offer(plan, planned))
+        for plan in self.plans():
+            gate(plan, offer(plan))
 
     def close(self) -> bool:
         """Take the gates away; True if there were any."""
-        gated = [plan for plan, _ in self.plans() if isinstance(plan.launch, Gate)]
-        for plan in gated:
-            shut(plan)
-        return bool(gated)
+        gated = [shut(plan) for plan in self.plans()]  # every one, not until the first
+        return any(gated)
 
 
-def gate(plan: Plan[Any, Any], offer: Callable[[], None]) -> None:
-    """Put a gate before a plan's launches, if there is none."""
-    if plan.launch is not None and not isinstance(plan.launch, Gate):
-        plan.relaunch(plan.choice, Gate(plan.launch, offer))
+def gate(plan: Plan[Any, Any], offer: Callable[[], None], *, meets: bool = False) -> None:
+    """Put a gate before a plan's launches, in place of one that is there and only meets."""
+    with _gates:
+        launch = plan.launch
+        if isinstance(launch, Gate):
+            if meets or not launch.meets:
+                return
+            launch = launch.real
+        if launch is not None:
+            plan.relaunch(plan.choice, Gate(launch, offer, meets=meets))
 
 
-def shut(plan: Plan[Any, Any], choice: Choice | None = None) -> None:
-    """Take away a plan's gate, if it has one; `choice` tells anew why its kernel is its own."""
-    launch = plan.launch.real if isinstance(plan.launch, Gate) else plan.launch
-    if launch is not None and (launch is not plan.launch or choice is not None):
-        plan.relaunch(choice or plan.choice, launch)
+def shut(plan: Plan[Any, Any], choice: Choice | None = None, *, meets: bool = False) -> bool:
+    """Take away a plan's gate, or with `meets` one that only meets; True if there was one.
+
+    `choice` tells anew why its kernel is its own.
+    """
+    with _gates:
+        launch, gated = plan.launch, False
+        if isinstance(launch, Gate) and launch.meets is meets:
+            launch, gated = launch.real, True
+        if launch is not None and (gated or choice is not None):
+            plan.relaunch(choice or plan.choice, launch)
+        return gated
+
+
+def swap(plan: Plan[Any, Any], choice: Choice, launch: LaunchPlan) -> None:
+    """Have a plan run another kernel, without a gate."""
+    with _gates:
+        plan.relaunch(choice, launch)
