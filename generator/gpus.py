@@ -5,9 +5,13 @@ A kind that has no row is taken to be like the default, scaled to its multiproce
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from warploom.errors import UnknownNameError
+from warploom.generator.architectures import titles
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,22 @@ KINDS: dict[str, GpuKind] = {
         ),
     )
 }
+# Products that kernels are for and that have no row, as the driver names them: their number of SMs
+# must be given with the name. A row makes its name's entry here superfluous.
+PRODUCTS = (
+    "NVIDIA H100 PCIe",
+    "NVIDIA H100 NVL",
+    "NVIDIA H100 80GB HBM2e",
+    "NVIDIA H200 NVL",
+    "NVIDIA H800",
+    "NVIDIA H800 PCIe",
+    "NVIDIA H800 NVL",
+    "NVIDIA H20",
+    "NVIDIA H20-3e",
+    "NVIDIA GH200 120GB",
+    "NVIDIA GH200 144G HBM3e",
+    "NVIDIA GH200 480GB",
+)
 # What there is no GPU for is planned as if for this one; it has every measured figure.
 DEFAULT = KINDS["NVIDIA H200"]
 
@@ -59,6 +79,52 @@ DEFAULT = KINDS["NVIDIA H200"]
 def kind(name: str) -> GpuKind:
     """Return the row of the GPU kind called `name`, or the default's where it has none."""
     return KINDS.get(name, DEFAULT)
+
+
+def alike(written: str, name: str) -> bool:
+    """Whether a GPU that was `written` is called `name`: in any case, and with its maker or not."""
+    words = " ".join(written.split()).casefold()
+    return name.casefold() in (words, f"nvidia {words}")
+
+
+def of_product(gpu: str) -> bool:
+    """Whether a GPU is a row's, or of a product that kernels are for, whatever its variant.
+
+    The driver's names are a maker, a product and the variant, as `NVIDIA H100 80GB HBM3`.
+    """
+    products = {tuple(name.casefold().split()[:2]) for name in (*KINDS, *PRODUCTS)}
+    return gpu in KINDS or tuple(gpu.casefold().split()[:2]) in products
+
+
+def resolve(written: object, tuned: Iterable[str] = ()) -> str:
+    """Return the driver's name of a GPU that kernels are for: every name of one passes here.
+
+    Args:
+        written: Its name as the driver gives it, in any case, with or without `NVIDIA`.
+        tuned: The GPUs that there are files of; they are asked for where no row is meant.
+
+    Raises:
+        UnknownNameError: For any other name; it tells the one that is near, and those that there are.
+    """
+    word = written if isinstance(written, str) else ""
+    for name in KINDS:
+        if alike(word, name):
+            return name
+    known = sorted({*KINDS, *tuned})
+    for name in (*known, *PRODUCTS):
+        if alike(word, name):
+            return name
+    short = {name.casefold().removeprefix("nvidia "): name for name in (*known, *PRODUCTS)}
+    word = word.strip().casefold().removeprefix("nvidia ")
+    near = [one for one in short if word and one.startswith(word)]
+    near = near or difflib.get_close_matches(word, short, n=2)
+    told = f"did you mean {' or '.join(short[one] for one in near)}? " if near else ""
+    raise UnknownNameError(
+        f"GPU {written!r}",
+        rule=f"must be one that is known or was tuned on: {', '.join(known)}",
+        fix=f"{told}name one of them, or another {titles()} product with its number of SMs, such "
+        f"as '{PRODUCTS[0]}:114'",
+    )
 
 
 def file_name(gpu: str) -> str:

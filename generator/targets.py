@@ -7,12 +7,13 @@ its number of multiprocessors must be known: the table of schedules depends on n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from warploom.errors import RecordsError, UnknownNameError
 from warploom.generator import records_file
-from warploom.generator.gpus import KINDS, file_name
+from warploom.generator.gpus import DEFAULT, KINDS, of_product, resolve
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import constants
 
@@ -20,39 +21,46 @@ from warploom.generator.model import constants
 def target(name: str) -> DeviceLimits:
     """Return the GPU that is called `name`, in any case and with or without its maker's.
 
-    `NAME:MULTIPROCESSORS` is one that nothing is kept of, or a part of one. Raises UnknownNameError
-    listing the names that there are.
+    `NAME:MULTIPROCESSORS` is a part of one, or a product without a row that nothing is kept of.
+    Raises UnknownNameError for what kernels are not known to be for, and for more multiprocessors
+    than it has; it lists the names that there are.
     """
-    pattern = r"\s*([^\s:][^:]*?)\s*(?::\s*([1-9]\d{0,3}))?\s*"
-    given = re.fullmatch(pattern, name) if isinstance(name, str) else None
-    if given:
-        called, count = given.groups()
-        found = _find(called)
-        if count:
-            return DeviceLimits(int(count), found.gpu if found else called)
-        if found:
-            return found
-    raise UnknownNameError(
-        f"GPU {name!r}",
-        rule=f"must be one that is known or was tuned on: {', '.join(names())}",
-        fix="name one of them, or any GPU with its multiprocessors, as 'NVIDIA H100 PCIe:114'",
-    )
+    called, count = name, None
+    if isinstance(name, str) and (given := re.fullmatch(r"([^:]+):\s*([1-9]\d{0,3})\s*", name)):
+        called, count = given[1], int(given[2])
+    gpu = resolve(called, (one.gpu for one in _tuned()))
+    row = KINDS.get(gpu)
+    if count is None:
+        if row:
+            return DeviceLimits(row.multiprocessors, gpu)
+        for one in _tuned():
+            if one.gpu == gpu:
+                return one
+        raise UnknownNameError(
+            f"GPU {name!r}",
+            rule="must have its number of SMs beside it: nothing is kept of it",
+            fix=f"write '{gpu}:SMS', with the number that nvidia-smi or its data sheet tells",
+        )
+    most = row.multiprocessors if row else DEFAULT.multiprocessors
+    if count > most:
+        raise UnknownNameError(
+            f"GPU {name!r}",
+            rule=f"{gpu} has at most {most} SMs",
+            fix="give as many SMs as it has, or as a part of it has",
+        )
+    return DeviceLimits(count, gpu)
 
 
 def names() -> list[str]:
     """The GPUs that have a row in the table, and those that constants or records are of."""
-    found = (_read(path) for path in (*constants.files(), *records_file.every()))
-    return sorted({*KINDS, *(one.gpu for one in found if one)})
+    return sorted({*KINDS, *(one.gpu for one in _tuned())})
 
 
-def _find(name: str) -> DeviceLimits | None:
-    """What its row says of a GPU, or else a file of it: its constants, or its records."""
-    wanted = (file_name(name), file_name(f"nvidia {name}"))
-    for row in KINDS.values():
-        if file_name(row.name) in wanted:
-            return DeviceLimits(row.multiprocessors, row.name)
-    paths = [path for path in (*constants.files(), *records_file.every()) if path.name in wanted]
-    return next((found for path in paths if (found := _read(path))), None)
+def _tuned() -> Iterator[DeviceLimits]:
+    """The GPUs that there are files of: by their constants first, and then by their records."""
+    for path in (*constants.files(), *records_file.every()):
+        if (one := _read(path)) and of_product(one.gpu):
+            yield one
 
 
 def _read(path: Path) -> DeviceLimits | None:

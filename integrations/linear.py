@@ -130,7 +130,7 @@ class Linear(torch.nn.Linear):
             return explain(x.values, w.values.t(), **keywords)
         reason = refusal(input, weight, residual, named=gpu is not None)
         if reason:
-            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
+            return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
         kind = product_type(input.dtype, input.device.type)  # that of autocast, where it is on
         return explain(input.to(kind), weight.to(kind).t(), **keywords)
 

@@ -214,7 +214,7 @@ class QuantizedLinear(torch.nn.Linear):
             return self.explanation(input.unsqueeze(0), row, gpu=gpu)
         reason = refusal(input, weight, residual, named=gpu is not None)
         if reason:
-            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
+            return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
         keywords: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "gpu": gpu}
         if residual is not None:
             keywords |= {"residual": residual, "out_dtype": sum_type(input, residual)}

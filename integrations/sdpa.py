@@ -93,7 +93,7 @@ class Sdpa:
         given: Any = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         reason = rules.refusal(*given) if gpu is None else rules.refusal_anywhere(*given)
         if reason:
-            return Explanation.by_torch(reason, target(gpu).gpu if gpu else "")
+            return Explanation.by_torch(reason, "" if gpu is None else target(gpu).gpu)
         folded = (_folded(tensor) for tensor in (query, key, value))
         told: Any = {"causal": _causal(is_causal), "scale": scale, **sdpa_mask.keywords(attn_mask)}
         if dropout_p:  # nothing is drawn

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from click.testing import CliRunner
 
+import warploom
+from warploom.cli import main
 from warploom.errors import UnknownNameError
 from warploom.generator import records_file
 from warploom.generator.gpus import file_name
@@ -36,10 +40,79 @@ def test_a_part_of_a_gpu_and_one_that_nothing_is_kept_of_take_their_multiprocess
     assert target("NVIDIA H100 PCIe:114") == DeviceLimits(114, "NVIDIA H100 PCIe")
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H300", "", ":132", "H200:", "H200:0", "H200:-1", "../H"])
+UNKNOWN = [
+    *("NVIDIA H300", "", ":132", "H200:", "H200:0", "H200:-1", "../H", "../H200", "h200!", "h_200"),
+    *("H", "NVIDIA", "GPU", "132", "H200:132:132", "H200:1e2", "H200:²", "H200 :six", "sm_90a"),
+    *("NVIDIA A100:108", "A100", "NVIDIA A100-SXM4-80GB:108", "NVIDIA L40S:142", "B200:148"),
+    *("NVIDIA B200", "NVIDIA GB200:152", "NVIDIA GeForce RTX 4090:128", "AMD H100:132"),
+    *("NVIDIA H100 PCIe 2:114", "NVIDIA H200x", "NVIDIA NVIDIA H200", "H100 SXM:132"),
+]
+
+
+@pytest.mark.parametrize("name", [*UNKNOWN, None, 132, b"H200", ["H200"]])
 def test_a_gpu_that_nothing_is_kept_of_is_refused_with_the_names_there_are(name: str) -> None:
+    """`NVIDIA A100:108` had kernels of sm_90a compiled for it."""
     with pytest.raises(UnknownNameError, match=r"must be one .*, NVIDIA H200: .*:114"):
         target(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("H2000", "did you mean NVIDIA H200"),
+        ("NVIDIA H100 PCI:114", "did you mean NVIDIA H100 PCIe"),
+        ("gh200 480", "did you mean NVIDIA GH200 480GB"),
+        ("h100 80gb", "did you mean NVIDIA H100 80GB HBM"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_told_which(name: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=near):
+        target(name)
+
+
+@pytest.mark.parametrize("name", ["H100 PCIe", "NVIDIA GH200 480GB"])
+def test_a_product_without_a_row_needs_its_multiprocessors(name: str) -> None:
+    with pytest.raises(UnknownNameError, match=r"must have its number of SMs .*:SMS'"):
+        target(name)
+
+
+@pytest.mark.parametrize("name", ["H200:133", "H100 PCIe:133", "NVIDIA H200:9999"])
+def test_no_gpu_has_more_multiprocessors_than_its_product(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="has at most 132 SMs"):
+        target(name)
+
+
+def test_a_file_of_records_makes_no_gpu_of_another_architecture_known(folder: Path) -> None:
+    shipped = records_file.read(records_file.shipped("NVIDIA H200") or Path())
+    text = records_file.text(shipped).replace("NVIDIA H200", "NVIDIA A100-SXM4-80GB")
+    (folder / file_name("NVIDIA A100-SXM4-80GB")).write_text(text)
+    for name in ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB:108"):
+        with pytest.raises(UnknownNameError):
+            target(name)
+    assert "NVIDIA A100-SXM4-80GB" not in names()
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A100:108", "A100", ""])
+def test_every_way_to_name_a_gpu_refuses_the_same_names(name: str) -> None:
+    x, linear = torch.ones(8, 64).bfloat16(), warploom.nn.Linear(64, 64, dtype=torch.bfloat16)
+    q = torch.ones(1, 2, 8, 64).bfloat16()
+    half = torch.nn.functional.pad(q, (0, 1))  # of 65: torch's kernel computes it
+    asked: list[Callable[[], object]] = [
+        lambda: warploom.explain(x, x.t(), gpu=name),
+        lambda: warploom.explain(linear, x, gpu=name),
+        lambda: warploom.explain(linear, x.double(), gpu=name),
+        lambda: warploom.explain(q, q, q, gpu=name),
+        lambda: warploom.explain(warploom.sdpa, q, q, q, gpu=name),
+        lambda: warploom.explain(warploom.sdpa, half, half, half, gpu=name),
+        lambda: warploom.records_digest(name),
+        lambda: targets.ahead_of_time(name),
+    ]
+    for one in asked:
+        with pytest.raises(UnknownNameError, match="must be one that is known"):
+            one()
+    listed = ["compile", "gemm", "--shapes", "64x64x64", "--gpu", name]
+    told = CliRunner().invoke(main, listed)
+    assert told.exit_code == 1 and "must be one that is known" in told.output
 
 
 def test_a_gpu_that_was_tuned_on_is_known_and_a_damaged_file_hides_no_other(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from warploom.errors import DeviceError
 from warploom.generator.artifact import Artifact
-from warploom.generator.gpus import file_name
+from warploom.generator.gpus import alike
 from warploom.generator.specification import KernelSpec
 from warploom.tuning.fleet.actor import Hello, Measurer, Sent, gpu_process, refused
 from warploom.tuning.fleet.cluster import Cluster, avoiding
@@ -264,8 +264,7 @@ class Joining:
             self._failures.append(str(fault))
             self._say(str(fault))
             return False
-        kinds = (file_name(self._kind), file_name(f"nvidia {self._kind}")) if self._kind else ()
-        if kinds and file_name(gpu.about.gpu) not in kinds:
+        if self._kind and not alike(self._kind, gpu.about.gpu):
             self._others.add(gpu.about.gpu)
             return False
         return True
