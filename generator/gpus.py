@@ -104,7 +104,7 @@ def resolve(written: object, tuned: Iterable[str] = ()) -> str:
         tuned: The GPUs that there are files of; they are asked for where no row is meant.
 
     Raises:
-        UnknownNameError: For any other name; it tells the one that is near, and those that there are.
+        UnknownNameError: For any other name; it tells those that are near, and those there are.
     """
     word = written if isinstance(written, str) else ""
     for name in KINDS:

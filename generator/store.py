@@ -177,9 +177,10 @@ class Store:
             if artifact is not None:
                 yield artifact
 
-    def names(self) -> list[str]:
-        """Return the names of all kernels that are stored, sorted."""
-        return sorted({record.name for place in self._places() for record in place.records()})
+    def listed(self) -> list[tuple[str, str]]:
+        """Return the names and keys of all kernels that are stored, sorted."""
+        records = (record for place in self._places() for record in place.records())
+        return sorted({(record.name, record.key) for record in records})
 
     def stats(self) -> Stats:
         """Return what the store holds, without verifying it."""

@@ -12,6 +12,7 @@ from warploom.cli.units import Bytes, parse_bytes
 from warploom.errors import StoreError
 from warploom.generator.gpus import DEFAULT
 from warploom.generator.store import Store
+from warploom.generator.store import source_digest as digest_of
 
 _SECONDS_PER_DAY = 86_400.0
 
@@ -37,8 +38,8 @@ def stats(output: Output) -> None:
 
 
 @command.command()
-@click.argument("key", required=False)
-@click.option("--name", help="The kernel's name.")
+@click.argument("kernel", required=False)
+@click.option("--name", help="The kernel's name, or what else `warploom show` takes.")
 @click.option("--source-digest", help="SHA-256 of its source.")
 @click.option("--arch", help=f"Its architecture, such as {DEFAULT.arch}.")
 @click.option("--toolchain", help="The toolchain id it was compiled with.")
@@ -46,23 +47,37 @@ def stats(output: Output) -> None:
 @reporting
 def explain(
     output: Output,
-    key: str | None,
+    kernel: str | None,
     name: str | None,
     source_digest: str | None,
     arch: str | None,
     toolchain: str | None,
     options: tuple[str, ...],
 ) -> None:
-    """Say whether a kernel is stored, by KEY or by fields, and how the nearest ones differ.
+    """Say whether a KERNEL is stored, or one with these fields, and how the nearest ones differ.
 
-    Nearest are kernels of the same name or source.
+    KERNEL is what `warploom show` takes: a name, a file of that name, a digest, or a key of the
+    store. It is stored if what is stored of it has the source that this version renders; a key is
+    of one record. Nearest are kernels of the same name or source.
     """
-    if not any((key, name, source_digest, arch, toolchain, options)):
+    from warploom.cli.kernels import found
+    from warploom.generator.render import render
+
+    if not any((kernel, name, source_digest, arch, toolchain, options)):
         raise StoreError(
             "nothing to look for",
-            rule="a kernel is looked up by its key or by its fields",
-            fix="give a KEY, or fields such as --name and --toolchain",
+            rule="a kernel is looked up by its name, digest or key, or by its fields",
+            fix="give a KERNEL, or fields such as --name and --toolchain",
         )
+    key = None
+    if kernel:
+        one = found(kernel)
+        key, name = one.key, one.name if name is None else found(name).name
+        if one.spec:
+            source_digest = source_digest or digest_of(render(one.spec))
+            arch = arch or one.spec.arch
+    elif name:
+        name = found(name).name
     explanation = Store.default().explain(
         key,
         name=name,

@@ -77,6 +77,8 @@ def command(
 ) -> None:
     """Compile the kernels of a configuration into the store.
 
+    In place of FILE may be a kernel, as `warploom show` takes it.
+
     With --shapes, --model or --cells, they are those that calls of its operations, at these
     shapes, will run on --gpu: by its records, the model, or the table, whatever schedules FILE has.
     FILE may then be the name of a space of the package, as for `warploom tune`.
@@ -151,8 +153,8 @@ def _compilers(
 
 
 def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) -> list[KernelSpec]:
-    """The kernels that a configuration names."""
-    from warploom.generator.space import expand_file
+    """The kernels that a configuration names, or the one that is written in its place."""
+    from warploom.cli.kernels import listed
 
     for option, value in (("--gpu", gpu), ("--m", rows)):
         if value:
@@ -167,7 +169,7 @@ def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) 
             rule="must be a file; the package's own operations are compiled for shapes",
             fix="give --shapes, --model or --cells, too",
         )
-    return [replace(spec, arch=arch) if arch else spec for spec in expand_file(path).specs]
+    return [replace(spec, arch=arch) if arch else spec for spec in listed(path)]
 
 
 def _called(

@@ -26,15 +26,16 @@ from warploom.errors import ConfigurationError
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if DIR is out of date.")
 @reporting
 def command(output: Output, paths: Sequence[Path], out: Path, check: bool) -> None:
-    """Write the source of every kernel to DIR/NAME.cu.
+    """Write the source of every kernel of a FILE to DIR/NAME.cu.
 
-    With --check, name the files there that are stale, missing or extra instead.
+    In place of a FILE may be a kernel, as `warploom show` takes it. With --check, name the files
+    there that are stale, missing or extra instead.
     """
+    from warploom.cli.kernels import listed
     from warploom.generator import names
     from warploom.generator.render import render
-    from warploom.generator.space import expand_file
 
-    specs = [spec for path in paths for spec in expand_file(path).specs]
+    specs = [spec for path in paths for spec in listed(path)]
     sources = {names.file(spec.name, "cu"): render(spec).encode() for spec in specs}
     files = [file for file in sorted(out.glob("*.cu")) if file.is_file()]
     present = {file.name: file.read_bytes() for file in files}

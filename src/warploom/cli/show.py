@@ -27,10 +27,11 @@ from warploom.generator.specification import KernelSpec
 )
 @reporting
 def command(output: Output, kernel: str, only_source: bool, path: Path | None) -> None:
-    """Show one kernel, by name, digest or file.
+    """Show one kernel, by name, digest, key or file.
 
-    KERNEL is a name, in a configuration or not; a file of that name, such as NAME.cu; or the digest
-    that a name ends in, of a kernel of the package's configurations, the store or FILE.
+    KERNEL is a name, in a configuration or not; a file of that name, such as NAME.cu; the digest
+    that a name ends in, of a kernel of the package's configurations, the store or FILE; or a key of
+    the store. Of a digest or a key 8 digits are enough.
     """
     from warploom.cli.kernels import named
     from warploom.generator.render import render
