@@ -28,7 +28,7 @@ ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 _FOLDERS = __name__.rpartition(".")[0] + "."
 
 Feature = int | str  # a number, of which True is one, or a word
-Row = Mapping[str, Any]  # fields of a schedule, conditions, and its `cost`
+Row = Mapping[str, Any]  # fields of a schedule, conditions, its `cost`, and whether it is `last`
 Demand = tuple[str, str]  # a rule that a schedule breaks, and the fix
 
 
@@ -89,7 +89,7 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
         self, row: Row, operation: OperationT, shape: ShapeT, requires: object
     ) -> Iterable[dict[str, Any]]:
         """The fields of a row's schedule; where there are several, the first legal ones count."""
-        apart = {"cost", *self.features(operation, shape)}
+        apart = {"cost", "last", *self.features(operation, shape)}
         found = {name: _plain(value) for name, value in row.items() if name not in apart}
         return self.variants(found, requires)
 

@@ -37,9 +37,13 @@ class ProductTable(Table[OperationT, ScheduleT, ShapeT], Generic[OperationT, Sch
     def order(
         self, row: Row, schedule: ScheduleT, shape: ShapeT, device: DeviceLimits, requires: object
     ) -> tuple[float, ...]:
-        """Schedules that must store D directly come after those that need not."""
+        """Schedules that must store D directly come after those that need not.
+
+        Those that are `last` come last: no other of their class has registers for an operation.
+        """
         busiest = waves(schedule, cast("Extents", shape), device)
-        return schedule.store != (requires or "tma"), busiest * row["cost"]
+        rank = 2 if row.get("last") else schedule.store != (requires or "tma")
+        return rank, busiest * row["cost"]
 
     def reason(self, operation: OperationT, shape: ShapeT, order: tuple[float, ...]) -> str:
         """Why the table has the schedule that came first."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from warploom.errors import ProblemError
+from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.architectures import architecture
-from warploom.generator.epilogue import MOST_STEPS, STEPS, Bias, legal
+from warploom.generator.epilogue import (
+    MOST_STEPS,
+    STEPS,
+    Bias,
+    ColumnSum,
+    EpilogueStep,
+    legal,
+)
 from warploom.generator.families import family
 from warploom.generator.families._product import tiles
 from warploom.generator.families._product.table import waves
@@ -26,6 +34,7 @@ from warploom.runtime.dispatch import choose, portfolio
 CELLS = yaml.safe_load((Path(__file__).parents[3] / "benchmarks" / "cells.yaml").read_text())[
     "gemm"
 ]
+GEMM = family("gemm")
 H200 = DeviceLimits(multiprocessors=132)
 OUTPUTS = ("fp16", "bf16", "fp32", "e4m3", "e5m2", "int8")
 TYPES = [
@@ -198,3 +207,118 @@ def test_what_the_model_chooses_from_is_kept_of_some_operations(
     for steps in ((), (Bias("bf16"),), (Bias("fp32"),), ()):
         assert [*portfolio(replace(plain, epilogue=steps), shape, H200, "tma")]
     assert [operation.epilogue for operation, *_ in kept] == [(Bias("fp32"),), ()]
+
+
+# ---- Epilogues that need the most registers ------------------------------------------------------
+
+Kind = tuple[str, str, tuple[str, str], str]  # of A and B, of D, layouts, accumulation
+KINDS: list[Kind] = [
+    *((a, d, lay, "fast") for a in ("fp16", "bf16") for d in OUTPUTS for lay in LAYOUTS),
+    *(
+        (a, d, LAYOUTS[1], how)
+        for a in ("e4m3", "e5m2")
+        for d in OUTPUTS
+        for how in ("fast", "promoted")
+    ),
+    *(("int8", d, LAYOUTS[1], "fast") for d in OUTPUTS),
+]
+EXTENTS = sorted({end for row in GEMM.table.classes if "m" in row for end in row["m"]})
+
+
+def of_kind(
+    kind: Kind, epilogue: tuple[EpilogueStep, ...], *, batched: bool = False
+) -> GemmOperation:
+    a, d, layouts, accumulation = kind
+    made: Any = (a, a, d, *layouts)
+    return GemmOperation(*made, epilogue=epilogue, accumulation=accumulation, batched=batched)  # type: ignore[arg-type]
+
+
+def most_of(step: EpilogueStep) -> tuple[EpilogueStep, ...]:
+    """As many of a step as an epilogue may have."""
+    return max(((step,) * count for count in range(1, MOST_STEPS + 1)), key=_length)
+
+
+def _length(steps: tuple[EpilogueStep, ...]) -> int:
+    return len(steps) if legal(steps) is None else 0
+
+
+def served(operation: GemmOperation, shape: GemmShape, store: str) -> KernelSpec:
+    """The table's kernel of an operation, whatever the model of a GPU knows."""
+    assert GEMM.operation_reasons(operation) == []
+    return dispatch.tabled(operation, shape, H200, store).spec
+
+
+@pytest.mark.usefixtures("rules_asked_once")
+@pytest.mark.parametrize("store", ["tma", "direct"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_table_has_a_kernel_of_every_class_for_the_largest_epilogue(
+    kind: Kind, store: str
+) -> None:
+    """Promoted e4m3 had none with seven column sums, nor had products of a B that is row-major."""
+    operation = of_kind(kind, most_of(ColumnSum()))
+    for m in EXTENTS:
+        for k in (0, 4096):
+            assert served(operation, GemmShape(m, 640, k), store).operation == operation
+
+
+@pytest.mark.usefixtures("rules_asked_once")
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.token)
+def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) -> None:
+    kinds = [
+        ("bf16", "bf16", ("col", "row"), "fast"),
+        ("bf16", "fp32", ("row", "row"), "fast"),
+        ("e4m3", "fp32", ("row", "col"), "promoted"),
+    ]
+    steps = most_of(step)
+    mixed = (*steps[:3], *most_of(ColumnSum())[:5])
+    assert legal(mixed) is None
+    for epilogue in (steps, mixed):
+        for kind in kinds:
+            operation = of_kind(kind, epilogue)
+            for m, store in itertools.product((8, 128, 129, 4096), ("tma", "direct")):
+                served(operation, GemmShape(m, 640, 4096), store)
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> GemmOperation:
+    """An operation whose epilogue has as many steps as there may be."""
+    costly = st.sampled_from([step for step in STEPS if step.registers(paired=False) > 1])
+    steps = tuple(draw(st.lists(costly, min_size=5, max_size=MOST_STEPS)))
+    while legal(steps) is not None:
+        steps = steps[:-1]
+    return of_kind(draw(st.sampled_from(KINDS)), steps, batched=draw(st.booleans()))
+
+
+@settings(deadline=None, max_examples=400)
+@given(crowded(), st.sampled_from(EXTENTS), st.sampled_from(("tma", "direct")))
+def test_the_table_has_a_kernel_for_every_crowded_epilogue(
+    operation: GemmOperation, m: int, store: str
+) -> None:
+    served(operation, GemmShape(m, 640, 4096), store)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.one_of(operations(), crowded()),
+    st.sampled_from(EXTENTS),
+    st.sampled_from((64, 8192)),
+    st.sampled_from(("tma", "direct")),
+)
+def test_a_schedule_that_is_last_is_chosen_where_no_other_is_legal_and_nowhere_else(
+    operation: GemmOperation, m: int, n: int, store: str
+) -> None:
+    """It would be fewer waves, or stored by TMA, where the others are not."""
+    shape = GemmShape(m, n, 512)
+    found = served(operation, shape, store)
+    rows = GEMM.table.rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            GEMM.table, "rows", lambda *given: (row for row in rows(*given) if not row.get("last"))
+        )
+        try:
+            before = served(operation, shape, store)
+        except SpecificationError:
+            (last,) = (row for row in rows(operation, shape) if row.get("last"))
+            assert found.schedule.tile == tuple(last["tile"])
+        else:
+            assert found == before
