@@ -213,8 +213,9 @@ class Tuner:
                 self._ready.remove(chosen)
                 chosen.member = chosen.member if chosen.first else member
                 batch = cast("Batch", chosen.batch)
+                begun = self._clock()  # of what is handed out, another thread may be done at once
                 future = self._fleet.submit(member, batch, self._wake)
-                self._measuring[future] = (chosen, member, self._clock())
+                self._measuring[future] = (chosen, member, begun)
         for task in [one for one in self._ready if one.first and one.member]:
             if task.member and not self._fleet.has_other(task.member.name):
                 self._ready.remove(task)
