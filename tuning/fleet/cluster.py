@@ -6,6 +6,7 @@ found is known to this process alone. The rooms of this folder alone import ray.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -16,13 +17,17 @@ from typing import Any
 
 from warploom.errors import CompilationError, ConfigurationError, DeviceError, ToolchainError
 from warploom.generator.artifact import Artifact
-from warploom.generator.toolchain import find
+from warploom.generator.build import entries
+from warploom.generator.store import source_digest
+from warploom.generator.toolchain import Toolchain, find
 from warploom.printable import first_line, last_line
 from warploom.tuning.fleet.actor import NotHere, Sent, compiled
 
 LOCAL, AUTO = "local", "auto"  # in place of an address: this host alone, the cluster it is part of
 REACHING = 10.0  # seconds for a connection to a cluster's first node
 ASKED = 1.0  # seconds between two looks at whether an answer is still wanted
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -87,6 +92,7 @@ class Cluster:
     def __init__(self, ray: Any, address: str) -> None:  # noqa: ANN401
         self.ray, self.address = ray, address
         self._unable: dict[str, str] = {}  # nodes that cannot compile, and why
+        self._warned = False  # of an answer that is not what was asked for
 
     def total(self, resource: str) -> int:
         """How many of a resource the cluster has now."""
@@ -104,17 +110,19 @@ class Cluster:
     def compile(self, source: str, name: str, arch: str) -> Artifact:
         """Compile on a node that has this machine's toolchain. Errors as `nvrtc.compile` has.
 
-        ToolchainError where no node has it.
+        An answer that is of another kernel, or was compiled otherwise, is a CompilationError, too.
+        ToolchainError where no node has the toolchain.
         """
-        identity = find().identity
+        toolchain = find()
+        identity = toolchain.identity
         while True:
             options = {"num_cpus": 1, "max_retries": 3, **avoiding(self._unable)}
             task = self.ray.remote(compiled).options(**options)
             try:
                 found = self.answer(task.remote(source, name, arch, identity))
                 if isinstance(found, Sent):
-                    return found.artifact()
-            except (DeviceError, ValueError) as error:  # it was lost thrice, or is not whole
+                    return self._as_asked(found.artifact(), source, name, arch, toolchain)
+            except (DeviceError, ValueError, TypeError) as error:  # lost thrice, or not whole
                 raise CompilationError(name, log=f"error: {error}", source=source) from error
             if not isinstance(found, NotHere):
                 raise CompilationError(name, log=str(found), source=source)
@@ -125,6 +133,27 @@ class Cluster:
                     rule="some node must have this machine's toolchain, to the byte",
                     fix="install the same wheels there, or compile without --ray",
                 )
+
+    def _as_asked(
+        self, artifact: Artifact, source: str, name: str, arch: str, toolchain: Toolchain
+    ) -> Artifact:
+        """The artifact; ValueError unless all that it says of itself is what was asked for."""
+        pairs = {
+            "name": (artifact.name, name),
+            "source": (artifact.source_digest, source_digest(source)),
+            "arch": (artifact.arch, arch),
+            "toolchain": (artifact.toolchain, toolchain.identity),
+            "options": (artifact.options, toolchain.options(arch)),
+            "entries": (sorted(artifact.resources), sorted(entries(source))),
+        }
+        unlike = [f"{what} {its}, not {own}" for what, (its, own) in pairs.items() if its != own]
+        if not unlike:
+            return artifact
+        told = f"the cluster answered with another kernel than was asked for: {'; '.join(unlike)}"
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s: %s; such answers are failed builds", name, told)
+        raise ValueError(told)
 
     def answer(self, ref: Any, stopped: Callable[[], bool] = lambda: False) -> Any:  # noqa: ANN401
         """What a task, or a call of an actor, returns.

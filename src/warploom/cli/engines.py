@@ -32,7 +32,8 @@ ray_option = click.option(
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
-    help="Work on a Ray cluster: the one at ADDRESS, or that this machine is part of.",
+    help="Work on a Ray cluster: the one at ADDRESS, or that this machine is part of. Whoever can "
+    "reach a cluster, and each of its nodes, can run code as you: use one that you trust.",
 )
 
 

@@ -1,0 +1,137 @@
+"""What a node of a cluster answers is stored only where it is what was asked for."""
+
+# ruff: noqa: ANN401 (Ray has no types here)
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from warploom.errors import CompilationError
+from warploom.generator import build
+from warploom.generator.artifact import Artifact, Resources
+from warploom.generator.configurations import smoke
+from warploom.generator.render import render
+from warploom.generator.space import expand_file
+from warploom.generator.store import Store, source_digest
+from warploom.tuning.fleet import cluster as clusters
+from warploom.tuning.fleet.actor import Sent
+from warploom.tuning.fleet.cluster import Cluster
+
+SPECS = expand_file(next(path for path in smoke() if path.parent.name == "gemm")).specs
+SPEC = SPECS[0]
+OPTIONS = ("--gpu-architecture=sm_90a", "-std=c++17")
+TOOLCHAIN: Any = SimpleNamespace(identity="5" * 64, options=lambda arch: OPTIONS)
+
+Answer = Callable[[str, str, str, str], object]
+
+
+class NoRay:
+    """Runs a task at once, in this process."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def remote(self, _: object) -> Any:
+        def options(**_: object) -> Any:
+            return SimpleNamespace(remote=self._answer)
+
+        return SimpleNamespace(options=options)
+
+
+def honest(source: str, name: str, arch: str, toolchain: str) -> Artifact:
+    found = {entry: Resources(168, 0, 0) for entry in build.entries(source)}
+    digest = source_digest(source)
+    return Artifact(name, arch, b"\x7fELF cubin", digest, toolchain, OPTIONS, found, (), 0.5)
+
+
+@pytest.fixture(autouse=True)
+def toolchain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One that is made up, which this machine has."""
+    monkeypatch.delenv("WARPLOOM_COMPILE", raising=False)
+    for module in (clusters, build):
+        monkeypatch.setattr(module, "find", lambda: TOOLCHAIN)
+    return
+
+
+def compiled(answer: Answer, store: Store, count: int = 1) -> list[object]:
+    """What becomes of the first specs of a configuration on a cluster that answers so."""
+    opened = Cluster(NoRay(answer), "auto")
+    opened.answer = lambda ref, stopped=None: ref  # type: ignore[method-assign,assignment,misc]
+    return list(build.build_many(SPECS[:count], store, 1, worker=opened.compiler))
+
+
+def tampered(change: Callable[[Artifact], Artifact]) -> Answer:
+    return lambda *asked: Sent.of(change(honest(*asked)))
+
+
+FIELDS: dict[str, Callable[[Artifact], Artifact]] = {
+    "name of another kernel": lambda one: replace(one, name=SPECS[1].name),
+    "arch": lambda one: replace(one, arch="sm_100a"),
+    "source": lambda one: replace(one, source_digest=source_digest("other")),
+    "toolchain": lambda one: replace(one, toolchain="6" * 64),
+    "options, one more": lambda one: replace(one, options=(*OPTIONS, "--use_fast_math")),
+    "options, one less": lambda one: replace(one, options=OPTIONS[:1]),
+    "options in another order": lambda one: replace(one, options=OPTIONS[::-1]),
+    "entries, one more": lambda one: replace(
+        one, resources={**one.resources, "other": Resources(1, 0, 0)}
+    ),
+    "entries of other names": lambda one: replace(one, resources={"other": Resources(1, 0, 0)}),
+}
+
+
+def test_an_answer_that_is_what_was_asked_for_is_stored(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (found,) = compiled(tampered(lambda one: one), store)
+    assert isinstance(found, Artifact)
+    assert [name for name, _ in store.listed()] == [SPEC.name]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_answer_that_differs_in_one_field_is_a_failed_build(
+    field: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was stored under the key of whatever it said of itself, and found there later."""
+    store = Store(tmp_path / "store")
+    with caplog.at_level(logging.WARNING, "warploom"):
+        found = compiled(tampered(FIELDS[field]), store, 3 if "name" not in field else 1)
+    what = field.replace(",", "").split()[0]
+    for spec, one in zip(SPECS, found, strict=False):
+        assert isinstance(one, CompilationError)
+        assert spec.name in str(one) and f"{what} " in one.log
+        assert "another kernel than was asked for" in one.log
+    assert store.listed() == []
+    assert len(caplog.records) == 1, "said once"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda sent: replace(sent, key="0" * 64),
+        lambda sent: replace(
+            sent, record=sent.record.replace(b'"registers":168', b'"registers":16')
+        ),
+        lambda sent: replace(sent, record=b""),
+        lambda sent: replace(sent, record=None),
+        lambda sent: replace(sent, packed=sent.packed[:-1] + bytes([sent.packed[-1] ^ 1])),
+        lambda sent: replace(sent, packed=b""),
+        lambda sent: replace(sent, packed=None),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_a_failed_build(
+    broken: Callable[[Sent], Sent], tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "store")
+    (found,) = compiled(lambda *asked: broken(Sent.of(honest(*asked))), store)
+    assert isinstance(found, CompilationError) and store.listed() == []
+
+
+def test_the_source_of_every_kernel_names_its_entries() -> None:
+    """Answers are held against them."""
+    assert all(build.entries(render(spec)) for spec in SPECS[:4])
