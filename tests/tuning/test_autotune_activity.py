@@ -300,7 +300,7 @@ def test_the_report_counts_what_is_not_tuned_and_says_why(machine: Machine) -> N
 def test_a_context_in_which_nothing_came_says_so(machine: Machine) -> None:
     plan_of()
     told = str(machine.engine.report(machine.enter()))
-    assert told == "warploom.autotune met 0 problems: no call of Warploom ran while it was active"
+    assert told.startswith("warploom.autotune met 0 problems: no call of a kernel came while it")
 
 
 def test_products_of_the_public_functions_on_the_cpu_are_reported_as_such() -> None:

@@ -26,7 +26,10 @@ _TOLD: dict[str, str] = {
     "named": "not tuned, because the caller named the kernel (spec=)",
     "reference": "not tuned, because no kernel ran: the tensors are on the CPU, or are empty",
 }
-_NO_CALL = "no call of Warploom ran while it was active"
+_NO_CALL = (
+    "no call of a kernel came while it was active (neither replays of CUDA graphs count, nor calls "
+    "that torch computes, nor repeated calls on CPU tensors)"
+)
 
 
 @dataclass(frozen=True)
