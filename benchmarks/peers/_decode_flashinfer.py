@@ -6,17 +6,17 @@ nvcc at a first call (never where FLASHINFER_DISABLE_JIT is set).
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from benchmarks.peers._decode_problem import Given
+from benchmarks.peers._decode_problem import Decode, Given
 from benchmarks.peers._decode_way import Call
 from warploom.runtime.elements import TORCH
 
-_ROOM = 512 << 20  # bytes that its kernels work in
+_WORKSPACE = 512 << 20  # bytes: XQA's, and the least of the others (128 MiB are recommended)
 _BATCH = 64  # of XQA: where it was seen to run
 
 
@@ -39,7 +39,7 @@ def tensor_cores(given: Given, page: int) -> Call:
 def _decode(given: Given, page: int, *, tensor_cores: bool) -> Call:
     problem, (first, indices, last) = given.problem, _pages(given, page)
     wrapper = _flashinfer().BatchDecodeWithPagedKVCacheWrapper(
-        _room(given.device),
+        _workspace(workspace_bytes(given.problem), given.device),
         "NHD",
         use_cuda_graph=True,
         use_tensor_cores=tensor_cores,
@@ -59,7 +59,7 @@ def _prefill(given: Given, page: int) -> Call:
     problem, (first, indices, last) = given.problem, _pages(given, page)
     rows = torch.arange(problem.batch + 1, device=given.device).int() * problem.rows
     wrapper = _flashinfer().BatchPrefillWithPagedKVCacheWrapper(
-        _room(given.device),
+        _workspace(workspace_bytes(given.problem), given.device),
         "NHD",
         use_cuda_graph=True,
         qo_indptr_buf=rows.clone(),
@@ -138,15 +138,29 @@ def _causal(given: Given) -> torch.Tensor:
     return words.repeat(given.problem.batch, 1, 1).to(given.device).view(torch.uint16)
 
 
-@cache
-def _room(device: str) -> torch.Tensor:
-    return torch.empty(_ROOM, dtype=torch.uint8, device=device)
+def workspace_bytes(problem: Decode) -> int:
+    """Return the size in bytes of the workspace that FlashInfer's plan of `problem` needs.
+
+    A plan for a CUDA graph keeps fp32 partial results, and their log-sum-exp, of every query tile
+    that any lengths of this many rows could have: one for each `tile` rows, and one more for each
+    further sequence. At batch 256, with 64 heads and 4 rows, that is 1.3 GB.
+    """
+    rows = problem.batch * problem.rows
+    longest = (rows - problem.batch + 1) * problem.group  # one sequence might have all further rows
+    tile = 128 if longest > 64 else 64 if longest > 16 else 16  # as the plan chooses it
+    tiles = -(-rows * problem.group // tile) + problem.batch - 1
+    return max(_WORKSPACE, problem.heads * tiles * tile * (problem.dim + 1) * 4 + 4096)
+
+
+@lru_cache(maxsize=1)  # all contenders of a shape share one; a larger one takes its place
+def _workspace(size: int, device: str) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 @cache
 def _zeros(device: str) -> torch.Tensor:
     """XQA counts in it, and leaves zeros behind."""
-    return torch.zeros(_ROOM, dtype=torch.uint8, device=device)
+    return torch.zeros(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def _flashinfer(module: str = "") -> Any:  # noqa: ANN401

@@ -281,8 +281,8 @@ def attend_xqa(
 
 @pytest.fixture
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_decode_flashinfer, "_ROOM", 1 << 10)
-    for kept in (_decode_flashinfer._room, _decode_flashinfer._zeros):
+    monkeypatch.setattr(_decode_flashinfer, "_WORKSPACE", 1 << 10)
+    for kept in (_decode_flashinfer._workspace, _decode_flashinfer._zeros):
         kept.cache_clear()
     for name in ("flashinfer", "flashinfer.decode"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -313,6 +313,30 @@ def test_flashinfer_is_called_with_what_it_takes(
     assert all(found[name].right for name in there)
     told = [one.absent for one in found.values() if one.absent]
     assert all("causal mask" in words or "64 only" in words for words in told)
+
+
+def test_flashinfers_workspace_is_as_large_as_its_plan_asks_for() -> None:
+    """With 512 MiB it refused batch 256 with 4 rows: its plan asked for 1,337,982,976 bytes."""
+    values = 1_337_982_976
+    asked = values + values // 128  # and the log-sum-exp of each row of them
+    assert asked <= _decode_flashinfer.workspace_bytes(Decode(256, 64, 8, 8192, rows=4))
+    assert _decode_flashinfer.workspace_bytes(SMALL) >= 128 << 20
+
+
+def test_flashinfer_is_given_the_workspace_of_each_problem(
+    flashinfer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: set[int] = set()
+
+    def workspace(size: int, device: str) -> torch.Tensor:
+        given.add(size)
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    monkeypatch.setattr(_decode_flashinfer, "_workspace", workspace)
+    for problem in (SMALL, ROWS):
+        entries(problem, "flashinfer")
+    assert given == {_decode_flashinfer.workspace_bytes(problem) for problem in (SMALL, ROWS)}
+    assert len(given) == 2
 
 
 def test_a_peer_that_refuses_says_why_in_one_line() -> None:
