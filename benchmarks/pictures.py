@@ -1,7 +1,7 @@
 """`python -m benchmarks.pictures --out DIR FILE...`: the pictures of results, as SVG.
 
 Of each family a heat map of ratios or rates along its axis, and of everything the sorted ratios
-with what is lost named. They are drawn from JSON and from nothing else.
+of each kind. They are drawn from JSON and from nothing else.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks import plots
+from benchmarks import lettering, plots
 from benchmarks.families import CellJson, family_of, group_of
 from benchmarks.protocol import read
 from benchmarks.wording import (
     RATIO,
     DocumentJson,
-    absences,
-    beside,
     by_kind,
     kind_name,
     kind_order,
-    losses,
     peer,
     point,
     right,
@@ -43,45 +41,56 @@ _FEWEST = 6  # cells that are worth a picture
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture to be drawn: its file's stem, what it shows in words, and the figures in it."""
+    """A picture to be drawn: its file's stem, what it shows in a sentence, and the figures in it.
+
+    `below` is what a page says of it beneath: what is missing from it.
+    """
 
     stem: str
     alt: str
     data: Any  # as JSON has it
     paint: Callable[[], Any]
+    below: str = ""
 
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of what is drawn: the file has it, so that a stale one shows."""
         return hashlib.sha256(json.dumps(self.data).encode()).hexdigest()
 
+    def drawn(self) -> Any:  # noqa: ANN401 (matplotlib is optional)
+        """Draw it; raise PictureError where a text of it could not be read."""
+        figure = self.paint()
+        lettering.check(figure)
+        return figure
+
     def save(self, folder: Path) -> Path:
         """Draw it into `folder`; return the file."""
         path = folder / f"{self.stem}.svg"
         about = {"Date": None, "Title": self.alt, "Identifier": self.digest}
+        if self.below:
+            about["Description"] = self.below
+        drawn = self.drawn()
         with replacing(path) as written:
-            self.paint().savefig(written, format="svg", metadata=about)
+            drawn.savefig(written, format="svg", metadata=about)
         return path
 
 
 def of_section(stem: str, title: str, document: DocumentJson) -> list[Picture]:
     """The pictures that a section of a document has enough cells for: a heat map, or rates."""
-    where, cells = _where([document]), sections(document)[title]
+    cells = sections(document)[title]
     problem = cells[0]["problem"]
     if group_of(cells[0]).listed:
         return []
     kind = "_".join(problem[key] for key in ("type", "pass") if key in problem)
     stem = stem if kind in stem else f"{stem}_{kind}"
     panels = any(family_of(cell).panel(cell["problem"]) for cell in cells)
-    found = (_rates if panels else _heat)(stem, title, where, cells)
+    found = (_rates if panels else _heat)(stem, title, document, cells)
     return [found] if found else []
 
 
 def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
-    """Every cell of these documents, sorted, and the lost ones by name; None of too few."""
-    cells = (cell for document in documents for cell in document["cells"])
-    every = (cell for cell in cells if not group_of(cell).listed)
-    kinds = by_kind(sorted(every, key=kind_order), kind_name)
+    """Every cell of these documents, sorted; None of too few."""
+    kinds = compared(documents)
     panels = {
         kind: [(cell["ratio"], cell["verdict"]) for cell in cells if cell["ratio"]]
         for kind, cells in kinds.items()
@@ -90,14 +99,21 @@ def overview(stem: str, documents: Sequence[DocumentJson]) -> Picture | None:
     count = sum(map(len, panels.values()))
     if count < _FEWEST:
         return None
-    title = f"Warploom and the fastest peer of each cell: {count} cells, {_where(documents)}"
+    title = f"Warploom and the fastest baseline in {count} cases, {_gpus(documents)}"
     counts = {kind: verdicts(kinds[kind]) for kind in panels}
-    lost = {kind: losses(kinds[kind]) for kind in panels}
-    peers = {kind: beside(kinds[kind]) for kind in panels}
-    told = "; ".join(f"{kind}: {words}" for kind, words in counts.items())
-    alt = f"{title}. {RATIO}, sorted, in {len(panels)} panels. {told}."
-    paint = partial(plots.ranked, panels, counts, lost, peers, title)
-    return Picture(stem, alt, [title, panels, counts, lost, peers], paint)
+    alt = (
+        f"{RATIO} in {count} benchmark cases on {where(documents)}, "
+        f"sorted, in {len(panels)} panels, one for each operation and dtype."
+    )
+    paint = partial(plots.ranked, panels, counts, title)
+    return Picture(stem, alt, [title, panels, counts], paint)
+
+
+def compared(documents: Sequence[DocumentJson]) -> dict[str, list[CellJson]]:
+    """The cells of these documents whose ratios say something, by their kind."""
+    cells = (cell for document in documents for cell in document["cells"])
+    every = (cell for cell in cells if not group_of(cell).listed)
+    return by_kind(sorted(every, key=kind_order), kind_name)
 
 
 def draw(name: str, document: DocumentJson, folder: Path) -> list[Path]:
@@ -109,38 +125,56 @@ def draw(name: str, document: DocumentJson, folder: Path) -> list[Path]:
     return [picture.save(folder) for picture in found]
 
 
-def _where(documents: Sequence[DocumentJson]) -> str:
+def where(documents: Sequence[DocumentJson]) -> str:
+    """The GPUs on which documents were measured, and from when to when."""
     machines = [document["machine"] for document in documents]
     gpus = dict.fromkeys(machine.get("gpu") or "no GPU" for machine in machines)
     days = sorted({machine["date"] for machine in machines})
     return f"{', '.join(gpus)}, {' to '.join(dict.fromkeys([days[0], days[-1]]))}"
 
 
-def _heat(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Picture | None:
+def _gpus(documents: Sequence[DocumentJson]) -> str:
+    """The GPUs as titles name them."""
+    gpus = (document["machine"].get("gpu") or "no GPU" for document in documents)
+    return ", ".join(dict.fromkeys(gpu.removeprefix("NVIDIA ") for gpu in gpus))
+
+
+def _heat(
+    stem: str, what: str, document: DocumentJson, cells: Sequence[CellJson]
+) -> Picture | None:
     """Ratios by subject and point, where they fill most of a grid of several rows and columns."""
     ordered = sorted(cells, key=size)
     found = {(subject(cell), point(cell)): cell["ratio"] for cell in ordered if cell["ratio"]}
-    rows = list(dict.fromkeys(map(subject, ordered)))
+    rows = list(dict.fromkeys(subject for subject, _ in found))
     every = sorted(set(map(point, cells)))
     filled = 2 * len(found) > len(rows) * len(every)
     if len(found) < _FEWEST or min(len(rows), len(every)) < 2 or not filled:
         return None
     even = [m for m in every if m & (m - 1) == 0]
     groups = [group for group in (even, [m for m in every if m not in even]) if group]
-    title = f"{what}: {where}, compared with {beside(cells)}"
-    reason = f"no ratio, absent: {absences(cells)}" if len(found) < len(rows) * len(every) else ""
+    title = f"{what}, {_gpus([document])}"
     worst, best = min(found.values()), max(found.values())
-    axis, words = family_of(cells[0]).axis
+    axis = family_of(cells[0]).axis
     alt = (
-        f"Heat map. {title}. {RATIO} for {len(rows)} layers and {len(every)} values of {axis}, "
-        f"{worst:.2f} to {best:.2f}: {verdicts(cells)}."
+        f"Heat map of {RATIO} on {where([document])}: {what}, from {worst:.2f} to {best:.2f} "
+        f"at {len(every)} values of {axis[0]}."
     )
-    data = [title, reason, groups, [[*key, ratio] for key, ratio in found.items()]]
-    paint = partial(plots.heat, found, groups, title, words, reason)
-    return Picture(f"{stem}_layers", alt, data, paint)
+    data = [title, groups, [[*key, ratio] for key, ratio in found.items()]]
+    paint = partial(plots.heat, found, groups, title, axis)
+    measured = {(subject(cell), point(cell)) for cell in cells}
+    fields = list(product(rows, every))
+    told = {
+        "not measured": sum(field not in measured for field in fields),
+        "without a baseline": sum(field in measured and field not in found for field in fields),
+    }
+    hatched = ", ".join(f"{count} cases {why}" for why, count in told.items() if count)
+    below = f"Hatched: {hatched}." if hatched else ""
+    return Picture(f"{stem}_layers", alt, data, paint, below)
 
 
-def _rates(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Picture | None:
+def _rates(
+    stem: str, what: str, document: DocumentJson, cells: Sequence[CellJson]
+) -> Picture | None:
     """TFLOP/s over the axis, a panel for each row and column that the family has cells in."""
     panels: dict[tuple[str, str], dict[str, list[tuple[int, float]]]] = {}
     family = family_of(cells[0])
@@ -154,13 +188,31 @@ def _rates(stem: str, what: str, where: str, cells: Sequence[CellJson]) -> Pictu
             lines.append((point(cell), work / entry["seconds"] * 1e-12))
     if len(plain) < _FEWEST or len(panels) < 2:
         return None
-    title = f"{what}: {where}{family.drawn}"
+    title = f"{what}, {_gpus([document])}{family.drawn}"
     axis, words = family.axis
-    alt = f"TFLOP/s over {axis}. {title}. One line each: {', '.join(_lines(panels))}."
+    alt = (
+        f"TFLOP/s over {axis} on {where([document])}: {what}, in {len(panels)} panels, "
+        f"with a line for each of {', '.join(_lines(panels))}."
+    )
     data = [title, [[*place, lines] for place, lines in panels.items()]]
     names = [peer(name) for name in family.peers.values()]
     paint = partial(plots.rates, panels, names, title, words)
-    return Picture(f"{stem}_rates", alt, data, paint)
+    return Picture(f"{stem}_rates", alt, data, paint, _unmeasured(panels, axis))
+
+
+def _unmeasured(panels: Mapping[tuple[str, str], Mapping[str, Any]], axis: str) -> str:
+    """Which points a panel has no contender at, though others have some there."""
+    measured = {
+        f"{column}, {row}": {number for points in lines.values() for number, _ in points}
+        for (row, column), lines in panels.items()
+    }
+    every = sorted(set().union(*measured.values()))
+    lacking = {
+        panel: ", ".join(str(number) for number in every if number not in numbers)
+        for panel, numbers in measured.items()
+    }
+    told = "; ".join(f"{panel}, {axis} {numbers}" for panel, numbers in lacking.items() if numbers)
+    return f"Not measured: {told}." if told else ""
 
 
 def _lines(panels: Mapping[Any, Mapping[str, Any]]) -> list[str]:

@@ -7,18 +7,18 @@ in pictures/. Needs matplotlib, unless the page is only printed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from benchmarks import tables
+from benchmarks.absences import absences
 from benchmarks.families import group_of
-from benchmarks.pictures import Picture, of_section, overview
+from benchmarks.pictures import Picture, compared, of_section, overview, where
 from benchmarks.protocol import read
 from benchmarks.wording import (
     DocumentJson,
-    absences,
     beside,
     losses,
     of_grid,
@@ -62,7 +62,7 @@ def draw(folder: Path = RESULTS) -> str:
     """Return the markdown of every result in `folder`."""
     listed = documents(folder)
     every = overview(OVERVIEW, grids(listed)) if grids(listed) else None
-    parts = [f"## Every cell\n\n{image(every)}"] if every else []
+    parts = [_every(every, grids(listed))] if every else []
     titles = [title for document in listed.values() for title in sections(document)]
     if len(titles) > 1:
         parts.append("\n".join(f"- [{title}](#{anchor(title)})" for title in titles))
@@ -81,6 +81,15 @@ def image(picture: Picture, folder: str = "pictures") -> str:
     return f"![{picture.alt}]({folder}/{picture.stem}.svg)"
 
 
+def _every(picture: Picture, documents: Sequence[DocumentJson]) -> str:
+    """The section of all cells: their picture, and the sums of each kind."""
+    kinds = compared(documents)
+    told = f"Measured on {where(documents)}; each mark of the picture is a case."
+    return "\n\n".join(
+        ["## Every case", told, image(picture), tables.totals("operation and dtype", kinds)]
+    )
+
+
 def _section(stem: str, title: str, document: DocumentJson) -> str:
     cells = sections(document)[title]
     told = [f"{place(document)}. Drawn from `{stem}.json`."]
@@ -92,7 +101,7 @@ def _section(stem: str, title: str, document: DocumentJson) -> str:
     parts = [
         f"## {title}",
         "\n".join(told),
-        *(image(picture) for picture in of_section(stem, title, document)),
+        *(part for one in of_section(stem, title, document) for part in (image(one), one.below)),
         f"Lost:\n\n{lost}" if lost and of_grid(cells[0]) else "",
         tables.of_section(cells),
     ]

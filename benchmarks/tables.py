@@ -37,7 +37,7 @@ def totals(what: str, kinds: Mapping[str, Sequence[CellJson]]) -> str:
     for kind, cells in kinds.items():
         told = summary(cells)
         rows.append((kind, *figures(cells), *(str(told[count]) for count in _COUNTS)))
-    return table([what, RATIO, "least", "most", *_COUNTS], rows, numbers=True)
+    return table([what, RATIO, "least", "most", "cases", *_COUNTS[1:]], rows, numbers=True)
 
 
 def figures(cells: Sequence[CellJson]) -> tuple[str, str, str]:
@@ -66,7 +66,7 @@ def of_cells(cells: Sequence[CellJson]) -> Table:
     times = [f"{peer(name)} us" for name in names]
     further = list(dict.fromkeys(name for cell in cells for name in family_of(cell).further(cell)))
     rates = ["Warploom TFLOP/s", *further]
-    columns = ["cell", "floor us", *times, *rates, RATIO, "verdict", *decided]
+    columns = ["case", "floor us", *times, *rates, RATIO, "verdict", *decided]
     ordered = sorted(cells, key=size)
     return columns, [_row(cell, names, further)[: len(columns)] for cell in ordered]
 

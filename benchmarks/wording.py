@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.families import CellJson, families, family_of, group_of
 
 DocumentJson = Mapping[str, Any]
-RATIO = "fastest peer / Warploom"
+RATIO = "fastest baseline / Warploom"
 
 
 def kind_name(cell: CellJson) -> str:
@@ -91,12 +91,12 @@ def size(cell: CellJson) -> tuple[int, ...]:
 
 
 def verdicts(cells: Sequence[CellJson]) -> str:
-    """How many cells were won, tied and lost, in words."""
+    """Say how many cells were won, tied and lost."""
     count = Counter(cell["verdict"] for cell in cells)
     told = [f"{count[verdict]} {verdict}" for verdict in ("won", "tied", "lost")]
     if count["absent"]:
-        told.append(f"{count['absent']} without a peer")
-    return ", ".join([f"{len(cells)} cells", *told])
+        told.append(f"{count['absent']} without a baseline")
+    return f"{len(cells)} cases: {', '.join(told)}"
 
 
 def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:
@@ -139,6 +139,13 @@ def measured_peers(cells: Sequence[CellJson]) -> dict[str, int]:
     return dict(sorted(count.items(), key=lambda pair: (-pair[1], pair[0].lower())))
 
 
+def share(count: int, of: int) -> str:
+    """Say in how many of the cases something is."""
+    return (
+        f"{count} of {of} cases" if count < of else f"all {of} cases" if of > 1 else "the only case"
+    )
+
+
 def beside(cells: Sequence[CellJson]) -> str:
     """What cells were compared with: the peers, in how many cells where not in all."""
     groups: dict[int, list[str]] = {}
@@ -146,21 +153,6 @@ def beside(cells: Sequence[CellJson]) -> str:
         if not name.startswith("warploom"):
             groups.setdefault(count, []).append(peer(name))
     return "; ".join(
-        ", ".join(names) + ("" if count == len(cells) else f" in {count} of {len(cells)} cells")
+        ", ".join(names) + ("" if count == len(cells) else f" in {share(count, len(cells))}")
         for count, names in groups.items()
-    )
-
-
-def absences(cells: Sequence[CellJson]) -> str:
-    """Which peers are missing in how many cells, and why; empty where none is."""
-    found: Counter[tuple[str, str]] = Counter()
-    for cell in cells:
-        meanings = {"No module named": "not installed in that run", **family_of(cell).absences}
-        for entry in cell["entries"][1:]:
-            if words := entry["absent"]:
-                why = next((told for part, told in meanings.items() if part in words), words)
-                found[entry["contender"], why] += 1
-    return "; ".join(
-        f"{peer(name)} in {count} of {len(cells)} cells ({why})"
-        for (name, why), count in found.items()
     )

@@ -210,6 +210,7 @@ ABSENCES = {
     "one causal mask and one length only": "torch has no windows and no packed sequences",
     "No available kernel": "torch has no kernel of it for that",
     "does not support alibi": "torch has it without ALiBi",
+    "no gradients of FlashAttention-2's ALiBi": "torch has no gradients of its ALiBi",
 }
 
 
@@ -219,7 +220,7 @@ class Pass(Family):
 
     grid: tuple[str, ...] = GRID
     axis: tuple[str, str] = ("length", "length of a sequence")
-    divided: str = "cells of"
+    divided: str = "cases of"
     drawn: str = f", {LISTED['tokens'] // 1024}k tokens, hidden size {LISTED['hidden']}"
 
     def at(self, problem: Problem) -> int:

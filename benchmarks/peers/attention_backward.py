@@ -112,7 +112,7 @@ FAMILY = Pass(
     absences={
         **ABSENCES,
         "torch has no deterministic one": "torch has no deterministic one",
-        "Deterministic backward not supported for hdim 256": "not for head dimension 256",
+        "not supported for hdim 256": "not deterministic at head dimension 256",
     },
     groups=dict(_groups()),
     peers={**PEERS, **_options.NAMES},

@@ -105,18 +105,25 @@ FAMILY = Decoding(
         "xqa": "XQA",
     },
     called={
-        f"{peer}, {what}": f"{peer} ({what})"
-        for peer, what in (
-            ("cuDNN", "heads as rows"),
-            ("FlashAttention-2", "heads as rows"),
-            ("FlashAttention-3", "pages of 64"),
-        )
+        f"{baseline}, {how}": f"{baseline} ({how})"
+        for baseline, ways in {
+            "cuDNN": ["heads as rows"],
+            "FlashAttention-2": ["heads as rows"],
+            "FlashAttention-3": ["pages of 64"],
+            "FlashInfer": [
+                *("pages of 16", "pages of 64"),
+                *("tensor cores, pages of 16", "tensor cores, pages of 64"),
+            ],
+            "XQA": ["pages of 16", "pages of 64"],
+        }.items()
+        for how in ways
     },
     absences={
-        "libtvm_ffi_testing": "not installed in that run",
         "begins at the top left": "torch has no such mask",
         "is not that of a group's heads": "one row a sequence only",
         "has no causal mask": "one row a sequence only",
+        "measured up to batch 64": "not measured above batch 64",
+        "with pages of 64 only": "several rows a sequence measured with pages of 64 only",
     },
     axis=("keys", "keys of a sequence"),
     divided="size",

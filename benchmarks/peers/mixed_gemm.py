@@ -100,7 +100,11 @@ FAMILY = MixedProducts(
     },
     peers={**{name: called for name, (called, _) in PEERS.items()}, "dense": "torch.mm, bf16"},
     called={"torch, int4": "torch._weight_int4pack_mm", "torch.mm, bf16": "torch.mm (cuBLAS)"},
-    absences={"is in no folder of sys.path": "not installed in that run"},
+    absences={
+        ": not for e4m3 activations": "does not support e4m3 activations",
+        ": not for ": "not measured with weights of this format",
+        "up to 512 rows": "measured with bf16 activations and up to 512 rows only",
+    },
     axis=("M", "M, rows of the input"),
     divided="type",
 )
