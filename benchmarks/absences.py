@@ -25,9 +25,8 @@ REASONS = {  # the first whose pattern is in what a baseline raised
     "timed? ?out": "it took too long",
 }
 LONGEST = 60  # characters of a sentence that the table does not know
-_KIND = re.compile(r"^(?:[\w.]*(?:Error|Exception|Warning)\b:?\s*)+")
-_PLACE = re.compile(  # of a source, a file or a byte in memory
-    r"[/\\]\w|\b0x[0-9a-fA-F]+|\.(?:py|h|hpp|cuh?|cpp|cc|so)\b"
+_PLACE = re.compile(  # of a source, a file or a byte in memory; and the class of an error
+    r"^[\w.]*(?:Error|Exception|Warning):?$|[/\\]\w|\b0x[0-9a-fA-F]+|\.(?:py|h|hpp|cuh?|cpp|cc|so)\b"
 )
 _MARKUP = re.compile(r"[<>|`*\[\]$\\]+")  # of Markdown, HTML and TeX
 
@@ -69,8 +68,8 @@ def _refusal(raised: str) -> str:
     """The first sentence without its places, shortened."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in raised.splitlines()]
     told = [line for line in lines if line and not line.startswith(("Traceback", 'File "'))]
-    line = _KIND.sub("", told[0]) if told else ""
-    clauses = [one for one in re.split(r"(?<=[:;,])\s+", line) if not _PLACE.search(one)]
+    clauses = re.split(r"(?<=[:;,])\s+", told[0] if told else "")
+    clauses = [one for one in clauses if not _PLACE.search(one)]
     sentence = re.split(r"(?<=[.!?])\s", " ".join(clauses))[0]
     plain = " ".join(_MARKUP.sub(" ", sentence).split()).strip(" .:;,")
     plain = "".join(one for one in plain if one.isprintable())

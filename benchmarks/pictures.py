@@ -24,6 +24,7 @@ from benchmarks.wording import (
     RATIO,
     DocumentJson,
     by_kind,
+    cases,
     kind_name,
     kind_order,
     peer,
@@ -167,7 +168,7 @@ def _heat(
         "not measured": sum(field not in measured for field in fields),
         "without a baseline": sum(field in measured and field not in found for field in fields),
     }
-    hatched = ", ".join(f"{count} cases {why}" for why, count in told.items() if count)
+    hatched = ", ".join(f"{cases(count)} {why}" for why, count in told.items() if count)
     below = f"Hatched: {hatched}." if hatched else ""
     return Picture(f"{stem}_layers", alt, data, paint, below)
 

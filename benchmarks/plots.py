@@ -220,8 +220,8 @@ def rates(
     styles = _styles(peers, names)
     names = sorted(dict.fromkeys(names), key=[*styles].index)
     called = [shortened(name, wide / 2, _LABEL) for name in names]
-    entry = max(width(name, _LABEL) for name in called) + 56  # with its stroke
-    beside = max(1, min(len(names), int((wide - 20) // entry)))
+    entries = [width(name, _LABEL) + 54 for name in called]  # with their strokes
+    beside = len(names) if sum(entries) <= wide - 20 else max(1, int((wide - 20) // max(entries)))
     lines_below = ceil(len(names) / beside)
     picture = figure(wide, 1)
     above = _titled(picture, title)

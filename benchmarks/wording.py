@@ -96,7 +96,7 @@ def verdicts(cells: Sequence[CellJson]) -> str:
     told = [f"{count[verdict]} {verdict}" for verdict in ("won", "tied", "lost")]
     if count["absent"]:
         told.append(f"{count['absent']} without a baseline")
-    return f"{len(cells)} cases: {', '.join(told)}"
+    return f"{cases(len(cells))}: {', '.join(told)}"
 
 
 def losses(cells: Iterable[CellJson], most: int | None = None) -> list[str]:
@@ -137,6 +137,11 @@ def measured_peers(cells: Sequence[CellJson]) -> dict[str, int]:
         entry["contender"] for cell in cells for entry in cell["entries"][1:] if right(entry)
     )
     return dict(sorted(count.items(), key=lambda pair: (-pair[1], pair[0].lower())))
+
+
+def cases(count: int) -> str:
+    """Say how many cases there are."""
+    return f"{count} case" if count == 1 else f"{count} cases"
 
 
 def share(count: int, of: int) -> str:

@@ -249,9 +249,7 @@ def test_cells_without_a_ratio_are_hatched_and_explained_below(tmp_path: Path) -
     cells = [cell(1.5, m=m, n=n) for m in (32, 64, 128) for n in (4096, 6144)]
     write(tmp_path, "bench_gemm", [*cells, cell(None, m=1)])
     text = report.draw(tmp_path)
-    told = (
-        "bench_gemm_bf16_layers.svg)\n\nHatched: 1 cases not measured, 1 cases without a baseline."
-    )
+    told = "bench_gemm_bf16_layers.svg)\n\nHatched: 1 case not measured, 1 case without a baseline."
     assert told in text and "cases (not installed)" in text
 
 
