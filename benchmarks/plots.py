@@ -54,8 +54,9 @@ def figure(wide: float, high: float) -> Any:  # noqa: ANN401 (matplotlib is opti
         ) from error
     # The same figures give the same bytes: no random ids. Text stays text, to be searched and read,
     # and a dollar in a name is no formula.
-    settings = {"svg.hashsalt": "warploom", "svg.fonttype": "none", "text.parse_math": False}
-    matplotlib.rcParams.update(settings)
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "warploom", "svg.fonttype": "none", "text.parse_math": False}
+    )
     return Figure(figsize=(wide / _INCH, high / _INCH), layout="constrained", facecolor="white")
 
 
