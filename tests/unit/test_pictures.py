@@ -159,7 +159,7 @@ def test_every_result_is_drawn_so_that_it_can_be_read() -> None:
 
 
 def bare() -> Figure:
-    figure = plots.figure(144, 72)
+    figure: Figure = plots.figure(144, 72)
     figure.set_layout_engine("none")
     return figure
 
