@@ -1192,7 +1192,6 @@ constexpr float kCoarse = 4096;
 // A warp has 16 rows, and where there are more warps than such groups a share of the columns.
 constexpr int kRowWarps = kRowThreads / 32, kGroups = kQTile / 16;
 constexpr int kShares = kGroups < kRowWarps ? kRowWarps / kGroups : 1;
-constexpr int kOctets = 2;  // of columns, that a warp multiplies at a time
 
 // Of a warp, 16 rows by 16 by 8 columns (PTX ISA, mma.m16n8k16): lane l has, of a, rows l / 4 and 8 below and of each
 // columns 2 (l % 4) and the next, and 8 to the right; of b, the same columns' rows of column l / 4; of d, rows as of a
@@ -1218,33 +1217,27 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
   const Scaling scaling(p);
   const float slope = -p.alibi_slopes[number * p.alibi_batch + at.head];
   CUTE_NO_UNROLL
-  for (int first = share * 8 * kOctets; first < columns; first += kShares * 8 * kOctets) {
-    const Element* k[kOctets];
-    CUTE_UNROLL
-    for (int o = 0; o < kOctets; ++o)
-      k[o] = p.k_rows + key_at(p, at, min(first + 8 * o + lane / 4, columns - 1)) + pair;
-    float products[kOctets][4] = {};
+  for (int first = share * 8; first < columns; first += kShares * 8) {
+    const Element* k = p.k_rows + key_at(p, at, min(first + lane / 4, columns - 1)) + pair;
+    float scores[4] = {0, 0, 0, 0};
 #pragma unroll 2  // loads of several steps are on their way at a time
     for (int i = 0; i < p.dim; i += 16) {
       const bool more = i + 8 < p.dim;  // of 8 columns after these
       const auto two = [](const Element* at) { return *reinterpret_cast<const uint32_t*>(at); };
       const uint32_t rows_of_q[4] = {two(q[0] + i), two(q[1] + i), more ? two(q[0] + i + 8) : 0,
                                      more ? two(q[1] + i + 8) : 0};
-      CUTE_UNROLL
-      for (int o = 0; o < kOctets; ++o)
-        multiply(products[o], rows_of_q, two(k[o] + i), more ? two(k[o] + i + 8) : 0);
+      multiply(scores, rows_of_q, two(k + i), more ? two(k + i + 8) : 0);
     }
     CUTE_UNROLL
-    for (int i = 0; i < 4 * kOctets; ++i) {
-      const int r = i % 4 / 2, column = first + i / 4 * 8 + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
-      float score = products[i / 4][i % 4];
+    for (int i = 0; i < 4; ++i) {
+      const int r = i / 2, column = first + pair + i % 2, diagonal = row[r] + sequence.diagonal(p);
       if (column >= columns || (kBoundsRight && column > diagonal + right(p)) ||
           (kBoundsLeft && column < diagonal - left(p)))
         continue;
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
       const float term = fmaf(slope, fabsf(float(row[r] + columns - rows - column)), bias);
-      sums[r] += fast_exp2((fmaf(score, scaling.factor, term) - lse[r]) * scaling.exponent);
+      sums[r] += fast_exp2((fmaf(scores[i], scaling.factor, term) - lse[r]) * scaling.exponent);
     }
   }
   CUTE_UNROLL
