@@ -303,7 +303,8 @@ ATTENTION_BACKWARD_BREAKS: dict[str, list[Any]] = {
 }
 BREAKS: dict[str, list[Any]] = {
     "tile": [
-        *((m, 128, 64) for m in (-64, 0, 32, 192, 512)),
+        *((m, 128, 64) for m in (-64, 0, 512)),
+        *((m, 96, 64) for m in (32, 192)),  # swapped, the rows are n: of 128 they would be legal
         *((128, n, 64) for n in (-8, 0, 4, 12, 264)),
         *((128, 128, k) for k in (0, 16, 256)),
     ],
