@@ -26,6 +26,7 @@ from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.families.attention_forward.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
+    MOST_DISTANT,
     SMALLEST,
     TANH_ERROR,
     Rows,
@@ -290,7 +291,8 @@ def probability_error(
     total = (torch.expm1(exponent) * one.p).sum(-1, keepdim=True)
     total = total + 2 * FLOAT_ROUNDOFF * one.p.shape[-1]
     off = torch.where(one.coarse, total, column(lse_error))
-    return torch.expm1(exponent + off) * one.p + SMALLEST * (one.p > 0)
+    exponent = (exponent + off).clamp(max=MOST_DISTANT)  # else infinity times a weight of 0
+    return torch.expm1(exponent) * one.p + SMALLEST * (one.p > 0)
 
 
 def score_gradient_error(

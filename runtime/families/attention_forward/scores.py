@@ -109,6 +109,8 @@ def terms(
         found = found - grouped(whole, k)[..., None, None] * distance
     if bias is not None:
         found = found + _of_chunk(bias, q, k, chunk).to(dtype)
+        if dtype == torch.float64:  # slopes and bias are added in fp32, and rounded once
+            found = found.float().double()
     return found
 
 
@@ -184,9 +186,7 @@ def score_error(
         # to fp32, and so to the same number where the bias is large.
         before = capped(q, k, function, chunk, torch.float64)
         error = error + TANH_ERROR * before.abs() * (function.softcap is not None)
-        error = error + 4 * FLOAT_ROUNDOFF * (
-            before.abs() + added.abs() * (function.alibi_slopes is not None)
-        )
+        error = error + 4 * FLOAT_ROUNDOFF * before.abs()
         ends = [(before + off + added).float().double() - finite for off in (-error, error)]
         moved = torch.maximum(*(end.abs() for end in ends)).masked_fill(s == -torch.inf, 0)
         # What is hidden by more than this has no weight at all: nothing is off by infinity times 0.
