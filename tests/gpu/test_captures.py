@@ -57,6 +57,7 @@ class Captured:
     """A graph of calls, each of which writes a tensor of its own, and what they must write."""
 
     def __init__(self, calls: list[tuple[Run, torch.Tensor]], **options: object) -> None:
+        self.calls = calls  # which hold what the graph reads
         self.outs = [torch.full_like(like, torch.nan) for _, like in calls]
         self.expected = [run(torch.full_like(like, torch.nan)) for run, like in calls]
         torch.cuda.synchronize()

@@ -54,4 +54,4 @@ def test_what_is_measured_takes_nothing_but_the_public_interface() -> None:
         "print([name for name in set(sys.modules) - before if name.startswith('warploom.')])\n"
     )
     (done,) = forked.run(Program(program))
-    assert done.stdout.splitlines() == ["63", "[]"], done.stderr
+    assert done.stdout.splitlines() == ["70", "[]"], done.stderr
