@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -15,6 +16,7 @@ from warploom.errors import ProblemError
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import PatchedAttention
+from warploom.integrations.patch_journal import Journal
 from warploom.integrations.patch_report import AS_IT_WAS, Row, table
 from warploom.integrations.patch_weights import Asked, Chosen, Weights, choose
 from warploom.integrations.quantized_linear import QuantizedLinear
@@ -50,9 +52,9 @@ class Patch:
         """Put the model's own modules and its attention back; a second time does nothing.
 
         The modules are the objects that they were, wherever the layers in their place are by now,
-        with the parameters, the mode and the hooks that these have. Raises ProblemError, and
-        leaves the model as it is, where a layer's parameters have other names than its own had, and
-        where weights were quantised.
+        with the parameters, the mode and the hooks that these have. One that was interrupted is
+        finished by another call. Raises ProblemError, and leaves the model as it is, where a
+        layer's parameters have other names than its own had, and where weights were quantised.
         """
         self._require_weights()
         model = self._model
@@ -60,16 +62,15 @@ class Patch:
             return
         for layer, original in self._originals.items():
             _check_names(layer, original)
-        for parent, name, child in list(_children(model)):
-            if isinstance(child, Linear) and child in self._originals:
-                parent._modules[name] = self._originals[child]
         for layer, original in self._originals.items():
             original._parameters.update(layer._parameters)
             original.training = layer.training
-            _patched.discard(layer)
+        for parent, name, child in list(_children(model)):
+            if isinstance(child, Linear) and child in self._originals:
+                parent._modules[name] = self._originals[child]
         if self._attention is not None:
             self._attention.undo()
-        _patched.discard(model)
+        _patched.difference_update([*self._originals, model])
         self._model = None
 
     def _require_weights(self) -> None:
@@ -113,8 +114,9 @@ def patch(
                whose k is no multiple of the group. Their weights are dropped: this is not undone
 
     Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
-    ProblemError, with the model as it was, for one that is patched already or quantised, and for
-    linear layers without memory, on several devices, or with a forward of their own.
+    ProblemError for a model that is patched already or quantised, and for linear layers without
+    memory, on several devices, or with a forward of their own. Whatever is raised, Ctrl-C's
+    KeyboardInterrupt too, the model is then as it was.
     """
     _check(model, linear=linear, weights=weights)
     asked = None if weights is None else Asked(weights)
@@ -124,14 +126,19 @@ def patch(
     told = asked.told() if asked else ""
     rows = [*_linear_rows(model, layers, quantized, left, told)] if linear else []
     patched = PatchedAttention(model) if attention else None
-    if patched is not None:
-        rows += patched.apply()
-    made = {**layers, **quantized}
-    for parent, name, child in list(_children(model)):
-        if isinstance(child, torch.nn.Linear) and child in made:
-            parent._modules[name] = made[child]
-    _patched.update([model, *made.values()])
-    return Patch(model, rows, layers, patched, quantized=bool(quantized))
+    journal = Journal()  # nothing has changed so far
+    try:
+        if patched is not None:
+            journal.before_change(patched.undo)
+            rows += patched.apply()
+        _replace(model, {**layers, **quantized}, journal)
+        return Patch(model, rows, layers, patched, quantized=bool(quantized))
+    except BaseException:
+        try:
+            journal.undo()
+        finally:
+            journal.undo()  # finishes what another interrupt left
+        raise
 
 
 # ---- Checks --------------------------------------------------------------------------------------
@@ -186,6 +193,19 @@ def _children(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, to
         for name, child in parent._modules.items():
             if child is not None:
                 yield parent, name, child
+
+
+def _replace(
+    model: torch.nn.Module, made: Mapping[torch.nn.Linear, torch.nn.Module], journal: Journal
+) -> None:
+    """Put the layers that were made in the places of those that they were made of."""
+    known = [model, *made.values()]
+    journal.before_change(lambda: _patched.difference_update(known))
+    _patched.update(known)
+    for parent, name, child in list(_children(model)):
+        if isinstance(child, torch.nn.Linear) and child in made:
+            journal.before_change(partial(parent._modules.__setitem__, name, child))
+            parent._modules[name] = made[child]
 
 
 def _layers(

@@ -27,28 +27,24 @@ class PatchedAttention:
             for model in self._models
             for config in _configs(model)
         ]
-        self._hooks: list[unpacked.Handle] = []
 
     def apply(self) -> list[Row]:
-        """Set the attention of each model, and report it; where one raises, none is changed."""
+        """Set the attention of each model, and report it; where one raises, `undo` is for all."""
         if not self._models:
             why = "no model of transformers; warploom.sdpa.activate() is for torch's own attention"
             return [Row("attention", 1, AS_IT_WAS, why)]
-        try:
-            register_transformers()
-            rows = [_set_attention(model) for model in self._models]
-        except BaseException:
-            self.undo()
-            raise
-        self._hooks = [handle for model in self._models for handle in unpacked.hook(model)]
+        register_transformers()
+        rows = [_set_attention(model) for model in self._models]
+        for model in self._models:
+            unpacked.hook(model)
         return rows
 
     def undo(self) -> None:
-        """Give the models the attention that they had."""
+        """Give the models the attention that they had, whatever part of `apply` was done."""
+        for model in self._models:
+            unpacked.unhook(model)
         for config, implementation in self._implementations:
             config._attn_implementation = implementation
-        for handle in self._hooks:
-            handle.remove()
 
 
 def register_transformers() -> None:

@@ -29,6 +29,7 @@ class Activation:
     def __init__(self) -> None:
         kernels = torch_kernels()
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+        self._restoring = False
         self._library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
         try:
             with warnings.catch_warnings():  # it is what is wanted
@@ -36,8 +37,10 @@ class Activation:
                 for operator, run in Override(kernels, keys).implementations().items():
                     name = operator.removeprefix("aten::")
                     self._library.impl(name, run, _KEY)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
+        except BaseException as error:
             self.remove()
+            if not isinstance(error, RuntimeError):
+                raise
             raise ProblemError(
                 f"an attention of torch that other Python code has overridden: {error}",
                 rule="must be torch's own when Warploom is activated",
@@ -45,13 +48,20 @@ class Activation:
             ) from error
 
     def remove(self) -> None:
-        """Give torch's attention back to torch's own kernels. A second time does nothing."""
-        library, self._library = self._library, None
-        if library is None:
+        """Give torch's attention back to torch's own kernels. A second time does nothing.
+
+        One that was interrupted is finished by another call.
+        """
+        if self._library is None or self._restoring:
             return
-        library._destroy()
+        self._library._destroy()
         if attention.current_flash_attention_impl() == PROVIDER:
-            attention.restore_flash_attention_impl()
+            try:
+                self._restoring = True  # torch's registry calls this again
+                attention.restore_flash_attention_impl()
+            finally:
+                self._restoring = False
+        self._library = None
 
     def __enter__(self) -> Self:
         return self
@@ -86,9 +96,14 @@ def activate() -> Activation:
         made.append(Activation())
         return made[-1]
 
-    attention.register_flash_attention_impl(PROVIDER, register_fn=register)
-    attention.activate_flash_attention_impl(PROVIDER)
-    return made[0]
+    try:
+        attention.register_flash_attention_impl(PROVIDER, register_fn=register)
+        attention.activate_flash_attention_impl(PROVIDER)
+        return made[0]
+    except BaseException:
+        for activation in made:
+            activation.remove()
+        raise
 
 
 def torch_kernels() -> dict[str, Any]:

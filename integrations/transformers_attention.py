@@ -33,8 +33,9 @@ _UNIT = 8  # dim is a multiple of it
 
 def register() -> None:
     """Let models of transformers say `attn_implementation="warploom"`; again does no harm."""
-    AttentionInterface.register(NAME, attention)
+    # An attention without a mask function gets no masks; without an attention the name is refused.
     AttentionMaskInterface.register(NAME, mask)
+    AttentionInterface.register(NAME, attention)
 
 
 def attention(

@@ -8,27 +8,39 @@ by an attention mask of no batches, which no caller has, and which `transformers
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3")  # whose attention mask goes to masks alone
 _NAMED = ("attention_mask", "position_ids", "past_key_values")
-Handle = torch.utils.hooks.RemovableHandle
 
 
-def hook(model: Any) -> list[Handle]:  # noqa: ANN401 (a model of transformers)
-    """Hook the parts of a model that make masks; the handles remove that."""
-    return [
+def hook(model: torch.nn.Module) -> None:
+    """Hook the parts of a model that make masks."""
+    for part in _parts(model):
         part.register_forward_pre_hook(_mark, with_kwargs=True)
-        for part in model.modules()
-        if type(part).__name__.removesuffix("Model").lower() in MODELS
-    ]
+
+
+def unhook(model: torch.nn.Module) -> None:
+    """Remove the hooks that there are: a handle may be lost to an interrupt before it is kept."""
+    for part in _parts(model):
+        for number, found in list(part._forward_pre_hooks.items()):
+            if found is _mark:
+                part._forward_pre_hooks_with_kwargs.pop(number, None)
+                part._forward_pre_hooks.pop(number, None)
 
 
 def marks(attention_mask: object, batch_size: int) -> bool:
     """Whether a mask is the one of no batches."""
     return isinstance(attention_mask, torch.Tensor) and len(attention_mask) == 0 and batch_size != 0
+
+
+def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    for part in model.modules():
+        if type(part).__name__.removesuffix("Model").lower() in MODELS:
+            yield part
 
 
 def _mark(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupts import lines
 from sdpa_bounds import differentiated, draw
 from sdpa_torchs import operator, routed
 from torch.nn import attention
@@ -127,6 +128,29 @@ def test_what_is_activated_is_undone() -> None:
         stale.remove()
         assert active()
         assert attention.current_flash_attention_impl() == "warploom"
+
+
+@pytest.mark.usefixtures("ran")
+def test_an_interrupt_leaves_torchs_kernels_or_a_handle() -> None:
+    """Ctrl-C at any line of activate() undoes it; at any line of remove(), remove() finishes it."""
+    files = ("sdpa_activation",)
+    made: list[Any] = []
+    for point in sorted(lines(lambda: made.append(warploom.sdpa.activate()), files)):
+        for handle in made:
+            handle.remove()
+        with pytest.raises(KeyboardInterrupt):
+            lines(warploom.sdpa.activate, files, point)
+        assert not active(), point
+        assert attention.current_flash_attention_impl() is None, point
+    for point in sorted(lines(warploom.sdpa.activate().remove, files)):
+        handle = warploom.sdpa.activate()
+        with pytest.raises(KeyboardInterrupt):
+            lines(handle.remove, files, point)
+        handle.remove()
+        assert not active(), point
+        assert attention.current_flash_attention_impl() is None, point
+        with warploom.sdpa.activate():
+            assert active()
 
 
 @pytest.mark.usefixtures("ran")
