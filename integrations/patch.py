@@ -110,8 +110,10 @@ def patch(
                that tied ones stay tied and optimizers keep what they have. Subclasses are left
     attention  models of transformers in it get `attn_implementation="warploom"`
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
-               warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head and those
-               whose k is no multiple of the group. Their weights are dropped: this is not undone
+               warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
+               whose k is no multiple of the group, and those that train: adapters of peft, and
+               what requires a gradient where other weights are frozen. Weights of what is
+               quantised are dropped: this is not undone
 
     Each layer asks at each call whether there is a kernel for it; torch computes the others. Raises
     ProblemError for a model that is patched already or quantised, and for linear layers without

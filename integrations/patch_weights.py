@@ -10,6 +10,7 @@ import torch
 
 from warploom.errors import ProblemError
 from warploom.integrations.linear import Linear
+from warploom.integrations.patch_training import trained
 from warploom.integrations.quantized_linear import QuantizedLinear
 from warploom.integrations.quantized_rules import INPUTS
 from warploom.quantization import Metadata
@@ -35,7 +36,8 @@ class Weights(Quantising, total=False):
     skip    names of modules, or patterns as `*.down_proj`, whose layers keep their weights. A name
             stands for all in it, and may leave out what comes before it. By default the output
             head: `lm_head`, what a model of transformers says that it is, and every layer that
-            shares the table of an embedding
+            shares the table of an embedding. Layers that train while others are frozen, and
+            adapters of peft, always keep their weights
     """
 
     skip: Sequence[str]
@@ -111,12 +113,12 @@ def choose(model: torch.nn.Module, asked: Asked) -> tuple[Chosen, dict[torch.nn.
     """The layers whose weights are to be quantised, by their names; and why not others."""
     chosen: Chosen = {}
     left: dict[torch.nn.Module, str] = {}
-    skipped = asked.skipped(model)
+    skipped, training = asked.skipped(model), trained(model)
     for name, module in model.named_modules():
         if type(module) not in (torch.nn.Linear, Linear):
             continue
         layer = cast("torch.nn.Linear", module)
-        reason = skipped(name, layer) or _unable(layer, asked)
+        reason = skipped(name, layer) or training.get(layer) or _unable(layer, asked)
         if reason:
             left[layer] = reason
         else:
@@ -149,8 +151,8 @@ def _heads(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     }
     for name, module in model.named_modules(remove_duplicate=False):
         shares = isinstance(module, torch.nn.Linear) and id(module.weight) in tables
-        if shares or name.rpartition(".")[2] == HEAD:
+        if shares or HEAD in name.split("."):
             yield module
         says = getattr(module, "get_output_embeddings", None)
         if callable(says) and isinstance(found := says(), torch.nn.Module):
-            yield found
+            yield from found.modules()  # an adapter may have wrapped it

@@ -1,0 +1,51 @@
+"""Which layers of a model train while others are frozen: `warploom.patch` quantises none of them.
+
+A quantised weight is frozen. Where torch loads a model, every weight requires a gradient, and that
+says nothing; where some weights are frozen, the others were left to train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+TRAINS = "it trains: its weight requires a gradient, and other weights are frozen"
+ADAPTER = "peft trains it or a copy of it"
+_WRAPPED = ("base_layer", "base_model", "lora_model", "model")  # where peft's modules keep the model's own
+
+
+def trained(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """The linear layers that keep their weights because they train, and why.
+
+    These are whatever peft adds to a model, whether it trains now or was loaded for inference, and
+    its copies in `modules_to_save`; and each whose weight requires a gradient in a model that
+    multiplies by another weight which is frozen.
+    """
+    mixed = any(_requires_grad(module) is False for module in model.modules())
+    found = {
+        module: TRAINS
+        for module in model.modules()
+        if mixed and isinstance(module, torch.nn.Linear) and _requires_grad(module)
+    }
+    return {**found, **dict.fromkeys(_adapters(model), ADAPTER)}
+
+
+def _requires_grad(module: torch.nn.Module) -> bool | None:
+    """Whether the matrix that a module multiplies by trains; None for a module without one.
+
+    The table of an embedding is none: those of positions are often constants of a model.
+    """
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() < 2 or isinstance(module, torch.nn.Embedding):
+        return None
+    return weight.requires_grad
+
+
+def _adapters(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """All modules in what peft added to a model."""
+    for module in model.modules():
+        if any(kind.__module__.partition(".")[0] == "peft" for kind in type(module).__mro__):
+            for name, child in module.named_children():
+                if name not in _WRAPPED:
+                    yield from child.modules()
