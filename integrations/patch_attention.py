@@ -93,14 +93,28 @@ def _configs(model: Any) -> list[Any]:  # noqa: ANN401
     return list(found.values())
 
 
+def _takes_no_name(model: Any, config: Any) -> bool:  # noqa: ANN401
+    """Whether what a configuration is of has an attention of its own, whatever it is set to."""
+    from warploom.integrations import transformers_interface as interface  # imports transformers
+
+    part = interface.part_of(model, config)
+    models = interface.models_of(type(config)) if part is None else [type(part)]
+    return bool(models) and not any(map(interface.uses_interface, models))
+
+
 def _set_attention(model: Any) -> Row:  # noqa: ANN401
     """Set the attention of a model of transformers, and say what it is now."""
     before = model.config._attn_implementation
     what = f"attention of {type(model).__name__}"
+    implementations = [(config, config._attn_implementation) for config in _configs(model)]
     # The model itself leaves out parts whose configurations are copies.
     for module in filter(_is_transformers, model.modules()):
         if module.config._attn_implementation != ATTENTION:
             module.set_attn_implementation(ATTENTION)
+    # It sets configurations of parts that are no models of their own, whatever these compute.
+    for config, implementation in implementations:
+        if config._attn_implementation == ATTENTION and _takes_no_name(model, config):
+            config._attn_implementation_internal = implementation
     if model.config._attn_implementation != ATTENTION:
         return Row(what, 1, AS_IT_WAS, "it does not use transformers' AttentionInterface")
     now = AS_IT_WAS if before == ATTENTION else f"{before} -> {ATTENTION}"

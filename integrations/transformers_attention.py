@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils import logging
 
 from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
@@ -22,10 +23,9 @@ from warploom.integrations.bounds import Bounds, Sequences
 from warploom.integrations.linear_rules import PRODUCTS, product_type
 from warploom.integrations.sdpa_rules import elsewhere, not_computed, transformed
 from warploom.integrations.torch_attention import Arguments
-from warploom.integrations.transformers_masks import BoundedMask, mask
+from warploom.integrations.transformers_masks import NAME, BoundedMask, mask
 from warploom.runtime.families.attention_forward import api
 
-NAME = "warploom"
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")  # int32 [sequences + 1]: where packed sequences end
 LONGEST = ("max_length_q", "max_length_k")  # of these sequences
 _UNIT = 8  # dim is a multiple of it
@@ -60,12 +60,10 @@ def attention(
     `cu_seq_lens_q` and `cu_seq_lens_k` separate packed sequences where the mask does not. `s_aux`
     [heads] are sinks: one more score in each row's softmax.
     """
-    if keywords.get("cache") is not None:
-        raise ProblemError(
-            'attn_implementation="warploom" with a paged cache',
-            rule="continuous batching is not supported",
-            fix='model.set_attn_implementation("sdpa") before generate_batch',
-        )
+    if keywords.get("cache") is not None or keywords.get("sinks") is not None:
+        _refuse(module, keywords)
+    if keywords.get("output_attentions"):
+        _warn_of_no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and causal and 1 < query.shape[2] < key.shape[2]:
         # A cache before its first rows: what is past them is not filled yet.
@@ -81,6 +79,32 @@ def attention(
     if told is not None and refusal(call, mask) is None:
         return _by_kernels(call, told, mask), None
     return _by_torch(call, attention_mask, bounds, packed), None
+
+
+def _refuse(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
+    """Raise ProblemError for what no attention here computes, torch's neither."""
+    if keywords.get("cache") is not None:
+        raise ProblemError(
+            'attn_implementation="warploom" with a paged cache',
+            rule="continuous batching is not supported",
+            fix='model.set_attn_implementation("sdpa") before generate_batch',
+        )
+    raise ProblemError(
+        f'attn_implementation="warploom" with sinks {list(keywords["sinks"].shape)} of a '
+        f"{type(module).__name__}",
+        rule="sinks must be one for each head, as s_aux [heads]: those of each row are not "
+        "supported",
+        fix='model.set_attn_implementation("eager")',
+    )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _warn_of_no_weights() -> None:
+    """Warn, once in a process, that a layer's weights are not returned, as with "sdpa"."""
+    logging.get_logger(__name__).warning_once(
+        'attn_implementation="warploom" does not support output_attentions=True: none are '
+        'returned. Please set it to "eager" if you want them: model.set_attn_implementation("eager").'
+    )
 
 
 def refusal(call: Arguments, mask: torch.Tensor | None = None) -> str | None:

@@ -18,7 +18,9 @@ from transformers.utils.import_utils import is_tracing
 from warploom.integrations import transformers_steps as steps
 from warploom.integrations import unpacked
 from warploom.integrations.bounds import Bounds, Extents, Pattern, bounds
+from warploom.integrations.transformers_interface import wants_eager_masks
 
+NAME = "warploom"  # the attn_implementation whose masks these are
 MaskFunction = Callable[..., Any]
 
 
@@ -103,7 +105,10 @@ def mask(
     None is what it is for transformers' "sdpa": plain causal attention of a module that is causal,
     from the first key on, or attention to everything. Bounds of a padded batch are read from its
     mask, which waits for the GPU once in a forward pass, as transformers' "sdpa" does.
+
+    Raises ProblemError for the configuration of a model that does not use AttentionInterface.
     """
+    eager = wants_eager_masks(keywords.get("config"), NAME)
     if isinstance(attention_mask, BoundedMask):  # made ahead, by `generate`
         return attention_mask
     if unpacked.marks(attention_mask, batch_size):
@@ -118,6 +123,11 @@ def mask(
         "attention_mask": attention_mask,
         **keywords,
     }
+    if eager:
+        added: torch.Tensor = masking_utils.eager_mask(
+            **arguments | {"allow_is_bidirectional_skip": False}
+        )
+        return added
     if _is_step(q_length, q_offset, keywords):
         step = _step(arguments)
         return _tensor(arguments) if step is None else step

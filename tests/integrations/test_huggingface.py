@@ -6,6 +6,7 @@ Here Warploom computes by its reference on CPU tensors: no tensor is `elsewhere`
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from typing import Any
 
@@ -302,3 +303,29 @@ def test_a_paged_cache_is_refused() -> None:
     q = torch.zeros(1, 1, 2, 8)
     with pytest.raises(ProblemError, match="paged cache"):
         transformers_attention.attention(torch.nn.Module(), q, q, q, None, cache=object())
+
+
+def test_sinks_of_each_row_are_refused() -> None:
+    """A keyword that changes scores is not dropped: a model may pass others than s_aux."""
+    query = torch.zeros(1, 2, 5, 16)
+    sinks = torch.zeros(1, 2, 5, 1)
+    with pytest.raises(ProblemError, match=r"sinks \[1, 2, 5, 1\] of a Module.*eager"):
+        transformers_attention.attention(torch.nn.Module(), query, query, query, None, sinks=sinks)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attentions_that_are_asked_for_are_warned_of(
+    compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by "sdpa": once, and with what to do; nothing is returned for them in silence."""
+    type(logging.getLogger()).warning_once.cache_clear()  # type: ignore[attr-defined]
+    torch._dynamo.reset()
+    speaking = model("Llama", "warploom")
+    call = torch.compile(speaking, backend="eager") if compiled else speaking
+    call(IDS)
+    assert "output_attentions" not in caplog.text
+    for _ in range(2):
+        assert not call(IDS, output_attentions=True).attentions
+    told = [record.getMessage() for record in caplog.records if "output_att" in record.getMessage()]
+    assert len(told) == 1
+    assert 'set_attn_implementation("eager")' in told[0]
