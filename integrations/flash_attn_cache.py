@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.flash_attn_call import Options, Window, named_tensor
 from warploom.integrations.flash_attn_pages import Cache, Pair, Rotary
@@ -61,6 +62,9 @@ def flash_attn_with_kvcache(
 
     The others are those of `flash_attn_func`. There is no gradient. Raises ProblemError.
     """
+    if type(rotary_interleaved) is not bool or type(return_softmax_lse) is not bool:
+        require_boolean("rotary_interleaved", rotary_interleaved)
+        require_boolean("return_softmax_lse", return_softmax_lse)
     options = Options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, False)
     keywords = options.keywords()
     cache = Cache.of(q, k_cache, v_cache, block_table, cache_batch_idx)
@@ -68,7 +72,7 @@ def flash_attn_with_kvcache(
     short = not _is_sloped(keywords, cache) and _is_short(q, cache)
     if k is not None or v is not None:
         new = _new(q, cache, k, v, cache_seqlens)
-        moving = bool(causal) or keywords["window"] is not None
+        moving = causal or keywords["window"] is not None
         rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, moving=moving)
         q, lengths = cache.append(q, *new, lengths, rotary)
     elif rotary_cos is not None or rotary_sin is not None:

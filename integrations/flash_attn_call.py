@@ -6,6 +6,7 @@ Its tensors are [batch, seq, heads, dim], or with cu_seqlens [total, heads, dim]
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.bounds import Sequences
 from warploom.integrations.flash_attn_gradient import Tensors, attend
@@ -45,12 +47,19 @@ class Options:
 
     def keywords(self) -> dict[str, Any]:
         """Those of `warploom.attention`; ProblemError for what it does not compute."""
+        if type(self.causal) is not bool or type(self.deterministic) is not bool:
+            require_boolean("causal", self.causal)
+            require_boolean("deterministic", self.deterministic)
         scale = self.softmax_scale
-        if scale is not None and not (isinstance(scale, float | int) and scale > 0):
+        if scale is not None and not (_is_number(scale) and scale > 0):
             raise ProblemError(
                 f"softmax_scale {shown(scale)}",
                 rule="must be a number greater than 0, or None: the head dimension ** -0.5",
                 fix="to change the sign of the products, negate q",
+            )
+        if not (_is_number(self.softcap) and math.isfinite(self.softcap)):
+            raise ProblemError(
+                f"softcap {shown(self.softcap)}", rule="must be a number; 0 is none", fix="use 0.0"
             )
         found: dict[str, Any] = {
             "causal": "bottom_right" if self.causal else False,
@@ -59,7 +68,7 @@ class Options:
             "scale": scale,
             "deterministic": True if self.deterministic else None,
         }
-        if self.dropout_p:
+        if not (_is_number(self.dropout_p) and self.dropout_p == 0):
             found["dropout_p"] = self.dropout_p
         if self.alibi_slopes is not None:  # those of a batch may be one row, repeated
             slopes = named_tensor("alibi_slopes", self.alibi_slopes)
@@ -71,6 +80,8 @@ def fixed(
     options: Options, tensors: Tensors, return_attn_probs: bool
 ) -> torch.Tensor | Probabilities:
     """The result for [batch, seq, .., heads, dim] tensors."""
+    if type(return_attn_probs) is not bool:
+        require_boolean("return_attn_probs", return_attn_probs)
     out, lse = _attended(tensors, options.keywords(), "batch, seq")
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
@@ -80,6 +91,8 @@ def varlen(
     options: Options, tensors: Tensors, sequences: Sequences, return_attn_probs: bool
 ) -> torch.Tensor | Probabilities:
     """The result for [total, .., heads, dim] tensors."""
+    if type(return_attn_probs) is not bool:
+        require_boolean("return_attn_probs", return_attn_probs)
     keywords = options.keywords()
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         keywords[name] = named_tensor(name, getattr(sequences, name))
@@ -130,6 +143,10 @@ def _check(tensors: Tensors, lead: str) -> None:
         )
 
 
+def _is_number(given: object) -> bool:
+    return isinstance(given, float | int) and not isinstance(given, bool)
+
+
 def named_tensor(name: str, given: object) -> torch.Tensor:
     """Return what is given by this name; ProblemError where it is no tensor."""
     if not isinstance(given, torch.Tensor):
@@ -159,7 +176,7 @@ def _window(given: Window) -> tuple[int | None, int | None] | None:
 
 def _integer(name: str, given: object) -> int:
     """An int, also of a tensor of one on the CPU."""
-    if isinstance(given, int):
+    if isinstance(given, int) and not isinstance(given, bool):
         return given
     if isinstance(given, torch.Tensor) and not given.is_cpu:
         raise ProblemError(
@@ -168,7 +185,9 @@ def _integer(name: str, given: object) -> int:
             fix="call .item() on it once, where the lengths are made",
         )
     try:
-        return operator.index(given)  # type: ignore[arg-type]
+        if not isinstance(given, bool):
+            return operator.index(given)  # type: ignore[arg-type]
+        raise TypeError
     except TypeError:
         raise ProblemError(
             f"{name} {shown(given)} of type {type(given).__name__}",

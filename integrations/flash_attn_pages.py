@@ -37,7 +37,7 @@ class Rotary:
         if cos is None and sin is None:
             return None
         tensors = named_tensor("rotary_cos", cos), named_tensor("rotary_sin", sin)
-        return cls(*tensors, bool(interleaved), moving)
+        return cls(*tensors, interleaved, moving)
 
 
 @dataclass(frozen=True, slots=True)

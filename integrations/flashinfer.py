@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.flashinfer_plan import (
     LAYOUTS,
@@ -24,6 +25,7 @@ from warploom.integrations.flashinfer_plan import (
     number,
     pages,
     refuse,
+    require_integers,
     type_of,
 )
 from warploom.runtime.families.attention_decode.api import attention_decode
@@ -56,10 +58,18 @@ class BatchDecodeWithPagedKVCacheWrapper:
         backend: str = "auto",
         jit_args: list[Any] | None = None,
     ) -> None:
-        if kv_layout not in LAYOUTS:
+        if not isinstance(float_workspace_buffer, torch.Tensor):
+            raise ProblemError(
+                f"float_workspace_buffer {shown(float_workspace_buffer)}",
+                rule="must be a tensor: its device is the wrapper's",
+                fix="torch.empty(0, device=...)",
+            )
+        if not isinstance(kv_layout, str) or kv_layout not in LAYOUTS:
             raise ProblemError(
                 f"kv_layout {shown(kv_layout)}", rule='must be "NHD" or "HND"', fix=""
             )
+        require_boolean("use_cuda_graph", use_cuda_graph)
+        require_boolean("use_tensor_cores", use_tensor_cores)
         if jit_args is not None:
             refuse(jit_args=jit_args)
         self.device = float_workspace_buffer.device
@@ -132,8 +142,23 @@ class BatchDecodeWithPagedKVCacheWrapper:
         """
         if pos_encoding_mode != "NONE":
             refuse(pos_encoding_mode=pos_encoding_mode)
+        require_integers(window_right=window_right)
+        if fixed_split_size is not None:
+            require_integers(1, fixed_split_size=fixed_split_size)
         if window_right != 0:
             refuse(window_right=window_right)
+        require_boolean("disable_split_kv", disable_split_kv)
+        require_boolean("non_blocking", non_blocking)
+        require_integers(window_left=window_left)
+        require_integers(
+            1,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            q_len_per_req=q_len_per_req,
+        )
+        softcap = None if logits_soft_cap is None else number("logits_soft_cap", logits_soft_cap)
         element = type_of("q_data_type", data_type if q_data_type is None else q_data_type)  # type: ignore[arg-type]
         kv = kv_data_type if kv_data_type is not None else data_type
         if o_data_type is not None and type_of("o_data_type", o_data_type) != element:
@@ -145,11 +170,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
             page=page_size,
             rows=q_len_per_req,
             window=window_left if window_left >= 0 else None,
-            softcap=logits_soft_cap or None,
-            scale=head_dim**-0.5 if sm_scale is None else sm_scale,
+            softcap=softcap or None,
+            scale=head_dim**-0.5 if sm_scale is None else number("sm_scale", sm_scale),
             element=element,
             kv=element if kv is None else type_of("kv_data_type", kv),
-            invariant=fixed_split_size is not None or bool(disable_split_kv),
+            invariant=fixed_split_size is not None or disable_split_kv,
         )
         planned.check()
         found = pages(
@@ -196,15 +221,24 @@ class BatchDecodeWithPagedKVCacheWrapper:
         """
         if args:
             refuse(args=args)
+        if type(return_lse) is not bool:
+            require_boolean("return_lse", return_lse)
         if skip_softmax_threshold_scale_factor is not None:
             refuse(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         if kv_cache_sf is not None:
             refuse(kv_cache_sf=kv_cache_sf)
+        for name, one in (("out", out), ("lse", lse)):
+            if one is not None and not isinstance(one, torch.Tensor):
+                raise ProblemError(f"{name} {shown(one)}", rule="must be a torch tensor", fix="")
         planned, listed = self._ready(q, window_left, q_len_per_req)
         k, v = caches(paged_kv_cache, self._layout, planned)
         scale = planned.scale * number("q_scale", q_scale) * number("k_scale", k_scale)
         factor = number("v_scale", v_scale)
         by_sequence = (listed.lengths.shape[0], planned.rows, planned.heads, planned.dim)
+        if out is not None and out.shape != q.shape:
+            raise ProblemError(
+                f"out {list(out.shape)}", rule=f"must be {list(q.shape)}, as q", fix=""
+            )
         found, natural = attention_decode(
             q.view(by_sequence).transpose(1, 2),
             k,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from warploom.arguments import require_number
 from warploom.errors import ProblemError
 from warploom.runtime.families.attention_decode.cache import PAGES
 from warploom.runtime.tensors import shown
@@ -168,6 +169,8 @@ class Planned:
     ) -> None:
         """Raise ProblemError where `run` is given something else than was planned."""
         wanted = (sequences * self.rows, self.heads, self.dim)
+        if not isinstance(q, torch.Tensor):
+            raise ProblemError(f"q {shown(q)}", rule="must be a torch tensor", fix="")
         if q.shape != wanted or q.dtype != self.element:
             raise ProblemError(
                 f"q {list(q.shape)} of {q.dtype}",
@@ -175,7 +178,12 @@ class Planned:
                 fix="plan again for these sizes",
             )
         window = -1 if self.window is None else self.window
-        if window_left not in (None, window) or rows not in (None, self.rows):
+        if window_left is not None or rows is not None:
+            asked = window if window_left is None else window_left
+            asked_rows = self.rows if rows is None else rows
+            require_integers(window_left=asked, q_len_per_req=asked_rows)
+            if (asked, asked_rows) == (window, self.rows):
+                return
             raise ProblemError(
                 f"window_left {shown(window_left)}, q_len_per_req {shown(rows)}",
                 rule=f"must be as planned, {window} and {self.rows}, or left out",
@@ -203,17 +211,22 @@ def refuse(**given: object) -> None:
         )
 
 
+def require_integers(least: int | None = None, **given: object) -> None:
+    """Raise ProblemError for the first argument that is no int, or less than the least."""
+    for name, value in given.items():
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        if not integer or (least is not None and value < least):  # type: ignore[operator]
+            rule = "must be an int" if least is None else f"must be an int of at least {least}"
+            raise ProblemError(f"{name} {shown(value)}", rule=rule, fix="use int(...)")
+
+
 def number(name: str, given: float | None) -> float:
     """1 for None; ProblemError for a tensor, which a call would wait for."""
     if given is None:
         return 1.0
-    if isinstance(given, int | float):
-        return float(given)
-    raise ProblemError(
-        f"{name} {shown(given)} of type {type(given).__name__}",
-        rule="must be a number, or None: 1",
-        fix="warploom.attention_decode takes tensors of scales: scale_k and scale_v",
-    )
+    fix = "warploom.attention_decode takes tensors of scales: scale_k and scale_v"
+    require_number(name, given, fix=fix)
+    return float(given)
 
 
 # ---- What is given to `run` ----------------------------------------------------------------------

@@ -11,7 +11,13 @@ from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.integrations import float8
 from warploom.integrations.float8 import Recipe
-from warploom.integrations.linear_options import ACTIVATIONS, Options, check, shown_options
+from warploom.integrations.linear_options import (
+    ACTIVATIONS,
+    Options,
+    check,
+    check_torchs,
+    shown_options,
+)
 from warploom.integrations.linear_rules import check_residual, product_type, refusal, sum_type
 from warploom.integrations.linear_sharing import check_module, sharing
 from warploom.integrations.main_grad import accumulating, main_grad
@@ -62,6 +68,7 @@ class Linear(torch.nn.Linear):
             "accumulate_into_main_grad": accumulate_into_main_grad,
         }
         check(options)
+        check_torchs(bias, dtype)
         super().__init__(in_features, out_features, bias, device, dtype)
         vars(self).update(options)
         self._calls = Layer()

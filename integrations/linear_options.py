@@ -8,6 +8,7 @@ from typing import Any, TypedDict, get_args
 import torch
 import torch.nn.functional as F
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.float8 import GRADIENT_TYPES, RECIPES, Recipe
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
@@ -52,7 +53,7 @@ def check(options: Options) -> None:
     """Raise ProblemError for an option that there is not, or that means nothing beside others."""
     for name, value in options.items():
         choices = _CHOICES[name]
-        if value not in choices:
+        if not any(type(value) is type(one) and value == one for one in choices):
             raise ProblemError(
                 f"{name} {shown(value)}",
                 rule=f"must be one of {', '.join(map(str, choices))}",
@@ -63,6 +64,17 @@ def check(options: Options) -> None:
             f"gradient_dtype {options['gradient_dtype']} without a recipe",
             rule="gradients are multiplied in the type of 16-bit operands",
             fix='leave it out, or ask for fp8, as recipe="rowwise"',
+        )
+
+
+def check_torchs(bias: object, dtype: object) -> None:
+    """Raise ProblemError for arguments of torch.nn.Linear's that are of other types."""
+    require_boolean("bias", bias)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ProblemError(
+            f"dtype {shown(dtype)}",
+            rule="must be a torch.dtype, or None: torch's default",
+            fix="pass the torch.dtype itself, for example torch.bfloat16",
         )
 
 

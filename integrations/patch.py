@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
@@ -120,6 +121,8 @@ def patch(
     memory, on several devices, or with a forward of their own. Whatever is raised, Ctrl-C's
     KeyboardInterrupt too, the model is then as it was.
     """
+    require_boolean("linear", linear)
+    require_boolean("attention", attention)
     _check(model, linear=linear, weights=weights)
     asked = None if weights is None else Asked(weights)
     chosen, left = choose(model, asked) if asked else ({}, {})
@@ -149,6 +152,12 @@ def patch(
 def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
     """Raise ProblemError for what cannot be patched as a whole."""
     name = type(model).__name__
+    if not isinstance(model, torch.nn.Module):
+        raise ProblemError(
+            f"model {shown(model)}",
+            rule="must be a torch.nn.Module",
+            fix="load the model, then patch it",
+        )
     if weights is not None and not linear:
         raise ProblemError(
             f"weights {shown(weights)} with linear=False",

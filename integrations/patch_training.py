@@ -23,7 +23,7 @@ def trained(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     multiplies by another weight which is frozen.
     """
     mixed = any(_requires_grad(module) is False for module in model.modules())
-    found = {
+    found: dict[torch.nn.Module, str] = {
         module: TRAINS
         for module in model.modules()
         if mixed and isinstance(module, torch.nn.Linear) and _requires_grad(module)

@@ -65,9 +65,11 @@ class Asked:
                     f"weights with {shown(name)}", rule=f"must be {', '.join(known)}", fix=near
                 )
         self.skip = given.get("skip")
-        if isinstance(self.skip, str):
+        if self.skip is not None and not isinstance(self.skip, list | tuple | set | frozenset):
             raise ProblemError(
-                f"skip {self.skip!r}", rule="must be a list of names", fix=f"pass [{self.skip!r}]"
+                f"skip {shown(self.skip)}",
+                rule="must be a list of names",
+                fix=f"pass [{shown(self.skip)}]",
             )
         options = {name: value for name, value in given.items() if name != "skip"}
         self._options = cast("Quantising", {"format": "int4", **options})

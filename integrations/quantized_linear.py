@@ -12,7 +12,7 @@ from warploom.errors import ProblemError
 from warploom.generator.targets import target
 from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.linear import Linear
-from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check
+from warploom.integrations.linear_options import ACTIVATIONS, DEFAULTS, Options, check, check_torchs
 from warploom.integrations.linear_rules import check_residual, product_type, sum_type
 from warploom.integrations.quantized_rules import (
     INPUTS,
@@ -67,6 +67,7 @@ class QuantizedLinear(torch.nn.Linear):
         scale_dtype: torch.dtype | None = None,
         activation: str | None = None,
     ) -> None:
+        check_torchs(bias, dtype)
         shape = (out_features, in_features)
         metadata = described(shape, format, group, symmetric, scale_dtype, INPUTS)
         kinds = metadata.tensors()

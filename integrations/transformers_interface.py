@@ -39,6 +39,8 @@ def wants_eager_masks(config: Any, name: str) -> bool:  # noqa: ANN401
     """
     if not isinstance(config, PreTrainedConfig):
         return False
+    refused: str
+    eager: bool
     if torch.compiler.is_compiling():
         refused, eager = _told_by_class(type(config))
         _require_none(refused, name)

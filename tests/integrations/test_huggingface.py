@@ -318,6 +318,7 @@ def test_attentions_that_are_asked_for_are_warned_of(
     compiled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As by "sdpa": once, and with what to do; nothing is returned for them in silence."""
+    transformers_attention.register()
     type(logging.getLogger()).warning_once.cache_clear()  # type: ignore[attr-defined]
     torch._dynamo.reset()
     speaking = model("Llama", "warploom")
