@@ -299,9 +299,8 @@ def _by_torch(weight: torch.Tensor) -> str:
     if weight.dtype not in PRODUCTS:
         kind = str(weight.dtype).removeprefix("torch.")
         return f"{kind} weights; bfloat16 and float16 ones, and autocast, run on Warploom"
-    with torch.no_grad():
-        row = torch.empty(1, weight.shape[-1], dtype=weight.dtype, device="meta")
-        return refusal(row, weight, named=True) or ""
+    row = torch.empty(1, weight.shape[-1], dtype=weight.dtype, device="meta")
+    return refusal(row, weight.detach(), named=True) or ""
 
 
 def _multiplies(module: torch.nn.Module) -> bool:

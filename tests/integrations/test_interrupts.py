@@ -60,6 +60,7 @@ def test_an_interrupted_patch_leaves_the_model_as_it_was(case: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             lines(partial(warploom.patch, patched, **options), files, point)
         assert state(patched) == before, point
+        assert torch.is_grad_enabled(), point
         with warploom.patch(patched):
             assert state(patched) != before
         assert state(patched) == before, point
