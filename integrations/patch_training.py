@@ -12,7 +12,8 @@ import torch
 
 TRAINS = "it trains: its weight requires a gradient, and other weights are frozen"
 ADAPTER = "peft trains it or a copy of it"
-_WRAPPED = ("base_layer", "base_model", "lora_model", "model")  # where peft's modules keep the model's own
+# Where peft's modules keep the model's own.
+_WRAPPED = ("base_layer", "base_model", "lora_model", "model")
 
 
 def trained(model: torch.nn.Module) -> dict[torch.nn.Module, str]:

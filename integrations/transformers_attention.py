@@ -103,7 +103,8 @@ def _warn_of_no_weights() -> None:
     """Warn, once in a process, that a layer's weights are not returned, as with "sdpa"."""
     logging.get_logger(__name__).warning_once(
         'attn_implementation="warploom" does not support output_attentions=True: none are '
-        'returned. Please set it to "eager" if you want them: model.set_attn_implementation("eager").'
+        'returned. Please set it to "eager" if you want them: '
+        'model.set_attn_implementation("eager").'
     )
 
 

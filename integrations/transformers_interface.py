@@ -21,7 +21,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from warploom.errors import ProblemError
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what a model's source looks attentions up in
-_ATTENTION = re.compile(r"^class \w*(Attention|Attn)\w*\(([\w.]+, *)*(\w+\.)*Module\b", re.MULTILINE)
+_ATTENTION = re.compile(
+    r"^class \w*(Attention|Attn)\w*\(([\w.]+, *)*(\w+\.)*Module\b", re.MULTILINE
+)
 _known: dict[int, tuple[weakref.ref[Any], bool]] = {}  # what was told of configurations, by id
 
 
