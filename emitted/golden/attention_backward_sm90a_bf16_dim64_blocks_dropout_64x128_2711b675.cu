@@ -1006,6 +1006,11 @@ struct alignas(16) Eight {
   Element values[8];
 };
 
+// Whether a row is fully masked: its log-sum-exp is that of no score.
+__device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float lse) {
+  return lse == __int_as_float(0xff800000);
+}
+
 // Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
 // weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
 __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
@@ -1014,7 +1019,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
     if (row >= at.sequence.rows(p) || column >= p.dim) continue;
-    const bool masked = p.lse[at.sequence.lse_at(p, at.head, row)] == __int_as_float(0xff800000);
+    const bool masked = is_fully_masked(p, at.head, p.lse[at.sequence.lse_at(p, at.head, row)]);
     const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
     const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
     *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
@@ -1029,7 +1034,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   const Place at = place_q(p, blockIdx.x);
   const int rows = at.sequence.rows(p);
   if (at.row >= rows) return;
-  bool non_finite = false;  // whether a fully masked row has a gradient that is
+  bool non_finite = false;  // whether do of a fully masked row is
   const int column = threadIdx.x % kRowLanes * 8;
   float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
@@ -1052,11 +1057,13 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       if (row < rows) {
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
-        if (p.dlse != nullptr) delta -= p.dlse[place];
-        if (lse == -infinity) {  // whatever the gradients of its out, which is 0, and of its lse are
-          non_finite = non_finite || !(fabsf(delta) < infinity);
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const bool masked = is_fully_masked(p, at.head, lse);
+        if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
+          non_finite = true;
           delta = 0;
         }
+        if (!masked || fabsf(dlse) < infinity) delta -= dlse;
       }
       statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
       statistics[kQTile + i] = delta * p.keep;

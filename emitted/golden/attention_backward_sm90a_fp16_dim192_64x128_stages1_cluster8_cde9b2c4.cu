@@ -907,7 +907,8 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       if (row < rows) {
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
-        if (p.dlse != nullptr) delta -= p.dlse[place];
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        delta -= dlse;
       }
       statistics[i] = lse == -infinity ? infinity : lse * kLog2E;
       statistics[kQTile + i] = delta;

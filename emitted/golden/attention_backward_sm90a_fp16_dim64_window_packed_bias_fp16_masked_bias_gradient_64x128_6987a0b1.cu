@@ -764,6 +764,14 @@ __device__ __forceinline__ float biased(const Consumer& c, float x, float term) 
   return fmaf(x, c.scaling.factor, term);
 }
 
+// A score less its row's lse, which is at least as large as any. Where both are large a score may be one step of fp32
+// above what the forward pass had; NaN stays.
+__device__ __forceinline__ float below(float lse, float score) {
+  float difference;
+  asm("min.NaN.f32 %0, %1, 0f00000000;" : "=f"(difference) : "f"(score - lse));
+  return difference;
+}
+
 // p = exp(s - lse) over what these sum to; lse is inf for a fully masked row. s becomes p times its slope.
 __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float (&scores)[kScores], Step step,
                                       Position at) {
@@ -785,8 +793,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
       if (score.hides(4 * i + j + 1, eight)) y = __uint_as_float(kHidden);
       const float low_score = biased(c, x, score.term(4 * i + j, eight));
       const float high_score = biased(c, y, score.term(4 * i + j + 1, eight));
-      const float low = fast_exp2(fmaf(low_score - lse.x, c.scaling.exponent, -correction.x));
-      const float high = fast_exp2(fmaf(high_score - lse.y, c.scaling.exponent, -correction.y));
+      const float low = fast_exp2(fmaf(below(lse.x, low_score), c.scaling.exponent, -correction.x));
+      const float high = fast_exp2(fmaf(below(lse.y, high_score), c.scaling.exponent, -correction.y));
       weights[i / 2][i % 2 * 2 + j / 2] = pair(low, high);
       x = steepen(low, x);
       y = steepen(high, y);
@@ -1161,7 +1169,7 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
         continue;
       if (p.shown[number * p.shown_batch + at.head * p.shown_head + row[r] * p.shown_row + column] == 0) continue;
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
-      sums[r] += fast_exp2((fmaf(scores[i], scaling.factor, bias) - lse[r]) * scaling.exponent);
+      sums[r] += fast_exp2(below(lse[r], fmaf(scores[i], scaling.factor, bias)) * scaling.exponent);
     }
   }
   CUTE_UNROLL
@@ -1201,6 +1209,11 @@ __device__ __forceinline__ void find_corrections(const Parameters& p, const Plac
   __syncthreads();
 }
 
+// Whether a row is fully masked: its log-sum-exp is that of no score.
+__device__ __forceinline__ bool is_fully_masked(const Parameters&, int, float lse) {
+  return lse == __int_as_float(0xff800000);
+}
+
 // Copies a q tile of do to where dq will be, with zeros in fully masked rows: main reads it there. Such rows have
 // weights of 0, but 0 times the NaN or Inf of one would be NaN in all of dk and dv.
 __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& at) {
@@ -1209,7 +1222,7 @@ __device__ __forceinline__ void copy_unmasked(const Parameters& p, const Place& 
   for (int i = threadIdx.x / kRowLanes; i < kQTile; i += kRowThreads / kRowLanes) {
     const int row = at.row + i;
     if (row >= at.sequence.rows(p) || column >= p.dim) continue;
-    const bool masked = p.lse[at.sequence.lse_at(p, at.head, row)] == __int_as_float(0xff800000);
+    const bool masked = is_fully_masked(p, at.head, p.lse[at.sequence.lse_at(p, at.head, row)]);
     const int64_t do_row = at.sequence.row_at(p.do_batch, p.do_head, p.do_seq, at.head, row);
     const int64_t dq_row = at.sequence.row_at(p.dq_batch, p.dq_head, p.dq_seq, at.head, row);
     *reinterpret_cast<uint4*>(p.dq_rows + dq_row + column) =
@@ -1226,7 +1239,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   if (at.row >= rows) return;
   __shared__ float corrections[kQTile];
   find_corrections(p, at, corrections);
-  bool non_finite = false;  // whether a fully masked row has a gradient that is
+  bool non_finite = false;  // whether do of a fully masked row is
   const int column = threadIdx.x % kRowLanes * 8;
   float* statistics = p.statistics + int64_t(blockIdx.x) * (kStatistics * kQTile);
   CUTE_UNROLL
@@ -1249,11 +1262,13 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
       if (row < rows) {
         const int64_t place = at.sequence.lse_at(p, at.head, row);
         lse = p.lse[place];
-        if (p.dlse != nullptr) delta -= p.dlse[place];
-        if (lse == -infinity) {  // whatever the gradients of its out, which is 0, and of its lse are
-          non_finite = non_finite || !(fabsf(delta) < infinity);
+        const float dlse = p.dlse == nullptr ? 0 : p.dlse[place];
+        const bool masked = is_fully_masked(p, at.head, lse);
+        if (masked && !(fabsf(delta) < infinity)) {  // o is 0 there, times NaN or Inf
+          non_finite = true;
           delta = 0;
         }
+        if (!masked || fabsf(dlse) < infinity) delta -= dlse;
       }
       statistics[i] = lse == -infinity ? infinity : lse;
       statistics[2 * kQTile + i] = corrections[i];

@@ -157,6 +157,14 @@ __device__ __forceinline__ float biased(const Consumer& c, float x, float term) 
 {% endif %}
   return fmaf(x, c.scaling.factor, term);
 }
+
+// A score less its row's lse, which is at least as large as any. Where both are large a score may be one step of fp32
+// above what the forward pass had; NaN stays.
+__device__ __forceinline__ float below(float lse, float score) {
+  float difference;
+  asm("min.NaN.f32 %0, %1, 0f00000000;" : "=f"(difference) : "f"(score - lse));
+  return difference;
+}
 {% endif %}
 
 {% endif %}
@@ -221,8 +229,8 @@ __device__ __forceinline__ void weigh(const Consumer& c, Weights& weights, float
 {% else %}
       const float low_score = biased(c, x, score.term(4 * i + j, eight));
       const float high_score = biased(c, y, score.term(4 * i + j + 1, eight));
-      const float low = fast_exp2(fmaf(low_score - lse.x, c.scaling.exponent, -correction.x));
-      const float high = fast_exp2(fmaf(high_score - lse.y, c.scaling.exponent, -correction.y));
+      const float low = fast_exp2(fmaf(below(lse.x, low_score), c.scaling.exponent, -correction.x));
+      const float high = fast_exp2(fmaf(below(lse.y, high_score), c.scaling.exponent, -correction.y));
 {% endif %}
 {% else %}
       const float low = fast_exp2(x * c.scaling.exponent - lse.x), high = fast_exp2(y * c.scaling.exponent - lse.y);

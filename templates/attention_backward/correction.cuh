@@ -50,9 +50,9 @@ __device__ __forceinline__ void sum_weights(const Parameters& p, const Place& at
       const float bias = p.bias[number * p.bias_batch + at.head * p.bias_head + row[r] * p.bias_row + column];
 {% if operation.alibi %}
       const float term = fmaf(slope, fabsf(float(row[r] + columns - rows - column)), bias);
-      sums[r] += fast_exp2((fmaf(scores[i], scaling.factor, term) - lse[r]) * scaling.exponent);
+      sums[r] += fast_exp2(below(lse[r], fmaf(scores[i], scaling.factor, term)) * scaling.exponent);
 {% else %}
-      sums[r] += fast_exp2((fmaf(scores[i], scaling.factor, bias) - lse[r]) * scaling.exponent);
+      sums[r] += fast_exp2(below(lse[r], fmaf(scores[i], scaling.factor, bias)) * scaling.exponent);
 {% endif %}
     }
   }

@@ -84,7 +84,8 @@ class Operation:
     @property
     def masks_rows(self) -> bool:
         """Whether a row of a tile that is worked on may be fully masked."""
-        return self.mask != "none" or self.hides or self.blocks
+        empty = self.lengths == "packed" and self.sinks != "none"  # a sequence without keys
+        return self.mask != "none" or self.hides or self.blocks or empty
 
     @property
     def family(self) -> str:

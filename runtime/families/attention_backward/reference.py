@@ -56,6 +56,7 @@ class Tensors:
     dlse: torch.Tensor | None = None
 
 
+MASKED_SINK = 4e-7  # of a sink: how far the log-sum-exp of a fully masked row may be from it
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # dq, dk and dv
 Backward = Callable[[Tensors, Function], Gradients]
 
@@ -146,7 +147,7 @@ class _Chunk:
     """The operands of one chunk of rows in a wide type: q, dout and p of every group of heads.
 
     They are [batch, kv_heads, heads of one, rows, ..], keys and values [batch, kv_heads, 1, ..].
-    dout and dlse of fully masked rows are 0, whatever is given: NaN and Inf too.
+    Where dout or dlse of fully masked rows has NaN or Inf, they are 0.
     """
 
     queries: torch.Tensor
@@ -169,17 +170,35 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
 
     keys, values = (t[chunk.batch, :, None].to(wide) for t in (given.k, given.v))
     lse = rows(given.lse)[..., None]
-    masked = lse == -torch.inf
-    dout = rows(given.dout).masked_fill(masked, 0)
-    dlse = None if given.dlse is None else rows(given.dlse)[..., None].masked_fill(masked, 0)
+    at = (chunk.batch, slice(None), chunk.rows)
+    masked, bad = masked_rows(given.dout[at], given.out[at], given.lse[at], function.sinks)
+    dout = rows(given.dout).masked_fill(grouped(bad, given.k)[..., None], 0)
+    dlse = None if given.dlse is None else rows(given.dlse)[..., None]
+    if dlse is not None:
+        dlse = dlse.masked_fill(grouped(masked, given.k)[..., None] & ~dlse.isfinite(), 0)
     before = capped(given.q, given.k, function, chunk, wide)
     s = changed(before, given.q, given.k, function, chunk)
-    delta = (dout * rows(given.out)).sum(-1, keepdim=True)
+    delta = (dout * rows(given.out)).sum(-1, keepdim=True)  # of a fully masked row 0, as out
     if dlse is not None:
         delta = delta - dlse
     p, coarse = _weights(s, lse, function)
     difference = function.weighted(dout @ values.mT, chunk) - delta
     return _Chunk(rows(given.q), keys, values, dout, dlse, s, p, coarse, difference, before)
+
+
+def masked_rows(
+    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows are fully masked, and in which of these dout has NaN or Inf: as lse.
+
+    The log-sum-exp of such a row is -inf or, up to rounding, the sink of its head.
+    """
+    masked = lse == -torch.inf
+    if sinks is not None:
+        sink = sinks.to(lse.dtype)[:, None]
+        masked = masked | ((lse - sink).abs() <= MASKED_SINK * sink.abs())
+    delta = (dout.float() * out.float()).sum(-1)
+    return masked, masked & ~delta.isfinite()
 
 
 def _weights(

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from warploom.runtime.elements import unit_roundoff
-from warploom.runtime.families.attention_backward.reference import Tensors, sequence_of
+from warploom.runtime.families.attention_backward.reference import (
+    Tensors,
+    masked_rows,
+    sequence_of,
+)
 from warploom.runtime.families.attention_forward.scores import EXP2_ERROR, FLOAT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -35,7 +39,7 @@ def dsinks_bound(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
     Each row's share has the errors of its exponent and of rowsum(dout out); their sums are fp32.
     """
     weight, delta = _shares(given, sinks, torch.float64)
-    mass = (given.dout.double() * given.out.double()).abs().sum(-1)
+    mass = (_dout(given, sinks).double() * given.out.double()).abs().sum(-1)
     if given.dlse is not None:
         mass = mass + given.dlse.double().abs()
     largest = sinks.double().nan_to_num(neginf=0.0).abs()[:, None]
@@ -75,6 +79,13 @@ def _shares(
     """What of each row the sink has, and rowsum(dout out) - dlse: [batch, heads, seq_q]."""
     lse = given.lse.to(wide)
     weight = (sinks.to(wide)[:, None] - lse).exp().masked_fill(lse == -torch.inf, 0)
-    delta = (given.dout.to(wide) * given.out.to(wide)).sum(-1)
+    dout = _dout(given, sinks).to(wide)
+    delta = (dout * given.out.to(wide)).sum(-1)
     delta = delta if given.dlse is None else delta - given.dlse.to(wide)
     return weight, delta.masked_fill(lse == -torch.inf, 0)
+
+
+def _dout(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """The gradient of out, without the NaN or Inf of fully masked rows."""
+    _, bad = masked_rows(given.dout, given.out, given.lse, sinks)
+    return given.dout.masked_fill(bad[..., None], 0)

@@ -59,12 +59,18 @@ def test_a_row_that_a_finite_bias_hides_has_torchs_mean_of_v_and_gradients(
 
 
 @pytest.mark.parametrize(
-    ("dout", "dlse"), [*product((math.nan, math.inf, 1.0), (math.nan, -math.inf, None))]
+    ("dout", "dlse", "sinks"),
+    [
+        *product((math.nan, math.inf, 1.0), (math.nan, -math.inf, None), (None,)),
+        *product((math.nan, math.inf), (None,), (0.0, 1.5, -math.inf)),
+    ],
 )
 def test_gradients_of_a_fully_masked_row_stay_out_of_all_others(
-    dout: float, dlse: float | None
+    dout: float, dlse: float | None, sinks: float | None
 ) -> None:
     q, k, v = (torch.randn(1, 2, 20, 64).bfloat16().requires_grad_() for _ in range(3))
+    scores = None if sinks is None else torch.full((2,), sinks, requires_grad=True)
+    leaves = (q, k, v) if scores is None else (q, k, v, scores)
     mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
     mask[:, :, 3] = False
     given = [torch.randn(1, 2, 20, 64).bfloat16(), torch.randn(1, 2, 20)]
@@ -74,8 +80,8 @@ def test_gradients_of_a_fully_masked_row_stay_out_of_all_others(
         for one, number in zip(arriving, of_masked, strict=True):
             if number is not None:
                 one[:, :, 3] = number
-        results = warploom.attention(q, k, v, mask=mask, return_lse=True)
+        results = warploom.attention(q, k, v, mask=mask, sinks=scores, return_lse=True)
         count = 1 if dlse is None else 2
-        found.append(torch.autograd.grad(results[:count], (q, k, v), arriving[:count]))
+        found.append(torch.autograd.grad(results[:count], leaves, arriving[:count]))
     assert all(map(torch.equal, *found))
     assert (found[0][0][:, :, 3] == 0).all()
