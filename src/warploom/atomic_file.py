@@ -42,11 +42,12 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     target = path if private else Path(os.path.realpath(path))
     mode = None
     with suppress(FileNotFoundError):
-        found = target.lstat() if private else target.stat()
+        # Of the path itself: what the link /dev/stdout leads to has no name where it is a pipe.
+        found = path.lstat() if private else path.stat()
         if not private and not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "must be a regular file, or no file yet", str(path))
         mode = stat.S_IMODE(found.st_mode)
-    with beside(target, private=private) as written:
+    with beside(target, private=private, called=path) as written:
         if mode is None or private:
             mode = stat.S_IMODE(written.stat().st_mode)  # as the umask has it
         yield written
@@ -57,8 +58,11 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
+def beside(path: Path, *, private: bool = False, called: Path | None = None) -> Iterator[Path]:
     """Yield a new, empty file in the directory of `path`, which is gone when the block ends.
+
+    Args:
+        called: what an error names, where its user does not know `path`.
 
     Raises:
         OSError: the directory cannot be written.
@@ -66,7 +70,10 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
     written = path.with_name(f".{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        os.close(os.open(written, flags, 0o600 if private else 0o666))
+        try:
+            os.close(os.open(written, flags, 0o600 if private else 0o666))
+        except OSError as error:  # which names the temporary file
+            raise OSError(error.errno, error.strerror, str(called or path)) from None
         yield written
     finally:
         with suppress(OSError):

@@ -111,6 +111,38 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path: Path, kind: str) -> Non
     assert [one.name for one in tmp_path.iterdir()] in ([], [path.name])
 
 
+def test_a_pipe_that_a_link_of_the_process_leads_to_is_refused(tmp_path: Path) -> None:
+    """/dev/stdout leads to `/proc/N/fd/pipe:[..]`, whose directory takes no temporary file."""
+    reader, writer = os.pipe()
+    path = Path(f"/proc/self/fd/{writer}")
+    try:
+        with pytest.raises(OSError, match="must be a regular file") as caught:
+            replace_file(path, b"new")
+        assert caught.value.filename == str(path)
+        for write in (
+            lambda: save({"w": quantize(torch.ones(8, 128), "int4", 128)}, path),
+            lambda: export(Store(tmp_path / "store"), path),
+        ):
+            with pytest.raises(WarploomError, match=re.escape(str(path))):
+                write()
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(("link", "private"), [(False, False), (True, False), (False, True)])
+def test_an_error_names_the_path_that_was_given(tmp_path: Path, link: bool, private: bool) -> None:
+    """A missing directory was told of by the name of a temporary file."""
+    path = tmp_path / "missing" / "file"
+    if link:
+        (tmp_path / "link").symlink_to(path)
+        path = tmp_path / "link"
+    with pytest.raises(FileNotFoundError) as caught:
+        replace_file(path, b"new", private=private)
+    assert caught.value.filename == str(path)
+    assert ".tmp" not in str(caught.value)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SystemExit])
 @pytest.mark.parametrize("there", [True, False])
 def test_an_exception_leaves_what_was_there(
