@@ -87,21 +87,37 @@ def alike(written: str, name: str) -> bool:
     return name.casefold() in (words, f"nvidia {words}")
 
 
-def of_product(gpu: str) -> bool:
-    """Whether a GPU is a row's, or of a product that kernels are for, whatever its variant.
+def products() -> dict[tuple[str, ...], str]:
+    """Products that kernels are for, by their words in lower case: `NVIDIA GH200`, and so on.
 
     The driver's names are a maker, a product and the variant, as `NVIDIA H100 80GB HBM3`.
     """
-    products = {tuple(name.casefold().split()[:2]) for name in (*KINDS, *PRODUCTS)}
-    return gpu in KINDS or tuple(gpu.casefold().split()[:2]) in products
+    names = sorted({" ".join(name.split()[:2]) for name in (*KINDS, *PRODUCTS)})
+    return {tuple(name.casefold().split()): name for name in names}
 
 
-def resolve(written: object, tuned: Iterable[str] = ()) -> str:
+def of_product(gpu: str) -> bool:
+    """Whether a GPU is a row's, or of a product that kernels are for, whatever its variant."""
+    return gpu in KINDS or tuple(gpu.casefold().split()[:2]) in products()
+
+
+def variant(written: str) -> str | None:
+    """Return the name of a GPU of a product that kernels are for, or None of any other."""
+    words = written.split()
+    for given in (words, ["NVIDIA", *words]):
+        if product := products().get(tuple(word.casefold() for word in given[:2])):
+            return " ".join([product, *given[2:]])
+    return None
+
+
+def resolve(written: object, tuned: Iterable[str] = (), *, counted: bool = False) -> str:
     """Return the driver's name of a GPU that kernels are for: every name of one passes here.
 
     Args:
         written: Its name as the driver gives it, in any case, with or without `NVIDIA`.
         tuned: The GPUs that there are files of; they are asked for where no row is meant.
+        counted: Its SMs are given too, so that it may be any variant or part of a product, such as
+            `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 
     Raises:
         UnknownNameError: For any other name; it tells those that are near, and those there are.
@@ -114,6 +130,8 @@ def resolve(written: object, tuned: Iterable[str] = ()) -> str:
     for name in (*known, *PRODUCTS):
         if alike(word, name):
             return name
+    if counted and (name := variant(word)):
+        return name
     short = {name.casefold().removeprefix("nvidia "): name for name in (*known, *PRODUCTS)}
     word = word.strip().casefold().removeprefix("nvidia ")
     near = [one for one in short if word and one.startswith(word)]
@@ -122,8 +140,8 @@ def resolve(written: object, tuned: Iterable[str] = ()) -> str:
     raise UnknownNameError(
         f"GPU {written!r}",
         rule=f"must be one that is known or was tuned on: {', '.join(known)}",
-        fix=f"{told}name one of them, or another {titles()} product with its number of SMs, such "
-        f"as '{PRODUCTS[0]}:114'",
+        fix=f"{told}name one of them, or any variant of a {titles()} product "
+        f"({', '.join(products().values())}) with its number of SMs, such as '{PRODUCTS[0]}:114'",
     )
 
 

@@ -21,14 +21,15 @@ from warploom.generator.model import constants
 def target(name: str) -> DeviceLimits:
     """Return the GPU that is called `name`, in any case and with or without its maker's.
 
-    `NAME:MULTIPROCESSORS` is a part of one, or a product without a row that nothing is kept of.
+    `NAME:MULTIPROCESSORS` is a part of one, or any variant of a product, which may have no row and
+    nothing that is kept of it.
     Raises UnknownNameError for what kernels are not known to be for, and for more multiprocessors
     than it has; it lists the names that there are.
     """
     called, count = name, None
     if isinstance(name, str) and (given := re.fullmatch(r"([^:]+):\s*([1-9]\d{0,3})\s*", name)):
         called, count = given[1], int(given[2])
-    gpu = resolve(called, (one.gpu for one in _tuned()))
+    gpu = resolve(called, (one.gpu for one in _tuned()), counted=count is not None)
     row = KINDS.get(gpu)
     if count is None:
         if row:

@@ -40,12 +40,39 @@ def test_a_part_of_a_gpu_and_one_that_nothing_is_kept_of_take_their_multiprocess
     assert target("NVIDIA H100 PCIe:114") == DeviceLimits(114, "NVIDIA H100 PCIe")
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA GH200 96GB:132", DeviceLimits(132, "NVIDIA GH200 96GB")),
+        ("gh200 96GB: 132", DeviceLimits(132, "NVIDIA GH200 96GB")),
+        (
+            "nvidia h100 80GB HBM3 MIG 1g.10gb:16",
+            DeviceLimits(16, "NVIDIA H100 80GB HBM3 MIG 1g.10gb"),
+        ),
+        ("H200 MIG 3g.71gb:60", DeviceLimits(60, "NVIDIA H200 MIG 3g.71gb")),
+        ("NVIDIA H20-3e:78", DeviceLimits(78, "NVIDIA H20-3e")),
+        ("H100 SXM:132", DeviceLimits(132, "NVIDIA H100 SXM")),
+    ],
+)
+def test_any_variant_of_a_product_is_taken_with_its_multiprocessors(
+    name: str, found: DeviceLimits
+) -> None:
+    """`NVIDIA GH200 96GB:132` was refused with the advice to give a Hopper product with its SMs."""
+    assert target(name) == found
+
+
+def test_a_refusal_lists_the_products_that_are_taken() -> None:
+    with pytest.raises(UnknownNameError, match=r"NVIDIA GH200, .*NVIDIA H100, NVIDIA H20, .*H800"):
+        target("NVIDIA A100:108")
+
+
 UNKNOWN = [
     *("NVIDIA H300", "", ":132", "H200:", "H200:0", "H200:-1", "../H", "../H200", "h200!", "h_200"),
     *("H", "NVIDIA", "GPU", "132", "H200:132:132", "H200:1e2", "H200:²", "H200 :six", "sm_90a"),
     *("NVIDIA A100:108", "A100", "NVIDIA A100-SXM4-80GB:108", "NVIDIA L40S:142", "B200:148"),
     *("NVIDIA B200", "NVIDIA GB200:152", "NVIDIA GeForce RTX 4090:128", "AMD H100:132"),
-    *("NVIDIA H100 PCIe 2:114", "NVIDIA H200x", "NVIDIA NVIDIA H200", "H100 SXM:132"),
+    *("NVIDIA H100 PCIe 2", "NVIDIA H200x", "NVIDIA NVIDIA H200", "H100 SXM", "NVIDIA H200x:132"),
+    *("NVIDIA H1000:10", "NVIDIA B200:148", "NVIDIA B200 H200:132", "NVIDIA:132", "MIG 1g.10gb:16"),
 ]
 
 
@@ -60,7 +87,7 @@ def test_a_gpu_that_nothing_is_kept_of_is_refused_with_the_names_there_are(name:
     ("name", "near"),
     [
         ("H2000", "did you mean NVIDIA H200"),
-        ("NVIDIA H100 PCI:114", "did you mean NVIDIA H100 PCIe"),
+        ("NVIDIA H100 PCI", "did you mean NVIDIA H100 PCIe"),
         ("gh200 480", "did you mean NVIDIA GH200 480GB"),
         ("h100 80gb", "did you mean NVIDIA H100 80GB HBM"),
     ],
