@@ -6,10 +6,11 @@ has. A stream is told by its driver's id, not by its handle, which a later strea
 per-thread default stream by its thread. The legacy default stream is one and is never captured, so
 that nothing is asked of the driver.
 
-Captured launches share a workspace of their graph for each stream of the capture, since a graph is
-replayed anywhere, but never beside itself. The graph owns a reference to a CUDA user object, as do
-its clones and what is instantiated from them; the driver destroys that object with the last of them
-and after their last replay. From then on the workspace, which is zeros again, serves other graphs.
+Captured launches share a workspace of their graph for each stream of the capture. A graph may be
+replayed on any stream, but a graph, its clones and all that is instantiated from them must not run
+at the same time. The graph owns a reference to a CUDA user object, as do its clones and what is
+instantiated from them; the driver destroys that object with the last of them and after their last
+replay. From then on the workspace, which is zeros again, serves other graphs.
 
 What a stream has is not given back: a launch may still use it. The memory is the driver's, not
 torch's allocator's: what lives on in the pool of a graph would not be tracked there (torch's graph

@@ -122,8 +122,10 @@ def test_a_graph_takes_one_workspace_and_gives_it_back(
 
 def test_a_graph_that_is_gone_while_it_runs_keeps_its_workspace_until_it_ends() -> None:
     """The next graph would count in what its kernels still count in."""
-    made, cycles = [Captured([tiles(seed, 3001)] * 4) for seed in (1, 2)], 200_000_000
-    own = [one for _, one in kept._lent][-2:]
+    before, cycles = {key for key, _ in kept._lent}, 200_000_000
+    made = [Captured([tiles(seed, 3001)] * 4) for seed in (1, 2)]
+    own = [one for key, one in kept._lent if key not in before]
+    assert len(own) == 2
     for one in made:
         one.clear()
     torch.cuda.synchronize()
@@ -167,6 +169,10 @@ def test_graphs_of_one_pool_find_zeros_whatever_lies_in_it() -> None:
 def test_graphs_captured_on_one_stream_run_beside_each_other(
     make: Callable[[int], tuple[Run, torch.Tensor]],
 ) -> None:
+    """With the workspace of the stream that captured both, each would count in the other's counters.
+
+    So would a call on that stream: tiles are then left unwritten, or chunks of keys left out.
+    """
     stream = torch.cuda.Stream()
     made = [Captured([make(seed)] * 4, stream=stream) for seed in (1, 2)]
     sides = [torch.cuda.Stream() for _ in made]
@@ -189,6 +195,10 @@ def test_graphs_captured_on_one_stream_run_beside_each_other(
 
 
 def test_branches_of_a_graph_share_nothing_and_launches_of_each_do() -> None:
+    """Branches run at the same time: with one workspace they would count in the same counters.
+
+    With a workspace for each launch, memory would grow with the launches of a graph.
+    """
     calls = [tiles(1), parts(2)], [tiles(3), parts(4)]
     outs = [[torch.empty_like(like) for _, like in branch] for branch in calls]
     expected = [[run(torch.empty_like(like)) for run, like in branch] for branch in calls]
