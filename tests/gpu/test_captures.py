@@ -169,9 +169,10 @@ def test_graphs_of_one_pool_find_zeros_whatever_lies_in_it() -> None:
 def test_graphs_captured_on_one_stream_run_beside_each_other(
     make: Callable[[int], tuple[Run, torch.Tensor]],
 ) -> None:
-    """With the workspace of the stream that captured both, each would count in the other's counters.
+    """With one workspace for both, each would count in the other's counters.
 
-    So would a call on that stream: tiles are then left unwritten, or chunks of keys left out.
+    So would a call on the stream of the capture. Tiles are then left unwritten, or chunks of keys
+    are left out.
     """
     stream = torch.cuda.Stream()
     made = [Captured([make(seed)] * 4, stream=stream) for seed in (1, 2)]
