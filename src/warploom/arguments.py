@@ -7,25 +7,17 @@ Python takes "no" for true and True for 1: neither is taken here. Warm calls ask
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Collection
+from contextlib import suppress
 from numbers import Real
+from typing import cast
 
 import torch
 
 from warploom.errors import ProblemError
+from warploom.printable import brief
 
-
-class _Short(reprlib.Repr):
-    """Of tensors, contents are not read: that would wait for a GPU."""
-
-    def repr_instance(self, x: object, level: int) -> str:
-        if isinstance(x, torch.Tensor):
-            return f"<tensor {list(x.shape)}>"
-        return super().repr_instance(x, level)
-
-
-shown = _Short().repr  # any argument, shortly
+shown = brief  # any argument, shortly
 
 
 def is_number(value: object) -> bool:
@@ -51,8 +43,10 @@ def require_boolean(
 
 def require_number(name: str, value: object, *, fix: str = "pass a float") -> None:
     """Raise ProblemError unless `value` is a finite number."""
-    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-        return
+    if is_number(value):
+        with suppress(OverflowError):  # an int that no float holds
+            if math.isfinite(cast(float, value)):
+                return
     kind = "" if is_number(value) else f" of type {type(value).__name__}"
     raise ProblemError(f"{name} {shown(value)}{kind}", rule="must be a finite number", fix=fix)
 

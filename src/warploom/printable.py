@@ -20,7 +20,7 @@ def printable(text: str) -> str:
 
 
 class _Brief(reprlib.Repr):
-    """Shows what a file of others may hold, however long or deep, and no tensor's contents."""
+    """Shows any value, however long or deep; no tensor's contents: that would wait for a GPU."""
 
     def repr_int(self, x: int, level: int) -> str:
         if x.bit_length() > 200:
@@ -28,8 +28,9 @@ class _Brief(reprlib.Repr):
         return super().repr_int(x, level)
 
     def repr_instance(self, x: object, level: int) -> str:
-        if hasattr(x, "shape"):
-            return f"<{type(x).__name__}>"
+        shape = getattr(x, "shape", None)
+        if isinstance(shape, tuple) and hasattr(x, "data_ptr"):
+            return f"<tensor {list(shape)}>"
         return super().repr_instance(x, level)
 
 

@@ -39,6 +39,15 @@ def test_only_finite_numbers_are_numbers(value: object) -> None:
         require_number("beta", value)
 
 
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), [10**5000], "x" * 5000], ids=range(4))
+def test_a_value_of_any_length_is_told_of_in_a_few_words(value: object) -> None:
+    """The repr of an int of 5,000 digits raises ValueError, and that was what a caller got."""
+    for require in (require_number, require_boolean):
+        with pytest.raises(ProblemError, match=r"beta .*must be") as caught:
+            require("beta", value)
+        assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize("value", ["3", 2.5, True, -1, None, torch.ones(1), [1]])
 def test_only_ints_of_at_least_0_are_counts(value: object) -> None:
     """A length that is text raised TypeError, and True counted as 1."""
