@@ -130,8 +130,8 @@ def resolve(written: object, tuned: Iterable[str] = (), *, counted: bool = False
     for name in (*known, *PRODUCTS):
         if alike(word, name):
             return name
-    if counted and (name := variant(word)):
-        return name
+    if counted and (found := variant(word)):
+        return found
     short = {name.casefold().removeprefix("nvidia "): name for name in (*known, *PRODUCTS)}
     word = word.strip().casefold().removeprefix("nvidia ")
     near = [one for one in short if word and one.startswith(word)]
