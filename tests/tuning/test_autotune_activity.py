@@ -194,6 +194,28 @@ def test_a_second_context_meets_the_plans_of_the_first_anew(machine: Machine) ->
     assert one.outcome == "recorded before" and not isinstance(plan.launch, Gate)
 
 
+def test_a_context_that_closes_while_a_call_is_about_to_measure_leaves_it_to_the_next(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call failed for want of a budget, and its problem was never measured again."""
+    plan = plan_of()
+    first = machine.enter()
+    untuned = call(plan)
+    until(lambda: machine.status() == READY)
+
+    def closes(device: int) -> bool:
+        machine.engine.leave(first)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.engine._course._offers, "_may_measure", closes)
+        assert call(plan) == untuned
+    assert machine.measured == [] and machine.status() == READY
+    machine.enter()
+    call(plan)
+    until(lambda: machine.status() == "tuned")
+
+
 def test_an_inner_context_reports_what_comes_in_it_and_the_outer_one_all(machine: Machine) -> None:
     early, late = plan_of(), plan_of(m=200)
     outer = machine.enter()

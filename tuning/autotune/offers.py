@@ -68,13 +68,13 @@ class Offers:
         return self._may_measure(plan.device)
 
     def _try(self, problem: Problem, plan: Plan[Any, Any]) -> None:
-        """Measure a problem, if no other call does."""
+        """Measure a problem, if no other call does and somebody still has tuning active."""
         with self._activity.lock:
-            if problem.state != "ready" or problem.present is None:
+            contexts = self._activity.contexts  # another thread may have closed the last since
+            if problem.state != "ready" or problem.present is None or not contexts:
                 return
+            problem.budget = max(problem.budget, contexts[-1].budget)
             problem.state = "measuring"
-            given = [one.budget for one in self._activity.contexts]
-            problem.budget = max(problem.budget, *given[-1:])
         self._activity.owe(1)
         problem.close()
         began = time.monotonic()
