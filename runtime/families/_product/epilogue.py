@@ -20,8 +20,6 @@ from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
 from warploom.runtime.tensors import shown
 
-ONE = 1.0  # beta, where a call has none: told by its identity
-
 
 class Keywords(TypedDict, total=False):
     """The keywords of a call that make its epilogue (see `warploom.gemm`)."""
@@ -44,7 +42,7 @@ def items(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
-    beta: float = ONE,
+    beta: float = 1.0,
     amax: torch.Tensor | None = None,
     scale_d: float | torch.Tensor | None = None,
     epilogue: Sequence[Item] | None = None,

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import named
-from warploom.runtime.families._product.epilogue import ONE, Item, Keywords
+from warploom.runtime.families._product.epilogue import Item, Keywords
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm import gradient, operators
 from warploom.runtime.families.gemm import plan as plans
@@ -29,7 +29,7 @@ def gemm(
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    beta: float = ONE,
+    beta: float = 1.0,
     activation: str | None = None,
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
@@ -80,7 +80,8 @@ def gemm(
         or amax is not None
         or scale_d is not None
         or epilogue is not None
-        or beta is not ONE
+        or type(beta) is not float  # a tensor would be waited for
+        or beta != 1
     ):
         listed = epilogue_items(
             scale_a=scale_a,

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from warploom.generator.specification import KernelSpec
 from warploom.quantization import PackedWeight
 from warploom.runtime.dispatch import named
-from warploom.runtime.families._product.epilogue import ONE, Item
+from warploom.runtime.families._product.epilogue import Item
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.mixed_gemm import gradient, operators
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
@@ -24,7 +24,7 @@ def mixed_gemm(
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    beta: float = ONE,
+    beta: float = 1.0,
     activation: str | None = None,
     scale_a: float | torch.Tensor | None = None,
     scale_d: float | torch.Tensor | None = None,
@@ -63,7 +63,8 @@ def mixed_gemm(
         or amax is not None
         or scale_d is not None
         or epilogue is not None
-        or beta is not ONE
+        or type(beta) is not float  # a tensor would be waited for
+        or beta != 1
     ):
         listed = epilogue_items(
             scale_a=scale_a,

@@ -9,7 +9,7 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.gemm import reference
+from warploom.runtime.families.gemm import api, reference
 
 BF16, FP16, FP32, INT32 = torch.bfloat16, torch.float16, torch.float32, torch.int32
 
@@ -167,6 +167,15 @@ def test_beta_0_does_not_read_the_residual() -> None:
     nan = torch.full((11, 13), torch.nan)
     assert torch.equal(warploom.gemm(A, B, residual=nan, beta=0.0), warploom.gemm(A, B))
     assert warploom.gemm(A, B, residual=nan, beta=1.0).isnan().all()
+
+
+def test_beta_1_without_a_residual_is_a_call_without_epilogue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A 1.0 that was written out took the way of calls with an epilogue, which is longer."""
+    expected = warploom.gemm(A, B)
+    monkeypatch.setattr(api, "epilogue_items", None)
+    assert torch.equal(warploom.gemm(A, B, beta=float("1")), expected)
 
 
 def test_out_may_be_the_residual_and_is_what_is_returned() -> None:

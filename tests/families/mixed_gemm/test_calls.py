@@ -10,6 +10,7 @@ from mixed_samples import BF16, E4M3, FP16, FP32, KINDS, K, N, activations_of, r
 
 import warploom
 from warploom.generator.formats import FORMATS
+from warploom.runtime.families.mixed_gemm import api
 
 CASES = [
     (dtype, *kind)
@@ -62,6 +63,16 @@ def test_the_epilogue_is_that_of_gemm() -> None:
     d = warploom.mixed_gemm(a, weight, epilogue=steps, out_dtype=FP32)
     torch.testing.assert_close(z, (a.double() @ exact.t()).relu().float())
     assert torch.equal(d, z + bias.float())
+
+
+def test_beta_1_without_a_residual_is_a_call_without_epilogue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A 1.0 that was written out took the way of calls with an epilogue, which is longer."""
+    a, weight = random(4, K, dtype=BF16), sample()[0]
+    expected = warploom.mixed_gemm(a, weight)
+    monkeypatch.setattr(api, "epilogue_items", None)
+    assert torch.equal(warploom.mixed_gemm(a, weight, beta=float("1")), expected)
 
 
 def test_batches_are_rows_of_one_product() -> None:
