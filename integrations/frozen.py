@@ -57,6 +57,11 @@ class FrozenParameter(torch.nn.Parameter):
         self.plain = self.detach()
         return self
 
+    def module_load(self, other: torch.Tensor, assign: bool = False) -> Self:
+        """Return one of this class, which torch swaps with this one where it is to swap."""
+        loaded: torch.Tensor = super().module_load(other, assign)  # type: ignore[no-untyped-call]
+        return type(self)(loaded)
+
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Pickle it as one of this class; torch's rebuilds a plain parameter."""
         return type(self), (self.data,)

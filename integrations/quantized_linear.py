@@ -260,9 +260,10 @@ class QuantizedLinear(torch.nn.Linear):
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             found = fn(tensor)
-            if found.dtype == tensor.dtype or id(tensor) not in packed:
-                return found
-            return tensor.to(found.device)
+            if id(tensor) in packed and found.dtype != tensor.dtype:
+                found = tensor.to(found.device)
+            # As torch.__future__ may ask, torch makes a new parameter: of this class it cannot.
+            return found.data if type(found) is FrozenParameter else found
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._packed()[0].device)).dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from mixed_samples import BF16, K, N, random, sample
 from safetensors.torch import load_file, save_file
 
 from warploom.errors import ProblemError
+from warploom.integrations.frozen import FrozenParameter
 from warploom.integrations.quantized_state import KEY
 from warploom.nn import QuantizedLinear
 
@@ -66,6 +67,45 @@ def test_a_layer_moves_with_all_its_tensors() -> None:
     assert torch.equal(
         back.weight.dequantize(torch.float64), layer().weight.dequantize(torch.float64)
     )
+
+
+@pytest.fixture(params=["swap", "overwrite"])
+def replacing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Modules swap or overwrite their parameters where they are converted, and not afterwards."""
+    set_flag = getattr(torch.__future__, f"set_{request.param}_module_params_on_conversion")
+    set_flag(True)
+    yield
+    set_flag(False)
+
+
+@pytest.mark.usefixtures("replacing")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.half(),
+        lambda module: module.to(torch.float32),
+        lambda module: module.to("cpu"),
+        lambda module: module.share_memory(),
+        lambda module: module.to_empty(device="cpu").load_state_dict(layer().state_dict()),
+        lambda module: module.load_state_dict(layer().state_dict()),
+        lambda module: module.load_state_dict(layer().state_dict(), assign=True),
+    ],
+)
+def test_parameters_that_torch_replaces_stay_those_of_the_layer(
+    change: Callable[[torch.nn.Module], object],
+) -> None:
+    """Torch made no parameter of one that it was given back, or a plain one, which trains."""
+    module, expected = layer(), layer().weight.dequantize(torch.float64)
+    change(module)
+    module.requires_grad_()
+    for name in ("data", "channel_scales", "channel_zeros"):
+        parameter = module.get_parameter(name)
+        assert isinstance(parameter, FrozenParameter) and not parameter.requires_grad
+        assert parameter.plain.data_ptr() == parameter.data_ptr()  # what a call reads
+    assert torch.equal(module.weight.dequantize(torch.float64), expected)
+    assert module.weight.channel_scales.dtype == BF16
+    x = random(3, K, dtype=module.bias.dtype)
+    assert module(x).dtype == x.dtype
 
 
 # ---- States --------------------------------------------------------------------------------------
