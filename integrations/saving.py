@@ -8,6 +8,7 @@ random numbers.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,30 +29,47 @@ def guard(layer: type[torch.nn.Module]) -> None:
     """Let the models of libraries that are loaded refuse to be saved with a `layer` in them.
 
     Quantized layers call this whenever one is made or its state is read: a library may be loaded
-    after warploom, and a layer put into a model by hand.
+    after warploom, and a layer put into a model by hand. If the first to read its state is a save,
+    this save is refused after it wrote the configuration; if such a save is given a state_dict=, it
+    is not refused.
     """
+    unguarded: list[Callable[..., Any]] = []
     for module, name in _CLASSES.items():
         found = getattr(sys.modules.get(module), name, None)
         if found is None or found in _guarded:
             continue
         _guarded.add(found)
         for method in _METHODS:
-            setattr(found, method, _refusing(getattr(found, method), layer))
+            save = getattr(found, method)
+            unguarded.append(save)
+            setattr(found, method, _refusing(save, layer))
+    for save in unguarded:
+        _refuse_running(save, layer)
+
+
+def _refuse_running(save: Callable[..., Any], layer: type[torch.nn.Module]) -> None:
+    """Check the model of a call of `save` that began before it was guarded, and that goes on."""
+    code = getattr(inspect.unwrap(save), "__code__", None)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is code:
+            _check(frame.f_locals[code.co_varnames[0]], save.__name__, layer)
+        frame = frame.f_back
 
 
 def _refusing(save: Callable[..., Any], layer: type[torch.nn.Module]) -> Callable[..., Any]:
     @functools.wraps(save)
     def checked(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        only_adapters = getattr(model, "_hf_peft_config_loaded", False)
-        if not only_adapters:
-            _check(model, save.__name__, layer)
+        _check(model, save.__name__, layer)
         return save(model, *args, **kwargs)
 
     return checked
 
 
 def _check(model: torch.nn.Module, method: str, layer: type[torch.nn.Module]) -> None:
-    """Raise ProblemError for a model with quantized layers, before anything is written."""
+    """Raise ProblemError for a model with quantized layers, unless only adapters are saved."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return
     names = [name for name, module in model.named_modules() if isinstance(module, layer)]
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""

@@ -123,3 +123,31 @@ def test_libraries_that_are_loaded_later_are_guarded(monkeypatch: pytest.MonkeyP
         with pytest.raises(ProblemError, match=r"with quantized layers \(proj\)"):
             save()
     assert made.saved == 1
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda speaking, folder: speaking.save_pretrained(folder),
+        lambda speaking, folder: speaking.model.save_pretrained(folder),
+        trainer,
+    ],
+)
+def test_the_first_save_of_a_library_that_is_loaded_last_writes_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[[Any, Path], None]
+) -> None:
+    """Nothing of a layer that is put in by hand ran between the import and this save."""
+    from transformers import PreTrainedModel
+
+    speaking = by_hand()
+    for method in ("save_pretrained", "push_to_hub"):
+        unguarded = getattr(PreTrainedModel, method).__wrapped__
+        monkeypatch.setattr(PreTrainedModel, method, unguarded)
+    monkeypatch.setattr(saving, "_guarded", set())
+    for _ in range(2):
+        with pytest.raises(
+            ProblemError, match=r"save_pretrained .*with quantized layers \(.*up_pr"
+        ):
+            save(speaking, tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".bin")]
+    assert files == []
