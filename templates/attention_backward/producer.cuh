@@ -27,7 +27,9 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
       const int m = walk(p, work, n);
 {% endif %}
       const Corner rows = work.sequence.rows_at<kQTile>(m * kQTile);
-{% if operation.masks_rows %}
+{% if branches %}
+      const bool non_finite = p.non_finite[work.first_tile + i * p.q_tiles + m] != 0;  // before waits, to be there early
+{% elif operation.masks_rows %}
       // Read before waits, to be there early.
       const auto& do_map = p.non_finite[work.first_tile + i * p.q_tiles + m] ? p.dq_map : p.do_map;
 {% endif %}
@@ -52,7 +54,14 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 {% endif %}
       shared.do_empty[of_do.stage].wait(of_do.phase);
       do_full.arrive_and_expect_tx(kQBytes);
+{% if branches %}
+      if (non_finite)  // by a branch: there is no register for the address of a map
+        Tile<kQTile>::load(p.dq_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+      else
+        Tile<kQTile>::load(p.do_map, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+{% else %}
       Tile<kQTile>::load({{ "do_map" if operation.masks_rows else "p.do_map" }}, do_full, kEvictLast, shared.d_o[of_do.stage], rows, head);
+{% endif %}
       position.advance();
       parity ^= 1;
     }

@@ -67,6 +67,12 @@ def context(spec: AttentionBackwardSpec) -> dict[str, Any]:
         and not (operation.dim == WIDEST and schedule.overlap and shares_rows),
         "leans": False,
         "coarse_lse": COARSE_LSE,
+        # Whether the producer branches on where do is: pairs with overlap that stage dq have no
+        # register for the address of a map.
+        "branches": operation.masks_rows
+        and shares_rows
+        and schedule.overlap
+        and schedule.accumulate == "bulk",
         "ptx_type": {"fp16": "f16", "bf16": "bf16"}[kind.name],
         "bias_element": element(kind.name if operation.bias == "none" else operation.bias),
         # Warps that make the words of dropout, beside those that add dq.
