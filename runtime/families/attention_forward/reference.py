@@ -23,6 +23,7 @@ from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_forward.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
+    MOST_DISTANT,
     SMALLEST,
     Rows,
     chunks,
@@ -198,7 +199,10 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
         if function.sinks is not None:
             sink = of_sinks(function.sinks, s, 1)
             finite = sink.nan_to_num(neginf=0.0)  # one of -inf has no share, and none is off
-            off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (finite.abs() + top.abs())
+            size = finite.abs() + top.abs()
+            if function.bias is not None:  # a difference, which is taken first
+                size = (finite - top).abs().clamp(max=MOST_DISTANT)
+            off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * size
             relative += torch.expm1(off) * (sink - total).exp().nan_to_num(0.0)
             # Far below its sink, what a row has becomes 0 where its factor is no normal number.
             error = error + SMALLEST * (s - top).exp()
