@@ -68,3 +68,5 @@ class FrozenParameter(torch.nn.Parameter):
 
 
 _DATA: Any = torch.Tensor.data
+# What torch.save writes of parameters themselves (`state_dict(keep_vars=True)`) loads as theirs.
+torch.serialization.add_safe_globals([FrozenParameter])

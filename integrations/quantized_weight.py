@@ -30,9 +30,21 @@ class LayerWeight(PackedWeight):
 
     __slots__ = ("dtype",)
 
-    requires_grad = False
     grad = None
     ndim = 2
+
+    @property
+    def requires_grad(self) -> bool:
+        """False: a quantized weight is not trained."""
+        return False
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        """Leave it False, as code asks for that freezes or trains whole models."""
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Leave it False."""
+        return self
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +275,25 @@ def test_a_layer_that_is_pickled_is_the_same() -> None:
     assert torch.equal(again(random(3, K)), module(random(3, K)))
     assert again.weight.dtype == FP16
     assert not any(one.requires_grad for one in again.requires_grad_().weight.tensors().values())
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_weight_that_is_frozen_or_trained_by_its_attribute_stays_frozen(train: bool) -> None:
+    """Code that freezes or trains a layer by its weight ended with an AttributeError."""
+    one = layer()
+    one.weight.requires_grad = train
+    assert one.weight.requires_grad_(train) is not None
+    assert not one.weight.requires_grad
+    assert not any(each.requires_grad for name, each in one.named_parameters() if name != "bias")
+
+
+def test_parameters_themselves_load_where_only_weights_may(tmp_path: Path) -> None:
+    """torch.load(weights_only=True), its default, refused the class of frozen parameters."""
+    one = layer()
+    state = one.state_dict(keep_vars=True)
+    torch.save(state, tmp_path / "state")
+    loaded = torch.load(tmp_path / "state", weights_only=True)
+    again = layer()
+    again.load_state_dict(loaded)
+    x = random(3, K)
+    assert torch.equal(again(x), one(x))
