@@ -38,8 +38,8 @@ STALE = {
     "families/attention_forward/gpu": "the bound of sinks beside a bias became finite; "
     "no kernel and no call differs",
     "families/attention_backward/gpu": "the same bound, and producers of pairs with overlap that "
-    "stage dq branch on where do is, in place of a select that spilled 16 bytes: 17 of 267 tested kernels, the others "
-    "have the same text",
+    "stage dq branch on where do is, in place of a select that spilled 16 bytes: 17 of 267 tested "
+    "kernels, the others have the same text",
     "integrations/gpu": "shares a folder with kernels and calls that changed",
 }
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
