@@ -143,6 +143,7 @@ def test_an_option_that_is_left_out_shows(problem: Option) -> None:
 
 @pytest.mark.parametrize("kind", ["sinks", "bias_gradient"])
 def test_a_wrong_gradient_of_what_batches_share_shows(kind: str) -> None:
+    torch.manual_seed(0)  # a gradient that happens to be near 0 is near its half
     (problem,) = (one for one in SMALL if one.kind == kind)
     run = _options.Run(one := first(problem), _options.Ours(one, both=True), both=True)
     run()
