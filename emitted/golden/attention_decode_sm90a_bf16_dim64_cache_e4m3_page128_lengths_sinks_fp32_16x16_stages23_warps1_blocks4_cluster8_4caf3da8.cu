@@ -724,10 +724,12 @@ struct Merge {
   __device__ __forceinline__ void store(const Outputs& outputs, const Rows& rows, float exponent, int warp,
                                         uint32_t phase) const {
     const int groups = there * (kRowFours / kGroup), own = (groups - rank + kCluster - 1) / kCluster * kGroup;
-    if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
-    leave_sums(shared, rows, exponent, warp);
     __syncwarp();
     cute::cluster_wait();  // until all have read what was sent of the item before
+    // Not earlier: where an item has no keys nothing else holds a warp back, and another one of this block may not yet
+    // have read the sums of the item before, nor have seen the phase of the barrier that its parts completed.
+    if (threadIdx.x == 0) shared.parts_full.arrive_and_expect_tx(own * kCluster * int(sizeof(float4) + sizeof(float2)));
+    leave_sums(shared, rows, exponent, warp);
     CUTE_UNROLL
     for (int part = 0; part < kDim / kMerged; ++part) {
       if (part > 0) synchronise_warps();

@@ -29,6 +29,7 @@ TOKENS = cases.spec(cases.operation(cache="e4m3", scales="token"), **SCHEDULE)
 INVARIANT = cases.spec(cases.operation(batch_invariant=True), **SCHEDULE)
 ROWS = cases.spec(cases.operation(), **{**SCHEDULE, "rows": 32})
 CLUSTER = cases.spec(cases.operation(), **SCHEDULE, cluster=4)
+EIGHT = cases.spec(cases.operation(), **SCHEDULE, cluster=8)
 PACKED = cases.spec(cases.operation(keys="packed", lengths=False), **SCHEDULE)
 
 # Several tiles for each block of 132 to 176 multiprocessors, most items shared by several.
@@ -114,6 +115,7 @@ SENT = "    CUTE_NO_UNROLL\n    for (int place = threadIdx.x; place < own;"
 AWAIT_CLUSTER = (
     "    cute::cluster_wait();  // until all have read what was sent of the item before\n"
 )
+LEAVE_SUMS = "    leave_sums(shared, rows, exponent, warp);\n"
 AWAIT_PARTS = "    shared.parts_full.wait(phase);\n"
 SENT_READ = "at % kRowFours * 4, of_blocks(place), unit);\n    }\n"
 STORE = "  const Row row = Row::at(p, item, in_tile);\n"
@@ -221,6 +223,21 @@ MUTANTS = {
         pauses=((SENT, "    if (rank == 0)\n" + PAUSE + SENT),),
         kernel=CLUSTER,
         shape=WHOLE,
+    ),
+    # Rows of odd numbers go to other blocks: nothing in the first block waits for its last warp.
+    "sums of a cluster's warps are overwritten before they were read": Mutant(
+        wrong=((LEAVE_SUMS, ""), (AWAIT_CLUSTER, LEAVE_SUMS + AWAIT_CLUSTER)),
+        pauses=(
+            (
+                "        const Total total = of_warps(shared, row",
+                "    if (threadIdx.x >= 96 && rank == 0)\n"
+                + PAUSE
+                + "        const Total total = of_warps(shared, row",
+            ),
+        ),
+        kernel=EIGHT,
+        shape=Shape(60, 4, 4, 1, 700),
+        lengths=[700, 0] * 30,
     ),
     "a cluster's blocks leave out a tile": Mutant(
         wrong=(
