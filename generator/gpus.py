@@ -1,14 +1,16 @@
 """The one table of GPU kinds, and how the files that are kept for each are called.
 
-A kind that has no row is taken to be like the default, scaled to its multiprocessors.
+Every Hopper product has a row. A GPU of one that has none, such as a variant with other memory, is
+taken to be like the first row of its product; a MIG slice is a share of the GPU that it is part of.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warploom.errors import UnknownNameError
 from warploom.generator.architectures import titles
@@ -16,15 +18,18 @@ from warploom.generator.architectures import titles
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """What is known of one GPU kind, from NVIDIA's data sheet or measured.
+    """What is known of one GPU kind: what it sustains, measured or derived from its data sheet.
 
     name              as the driver gives it
     arch              the architecture that its kernels are for
-    flops             dense products and sums a second by the operands' bits, for floors: what its
-                      power sustains where that was measured, else the data sheet's peak
-    bytes_per_second  of memory, likewise
-    at_a_time         clusters of one to eight blocks that it holds at a time, as its driver counts
-                      them (cuOccupancyMaxActiveClusters); empty where nobody asked it
+    flops             dense FLOP/s by the operands' bits, under load
+    bytes_per_second  of memory, under load
+    gigabytes         of memory, as its MIG slices are named after
+    also              names that people have for it, beside the driver's
+    shared_name       the driver's name is a whole product's: people must write one of `also`
+    at_a_time         clusters of one to eight CTAs that run at a time, as the driver counts them
+                      (cuOccupancyMaxActiveClusters); empty where it was never asked
+    share             of the whole GPU's memory and L2, of a MIG slice
     """
 
     name: str
@@ -32,9 +37,58 @@ class GpuKind:
     multiprocessors: int
     flops: Mapping[int, float]
     bytes_per_second: float
+    gigabytes: int = 0
+    also: tuple[str, ...] = ()
+    shared_name: bool = False
     at_a_time: Mapping[int, int] = field(default_factory=dict)
+    share: float = 1.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What people may call it."""
+        return self.also if self.shared_name else (self.name, *self.also)
+
+    @property
+    def rate(self) -> float:
+        """Dense FLOP/s of 16 bits that one SM sustains."""
+        return self.flops[16] / self.multiprocessors
 
 
+# What an H200 sustains of its data sheet: 800 of 989.4 TFLOP/s at its limit of power, 4.35 of
+# 4.8 TB/s. Rows that were not measured are derived with the same shares, so that the ratios of two
+# rows are those of their data sheets.
+_TENSOR_SHARE, _MEMORY_SHARE = 800 / 989.4, 4.35 / 4.8
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}  # four H200s and one H100
+
+
+def _hopper(
+    name: str,
+    multiprocessors: int,
+    tera_flops: float,
+    tera_bytes: float,
+    gigabytes: int,
+    *also: str,
+    tensor_share: float = _TENSOR_SHARE,
+    shared_name: bool = False,
+) -> GpuKind:
+    """A row from the data sheet's dense TFLOP/s of 16 bits, of which 8 bits have twice as many."""
+    flops = tera_flops * 1e12 * tensor_share
+    return GpuKind(
+        name,
+        "sm_90a",
+        multiprocessors,
+        flops={16: flops, 8: 2 * flops},
+        bytes_per_second=tera_bytes * 1e12 * _MEMORY_SHARE,
+        gigabytes=gigabytes,
+        also=also,
+        shared_name=shared_name,
+    )
+
+
+# Names: the list of NVIDIA/open-gpu-kernel-modules (README.md), and `NVIDIA H100 80GB HBM2e` as
+# nvidia-smi prints it. Figures: NVIDIA's data sheets of H100, H200 and GH200 and its Hopper white
+# paper; those of H800 and H20 were published by vendors. The 64 GB module's memory is that of
+# MareNostrum 5. The first row of a product stands for variants that have none.
 KINDS: dict[str, GpuKind] = {
     row.name: row
     for row in (
@@ -44,41 +98,89 @@ KINDS: dict[str, GpuKind] = {
             132,
             flops={16: 800e12, 8: 1600e12},  # measured
             bytes_per_second=4.35e12,  # measured
-            at_a_time={1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15},  # alike on four
+            gigabytes=141,
+            also=("H200 SXM",),
+            at_a_time=_CLUSTERS,
         ),
+        _hopper("NVIDIA H200 NVL", 132, 835.5, 4.8, 141),
         GpuKind(
             "NVIDIA H100 80GB HBM3",
             "sm_90a",
             132,
-            flops={16: 989.4e12, 8: 1978.9e12},  # data sheet, SXM
-            bytes_per_second=3.35e12,  # data sheet, SXM
-            at_a_time={1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15},  # of one
+            flops={16: 790e12, 8: 1580e12},  # 16 bits measured, 8 bits derived
+            bytes_per_second=3.35e12 * _MEMORY_SHARE,  # derived
+            gigabytes=80,
+            also=("H100 SXM", "H100 SXM5", "H100 SXM 80GB"),
+            at_a_time=_CLUSTERS,
         ),
+        _hopper("NVIDIA H100 PCIe", 114, 756.5, 2.04, 80),
+        _hopper("NVIDIA H100 NVL", 132, 835.5, 3.94, 94),
+        _hopper("NVIDIA H100 80GB HBM2e", 114, 756.5, 2.04, 80),
+        _hopper(
+            *("NVIDIA H100", 132, 989.4, 2.0, 64, "H100 SXM 64GB", "H100 64GB"), shared_name=True
+        ),
+        _hopper("NVIDIA H800", 132, 989.4, 3.35, 80, "H800 SXM"),
+        _hopper("NVIDIA H800 PCIe", 114, 756.5, 2.04, 80),
+        _hopper("NVIDIA H800 NVL", 132, 835.5, 3.94, 94),
+        # A tensor core that is cut to a quarter of the others' is not at the limit of power.
+        _hopper("NVIDIA H20", 78, 148, 4.0, 96, tensor_share=1.0),
+        _hopper("NVIDIA H20-3e", 78, 148, 4.8, 141, tensor_share=1.0),
+        _hopper("NVIDIA GH200 480GB", 132, 989.4, 4.0, 96),
+        _hopper("NVIDIA GH200 120GB", 132, 989.4, 4.0, 96),
+        _hopper("NVIDIA GH200 144G HBM3e", 132, 989.4, 4.9, 144, "GH200 144GB", "GH200 144G"),
     )
 }
-# Products that kernels are for and that have no row, as the driver names them: their number of SMs
-# must be given with the name. A row makes its name's entry here superfluous.
-PRODUCTS = (
-    "NVIDIA H100 PCIe",
-    "NVIDIA H100 NVL",
-    "NVIDIA H100 80GB HBM2e",
-    "NVIDIA H200 NVL",
-    "NVIDIA H800",
-    "NVIDIA H800 PCIe",
-    "NVIDIA H800 NVL",
-    "NVIDIA H20",
-    "NVIDIA H20-3e",
-    "NVIDIA GH200 120GB",
-    "NVIDIA GH200 144G HBM3e",
-    "NVIDIA GH200 480GB",
-)
 # What there is no GPU for is planned as if for this one; it has every measured figure.
 DEFAULT = KINDS["NVIDIA H200"]
+# "MIG 3g.40gb", and of a compute instance of it "MIG 1c.3g.40gb", each perhaps with "+me"
+_SLICE = re.compile(r"(?P<whole>.+) MIG (\d+c\.)?\d+g\.(?P<gigabytes>\d+)gb\b.*", re.IGNORECASE)
+_MEMORY_SLICES = 8  # that a MIG slice has some of
 
 
 def kind(name: str) -> GpuKind:
-    """Return the row of the GPU kind called `name`, or the default's where it has none."""
-    return KINDS.get(name, DEFAULT)
+    """Return the row of the GPU kind called `name`; the default's where none is like it.
+
+    A MIG slice has as many eighths of the memory, its bandwidth and L2 as its name says; its SMs
+    are counted on the device, since slices of one profile differ between products.
+    """
+    found = KINDS.get(name)
+    if found is None and (sliced := _SLICE.fullmatch(name)):
+        whole = kind(sliced["whole"])
+        if whole.gigabytes:
+            eighths = round(_MEMORY_SLICES * int(sliced["gigabytes"]) / whole.gigabytes)
+            share = min(_MEMORY_SLICES, max(1, eighths)) / _MEMORY_SLICES
+            bytes_per_second = whole.bytes_per_second * share
+            return replace(whole, bytes_per_second=bytes_per_second, share=share)
+        return whole
+    if found is None:
+        words = _product(name)
+        found = next((row for row in KINDS.values() if _product(row.name) == words), DEFAULT)
+    return found
+
+
+def distance(one: GpuKind, other: GpuKind) -> float:
+    """How far two kinds are apart, in octaves: of their SMs, tensor rates and bandwidths."""
+    pairs = (
+        (one.multiprocessors, other.multiprocessors),
+        (one.flops[16], other.flops[16]),
+        (one.bytes_per_second, other.bytes_per_second),
+    )
+    return sum(abs(math.log2(mine / theirs)) for mine, theirs in pairs)
+
+
+def lenders(name: str) -> list[GpuKind]:
+    """The other kinds whose records and constants a GPU called `name` may use, the nearest first.
+
+    Its own are more: these fill the gaps, and a kind that nobody tuned on has nothing but gaps.
+    """
+    here = kind(name)
+    others = [one for one in KINDS.values() if one.name != name and one.arch == here.arch]
+    return sorted(others, key=lambda one: (distance(one, here), one.name))
+
+
+def _product(name: str) -> tuple[str, ...]:
+    """The words of a product: `nvidia h100`, whatever its variant."""
+    return tuple(name.casefold().split()[:2])
 
 
 def alike(written: str, name: str) -> bool:
@@ -92,21 +194,25 @@ def products() -> dict[tuple[str, ...], str]:
 
     The driver's names are a maker, a product and the variant, as `NVIDIA H100 80GB HBM3`.
     """
-    names = sorted({" ".join(name.split()[:2]) for name in (*KINDS, *PRODUCTS)})
+    names = sorted({" ".join(name.split()[:2]) for name in KINDS})
     return {tuple(name.casefold().split()): name for name in names}
 
 
 def of_product(gpu: str) -> bool:
     """Whether a GPU is a row's, or of a product that kernels are for, whatever its variant."""
-    return gpu in KINDS or tuple(gpu.casefold().split()[:2]) in products()
+    return gpu in KINDS or _product(gpu) in products()
 
 
 def variant(written: str) -> str | None:
-    """Return the name of a GPU of a product that kernels are for, or None of any other."""
+    """Return the name of a GPU of a product that kernels are for, or None of any other.
+
+    None, too, of a product's name alone where it is shared: `H100` says too little.
+    """
     words = written.split()
     for given in (words, ["NVIDIA", *words]):
         if product := products().get(tuple(word.casefold() for word in given[:2])):
-            return " ".join([product, *given[2:]])
+            name = " ".join([product, *given[2:]])
+            return None if name in KINDS and KINDS[name].shared_name else name
     return None
 
 
@@ -123,26 +229,34 @@ def resolve(written: object, tuned: Iterable[str] = (), *, counted: bool = False
         UnknownNameError: For any other name; it tells those that are near, and those there are.
     """
     word = written if isinstance(written, str) else ""
-    for name in KINDS:
-        if alike(word, name):
-            return name
-    known = sorted({*KINDS, *tuned})
-    for name in (*known, *PRODUCTS):
+    if counted and (part := re.fullmatch(r"(.+) (MIG .+)", word, re.IGNORECASE)):
+        return f"{resolve(part[1], tuned, counted=True)} {part[2]}"
+    for row in KINDS.values():
+        if any(alike(word, name) for name in row.names):
+            return row.name
+    listed = [*known_names(), *(name for name in sorted(tuned) if name not in KINDS)]
+    for name in listed[len(KINDS) :]:
         if alike(word, name):
             return name
     if counted and (found := variant(word)):
         return found
-    short = {name.casefold().removeprefix("nvidia "): name for name in (*known, *PRODUCTS)}
+    every = (*listed, *(name for row in KINDS.values() for name in row.names))
+    short = {name.casefold().removeprefix("nvidia "): name for name in every}
     word = word.strip().casefold().removeprefix("nvidia ")
-    near = [one for one in short if word and one.startswith(word)]
+    near = [one for one in short if word and one.startswith(word) and short[one] in listed]
     near = near or difflib.get_close_matches(word, short, n=2)
     told = f"did you mean {' or '.join(short[one] for one in near)}? " if near else ""
     raise UnknownNameError(
         f"GPU {written!r}",
-        rule=f"must be one that is known or was tuned on: {', '.join(known)}",
+        rule=f"must be one that is known or was tuned on: {', '.join(listed)}",
         fix=f"{told}name one of them, or any variant of a {titles()} product "
-        f"({', '.join(products().values())}) with its number of SMs, such as '{PRODUCTS[0]}:114'",
+        f"({', '.join(products().values())}) with its number of SMs, such as 'H100 CNX:114'",
     )
+
+
+def known_names() -> list[str]:
+    """What people call the kinds that have a row."""
+    return sorted(row.names[0] for row in KINDS.values())
 
 
 def file_name(gpu: str) -> str:

@@ -104,6 +104,11 @@ class Record:
         timed = (self.best, *self.runners_up, *((self.default,) if self.default else ()))
         return tuple({one.schedule: one for one in timed}.values())
 
+    def nearness(self, shape: Shape, here: Environment) -> tuple[bool, bool, float]:
+        """How little it says of `shape`: whether it is stale, of another layer, and octaves off."""
+        stale = bool(self.environment.differences(here))
+        return stale, self.shape.layer != shape.layer, distance(self.shape, shape)
+
     @property
     def speedup(self) -> float | None:
         """The default's time over the best's."""
@@ -179,17 +184,34 @@ class Records:
 
         Those of the same layer are nearest; others are at most `within` octaves apart.
         """
-        layer = shape.layer
+        found: list[tuple[tuple[bool, bool, float], Record]] = []
+        for record in self.records:
+            if record.operation == operation:
+                order = record.nearness(shape, here)
+                if math.isfinite(order[-1]) and (not order[1] or order[-1] <= within):
+                    found.append((order, record))
+        return min(found, key=lambda one: one[0], default=(None, None))[1]
 
-        def order(record: Record) -> tuple[bool, bool, float]:
-            other = record.shape.layer != layer
-            octaves = distance(record.shape, shape)
-            octaves = math.inf if other and octaves > within else octaves
-            return bool(record.environment.differences(here)), other, octaves
+    def around(
+        self, operation: Operation, shape: Shape, here: Environment
+    ) -> tuple[Record, Record] | None:
+        """The records of a layer's calls that are next to `shape`, with fewer and with more rows.
 
-        near = [(order(record), record) for record in self.records if record.operation == operation]
-        near = [found for found in near if math.isfinite(found[0][-1])]
-        return min(near, key=lambda found: found[0], default=(None, None))[1]
+        None where one of them is missing, or stale, and for layers whose calls differ in more.
+        """
+        if len(shape.calls) != 1:
+            return None
+        (rows,) = shape.calls
+        own = getattr(shape, rows)
+        found = {
+            getattr(record.shape, rows): record
+            for record in self.records
+            if record.operation == operation and record.shape.layer == shape.layer
+            if not record.environment.differences(here)
+        }
+        below = max((count for count in found if count < own), default=None)
+        above = min((count for count in found if count > own), default=None)
+        return None if below is None or above is None else (found[below], found[above])
 
 
 # ---- Plain values --------------------------------------------------------------------------------

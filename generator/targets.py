@@ -1,7 +1,7 @@
 """GPUs that kernels are chosen for on machines that have none: by name, from what is kept of them.
 
-A name is enough where the GPU has a row in the table of kinds, or a user tuned on it. Of any other
-its number of multiprocessors must be known: the table of schedules depends on nothing else.
+A name is enough where the GPU has a row in the table of kinds, or a user tuned on it. Of any other,
+and of a MIG slice, the number of SMs must be given with it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from warploom.errors import RecordsError, UnknownNameError
 from warploom.generator import records_file
-from warploom.generator.gpus import DEFAULT, KINDS, of_product, resolve
+from warploom.generator.gpus import DEFAULT, KINDS, known_names, of_product, resolve
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import constants
 
@@ -54,7 +54,7 @@ def target(name: str) -> DeviceLimits:
 
 def names() -> list[str]:
     """The GPUs that have a row in the table, and those that constants or records are of."""
-    return sorted({*KINDS, *(one.gpu for one in _tuned())})
+    return sorted({*known_names(), *(one.gpu for one in _tuned() if one.gpu not in KINDS)})
 
 
 def _tuned() -> Iterator[DeviceLimits]:

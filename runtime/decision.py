@@ -14,10 +14,12 @@ from warploom.generator.model import Constants, predict, rank
 from warploom.generator.records import Environment, Record
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule
+from warploom.runtime.near import Near
 
 Specs = Mapping[Schedule, KernelSpec]  # of a record's schedules, where a call can have them
 
 SHOWN = 4  # runners-up that are told
+NOT_TIMED = "nothing was timed on this GPU kind"  # of a choice by what another one lends
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,53 +81,56 @@ def recorded(record: Record | None, specs: Specs) -> Choice | None:
 
 
 def carried(
-    record: Record | None,
-    specs: Specs,
-    untuned: KernelSpec,
-    shape: Shape,
-    here: Environment,
-    constants: Constants | None,
+    near: Near | None, specs: Specs, untuned: KernelSpec, shape: Shape, here: Environment
 ) -> Choice | None:
     """The best of the nearest record's contenders and the default, as the model carries them.
 
     Beside a record of the same layer the default, which is only predicted, has to be faster by more
     than the model's doubt. Carried times are off by 1 % where tiles stay as many and by 4 % where m
     is half or twice; a kernel that was predicted to take the least is one that a model is too kind
-    to. Where n and k differ, other tiles fit, and the model sees that better.
+    to. Where n and k differ, other tiles fit, and the model sees that better. Where the record's
+    best is certain, the model only carries its time.
     """
-    if record is None:
+    if near is None:
         return None
+    record, name = near.record, untuned.operation.family
     found: list[Alternative] = []
     factors: list[float] = []
     for one in record.contenders:
         if one.schedule not in specs:
             continue
         spec = specs[one.schedule]
-        there = predict(constants, spec, record.shape, record.environment.multiprocessors)
-        now = predict(constants, spec, shape, here.multiprocessors)
+        there = predict(near.there, spec, record.shape, record.environment.multiprocessors)
+        now = predict(near.here, spec, shape, here.multiprocessors)
         factor = now / there if now and there else 1.0
         found.append(Alternative(spec, one.seconds * factor, "predicted"))
-        if there:
+        if there and now:
             factors.append(math.log(one.seconds / there))
-    if not found:
+    if not found or not (factors or near.close):
         return None
-    if not family(untuned.operation.family).constants and untuned not in specs.values():
+    if not family(name).constants and untuned not in specs.values():
         return None  # with no model at all, it tells of shapes where the same is run untuned
     found.sort(key=lambda one: one.seconds)
-    told = f"nearest record, {record.shape}"
+    told = f"nearest record, {record.shape}{f' on {near.lender}' if near.lender else ''}"
     told += ", carried over by the model" if factors else ", as it is: no model of this GPU"
-    if constants and factors and untuned not in [one.spec for one in found]:
-        best = found[0].seconds
-        seconds = predict(constants, untuned, shape, here.multiprocessors) or math.inf
+    best = specs.get(record.best.schedule)
+    if near.certain and best:
+        found.sort(key=lambda one: one.spec != best)
+        told += f"; its best schedule is taken: {near.certain}"
+    elif near.here and factors and untuned not in [one.spec for one in found]:
+        quickest = found[0].seconds
+        seconds = predict(near.here, untuned, shape, here.multiprocessors) or math.inf
         usual = seconds * math.exp(sum(factors) / len(factors))
-        doubt = constants.families[untuned.operation.family].doubt
+        doubt = near.here.families[name].doubt
         hurdle = doubt if record.shape.layer == shape.layer else 1
         found.append(Alternative(untuned, usual, "predicted"))
         found.sort(key=lambda one: one.seconds * (hurdle if one.spec == untuned else 1))
         if found[0].spec == untuned:
-            told += f"; predicted to be {best / usual:.2f} times as fast as the best of it"
-    if stale := record.environment.differences(here):
+            told += f"; predicted to be {quickest / usual:.2f} times as fast as the best of it"
+    if stale := record.environment.differences(near.measured):
         told += f"; stale: {'; '.join(stale)}"
+    if near.lender:
+        told += f"; {NOT_TIMED}"
     return _first_of(found, told)
 
 
@@ -135,7 +140,12 @@ def modelled(
     """The model's choice of these."""
     ranked = rank(constants, dict.fromkeys(specs), shape, here.multiprocessors)
     found = [Alternative(one.spec, one.seconds, "predicted") for one in ranked]
-    return _first_of(found, "the model alone: nothing near was recorded") if found else None
+    if not found:
+        return None
+    told = "the model alone: nothing near was recorded"
+    if other := constants.families[found[0].spec.operation.family].fitted_on:
+        told += f"; its constants are those of {other}, rescaled; {NOT_TIMED}"
+    return _first_of(found, told)
 
 
 def _first_of(found: list[Alternative], reason: str) -> Choice:

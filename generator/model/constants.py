@@ -52,6 +52,7 @@ class FamilyConstants:
 
     measurements, problems   how many of each the fit saw
     error                    the median of |log(predicted / measured)|
+    fitted_on                another GPU kind, whose constants these are, rescaled; empty: this one
     assumed                  of which constants these say too little: they are the start's, or near
     """
 
@@ -61,6 +62,7 @@ class FamilyConstants:
     error: float
     assumed: tuple[str, ...] = ()
     quality: Quality | None = None
+    fitted_on: str = ""
 
     @property
     def doubt(self) -> float:
@@ -70,16 +72,15 @@ class FamilyConstants:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """All that is known of one GPU kind. `stand_in` names another whose constants these are."""
+    """All that is known of one GPU kind."""
 
     gpu: str
     multiprocessors: int
     families: Mapping[str, FamilyConstants] = field(default_factory=dict)
-    stand_in: str = ""
 
     def decides(self, family: str) -> bool:
-        """True where a family's model may choose by itself: fitted here, and found good enough."""
-        fitted = None if self.stand_in else self.families.get(family)
+        """True where a family's model may choose by itself: it was found good enough."""
+        fitted = self.families.get(family)
         return fitted is not None and fitted.quality is not None and fitted.quality.decides
 
 
@@ -89,19 +90,10 @@ def files() -> list[Path]:
     return sorted(Path(str(folder)).glob("*.json"))
 
 
-def load(gpu: str) -> Constants | None:
-    """Return the constants of a GPU kind, those of another as its stand-in, or None.
-
-    A stand-in ranks what is measured next; it decides nothing.
-    """
-    known = files()
-    own = [path for path in known if path.name == file_name(gpu)]
-    if not known:
-        return None
-    found = read((own or known)[0])
-    if own:
-        return found
-    return Constants(gpu, found.multiprocessors, found.families, stand_in=found.gpu)
+def shipped(gpu: str) -> Constants | None:
+    """The constants that were fitted on this very GPU kind; None where there are none."""
+    own = [path for path in files() if path.name == file_name(gpu)]
+    return read(own[0]) if own else None
 
 
 @cache

@@ -43,7 +43,10 @@ VARIABLES: Mapping[str, Variable] = {
         "your records and journals", "`records` in the user's data folder"
     ),
     "WARPLOOM_RECORDS": Variable(
-        "`ignore`: the defaults decide everywhere", "use", ("use", "ignore")
+        "`ignore`: the defaults decide everywhere; `borrow`: the records and models of other GPU "
+        "kinds do, as on a kind without its own",
+        "use",
+        ("use", "ignore", "borrow"),
     ),
     "WARPLOOM_AUTOTUNE": Variable(
         "`1`: tune the problems that calls meet; or the milliseconds of GPU time for each", "0"

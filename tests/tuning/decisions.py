@@ -52,10 +52,10 @@ def keep(path: Path, *listed: Record) -> None:
 def with_quality(
     monkeypatch: pytest.MonkeyPatch,
     quality: Quality | None,
-    stand_in: str = "",
+    fitted_on: str = "",
     error: float = 0.02,
 ) -> None:
-    family = FamilyConstants(START, 100, 28, error, (), quality)
-    constants = Constants(GPU, 132, {"gemm": family}, stand_in)
-    monkeypatch.setattr(records, "load", lambda gpu: constants)
+    family = FamilyConstants(START, 100, 28, error, (), quality, fitted_on)
+    constants = Constants(GPU, 132, {"gemm": family})
+    monkeypatch.setattr(records, "load", lambda gpu, own: constants)
     records.forget()

@@ -85,13 +85,17 @@ def test_the_model_alone_decides_where_it_was_found_good(monkeypatch: pytest.Mon
     found = choose()
     assert found.reason.startswith("the model alone") and found.seconds
     assert len(found.runners_up) == decision.SHOWN
-    for quality, stand_in in ((None, ""), (replace(GOOD, first=1.2), ""), (GOOD, "another GPU")):
-        with_quality(monkeypatch, quality, stand_in)
+    with_quality(monkeypatch, GOOD, "another GPU")
+    lent = choose()
+    assert lent.spec == found.spec
+    assert "those of another GPU, rescaled; nothing was timed on this GPU kind" in lent.reason
+    for quality in (None, replace(GOOD, first=1.2)):
+        with_quality(monkeypatch, quality)
         assert choose().reason.startswith("least waves * cost")
 
 
 def test_the_default_is_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "load", lambda gpu: None)
+    monkeypatch.setattr(records, "load", lambda gpu, own: None)
     records.forget()
     table = dispatch.untuned(PLAIN, GemmShape(512, 6144, 4096), H200)
     assert choose() == table
@@ -140,7 +144,7 @@ def test_what_is_recorded_but_not_legal_here_is_passed_over(fresh: Path) -> None
 def test_without_a_model_the_nearest_record_is_taken_as_it_is(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "load", lambda gpu: None)
+    monkeypatch.setattr(records, "load", lambda gpu, own: None)
     keep(fresh, record())
     found = choose(m=600)
     assert found.spec.schedule == SLIM and "no model of this GPU" in found.reason

@@ -82,7 +82,7 @@ def test_gradients_ask_the_records_too(fresh: Path, monkeypatch: pytest.MonkeyPa
     longer = replace(sizes, seq_q=8192, seq_k=8192)
     family = FamilyConstants(BACKWARD, 36, 12, 0.03)
     constants = Constants(GPU, 132, {"attention_backward": family})
-    monkeypatch.setattr(records, "load", lambda gpu: constants)
+    monkeypatch.setattr(records, "load", lambda gpu, own: constants)
     records.forget()
     carried = choose(longer)
     assert "carried over by the model" in carried.reason
@@ -103,7 +103,7 @@ def test_the_model_chooses_gradients_among_the_table_where_it_is_good(
     constants = Constants(
         GPU, 132, {"attention_backward": FamilyConstants(BACKWARD, 900, 35, 0.03, (), GOOD)}
     )
-    monkeypatch.setattr(records, "load", lambda gpu: constants)
+    monkeypatch.setattr(records, "load", lambda gpu, own: constants)
     records.forget()
     operation = AttentionBackwardOperation("bf16", 128)
     sizes = Extents(32, 16, 16, 512, 512, 128, 512, 512, packed=False)

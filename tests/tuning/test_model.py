@@ -229,8 +229,8 @@ def test_damaged_constants_are_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_shipped_constants_have_every_name_of_their_model_and_are_near_what_was_measured() -> None:
-    shipped = files.load(GPU)
-    assert shipped and not shipped.stand_in
+    shipped = files.shipped(GPU)
+    assert shipped and not any(one.fitted_on for one in shipped.families.values())
     for name, fitted in shipped.families.items():
         assert fitted.values.keys() == families.family(name).constants.keys()
     errors: dict[str, list[float]] = {name: [] for name in shipped.families}
@@ -245,11 +245,6 @@ def test_shipped_constants_have_every_name_of_their_model_and_are_near_what_was_
     for found in errors.values():
         assert len(found) >= 30
         assert sorted(found)[len(found) // 2] < 0.10
-
-
-def test_a_gpu_without_constants_gets_a_stand_in_that_decides_nothing() -> None:
-    found = files.load("NVIDIA GH200 480GB")
-    assert found and found.stand_in == GPU
 
 
 @pytest.mark.usefixtures("small_sweeps", "begun")

@@ -29,7 +29,7 @@ def autotune(milliseconds: float = MILLISECONDS, *, jobs: int | None = None) -> 
     cores, and four at most.
 
     Raises ConfigurationError for numbers that are not positive, and, when it becomes active, where
-    WARPLOOM_RECORDS=ignore leaves records out.
+    WARPLOOM_RECORDS leaves records out.
     """
     number = isinstance(milliseconds, int | float) and not isinstance(milliseconds, bool)
     if not number or not 0 < milliseconds < math.inf:
@@ -55,9 +55,9 @@ class Autotune(ContextDecorator):
 
     def __enter__(self) -> Self:
         """Begin; ConfigurationError where records are left out."""
-        if choice("WARPLOOM_RECORDS") == "ignore":
+        if (use := choice("WARPLOOM_RECORDS")) != "use":
             raise ConfigurationError(
-                "WARPLOOM_RECORDS=ignore",
+                f"WARPLOOM_RECORDS={use}",
                 rule="warploom.autotune keeps what it finds in records",
                 fix="leave the variable out, or tune nothing",
             )

@@ -171,9 +171,9 @@ def _tuner(
     here = engines.environments(using, {problem.operation.family for problem in problems})
     known = records_file.known(records, gpu)
     constants = load(gpu)
-    if constants is None or constants.stand_in:
-        ranked = f"those of {constants.stand_in}" if constants else "none"
-        output.line(f"no constants of {gpu}: schedules are ranked with {ranked}")
+    families = constants.families.values() if constants else ()
+    for other in sorted({one.fitted_on for one in families} - {""}):
+        output.line(f"{gpu} has no constants of some families: those of {other} rank, rescaled")
 
     def alarm(text: str) -> None:
         output.warning(text)
