@@ -47,7 +47,7 @@ def order_of(
     kv_head_bytes = sharing * problem.seq_q * problem.dim * (2 + 2 + 4)
     section, leftward = max(1, SECTION_BYTES // kv_head_bytes), False
     if operation.deterministic:
-        at_a_time = device.multiprocessors // (layout.parts * schedule.cluster)
+        at_a_time = max(1, device.multiprocessors // (layout.parts * schedule.cluster))
         rounds = tiles.kv_tiles * tiles.all_kv_heads / at_a_time
         bounded = operation.mask != "none"
         leftward = bounded and section > 1 and rounds >= LEFTWARD_ROUNDS
