@@ -13,6 +13,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, rank
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.records import known as known_of
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
@@ -56,15 +57,16 @@ def searched(
     *,
     exhaustive: bool,
 ) -> Search:
-    """The search among a problem's kernels, with what a near record has as a hint.
+    """The search among a problem's kernels, with what near records have as hints, lent ones too.
 
     Where there is no model of a family, so that a ranking tells nothing, its table hints too.
     """
     operation, shape = problem.operation, problem.shape
     device = DeviceLimits(here.multiprocessors, here.gpu)
     ranked = rank(constants, problem.space, shape, here.multiprocessors)
-    near = records.nearest(operation, shape, here)
-    hints = [fitting(operation, shape, near.best.schedule, device.arch)] if near else []
+    lent = (one.records for one in known_of(here.gpu).lent)
+    near = (one.nearest(operation, shape, here) for one in (records, *lent))
+    hints = [fitting(operation, shape, one.best.schedule, device.arch) for one in near if one]
     if not family(operation.family).constants:
         hints += usual(operation, shape, device)
     return Search(

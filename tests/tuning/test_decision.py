@@ -171,6 +171,54 @@ def test_what_is_only_predicted_must_be_faster_by_more_than_predictions_of_a_lay
     assert chosen(1.0, 6136).spec.schedule != SLIM  # another layer's record says less
 
 
+def test_a_schedule_that_is_best_on_both_sides_of_a_number_of_rows_is_taken(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 rows of a weight ran another kernel than 1 and 16, which took 6 % longer."""
+    with_quality(monkeypatch, GOOD, error=1e-6)  # a model that is sure of itself
+
+    def kept(*listed: tuple[int, GemmSchedule]) -> None:
+        fresh.unlink(missing_ok=True)
+        others = (Timed(PINGPONG, 2.1e-5, 0.0),)
+        for m, best in listed:
+            keep(fresh, record(m, best=Timed(best, 2e-5, 0.0), default=None, runners_up=others))
+
+    kept((16, WIDE))
+    assert choose(m=20).spec.schedule != WIDE  # 128 rows for 20: the model would never
+    kept((16, WIDE), (1024, WIDE))
+    for m in (17, 100, 128, 1000):  # near one of both, or of neither
+        found = choose(m=m)
+        assert found.spec.schedule == WIDE and found.seconds, m
+        assert "as do those of 16x6144x4096 and 1024x6144x4096, between" in found.reason
+    assert "nearest record, 16x6144x4096" in choose(m=17).reason
+    assert "nearest record, 1024x6144x4096" in choose(m=1000).reason
+    for m, n in ((8, 6144), (2048, 6144), (100, 6152)):  # beyond them, and of another weight
+        assert "between" not in choose(m=m, n=n).reason
+    assert "between" not in choose(m=100, operation=replace(PLAIN, d="fp32")).reason
+    kept((16, WIDE), (64, SLIM), (1024, WIDE))
+    assert "between" not in choose(m=100).reason and "between" not in choose(m=20).reason
+    assert choose(m=64).reason.startswith("recorded")
+
+
+def test_no_schedule_is_taken_between_stale_records_or_where_tensors_cannot_have_it(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_quality(monkeypatch, GOOD, error=1e-6)
+    tight = GemmSchedule((128, 208, 64), 4, consumers=1)  # no registers are left for direct stores
+    best = {"best": Timed(tight, 2e-5, 0.0), "default": None}
+    keep(fresh, record(16, **best), record(1024, **best))
+    assert choose(m=100).spec.schedule == tight
+    assert choose(m=100, requires="direct").spec.schedule != replace(tight, store="direct")
+    fresh.unlink()
+    stale = record(16, **best)
+    keep(
+        fresh,
+        record(1024, **best),
+        replace(stale, environment=replace(stale.environment, nvrtc="12.8")),
+    )
+    assert "between" not in choose(m=100).reason
+
+
 def test_a_damaged_file_is_left_out_with_a_warning_and_explained(
     fresh: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

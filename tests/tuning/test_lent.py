@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from decisions import PINGPONG, PLAIN, SLIM, WIDE, record
 
 import warploom
+from warploom.cli import main
 from warploom.errors import ConfigurationError
 from warploom.generator import families, records_file
 from warploom.generator.families.gemm import GemmShape
@@ -20,13 +22,15 @@ from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemm
 from warploom.generator.gpus import DEFAULT, KINDS, distance, file_name, kind, lenders
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import load, predict, rescaled, shipped
-from warploom.generator.records import Record, Timed
+from warploom.generator.records import Record, Records, Timed
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
 from warploom.runtime import decision, dispatch, near, records
 from warploom.tuning.autotune.api import autotune
 from warploom.tuning.autotune.keeping import Keeping
 from warploom.tuning.autotune.problem import Problem
+from warploom.tuning.problems import Problem as Tuned
+from warploom.tuning.searches import searched
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 ROWS = (16, 28672, 4096)  # bound by memory, and recorded on the H200
@@ -325,3 +329,33 @@ def test_variants_that_have_no_row_are_like_the_first_of_their_product() -> None
     spec = KernelSpec("sm_90a", PLAIN, PINGPONG)
     seconds = predict(lent, spec, GemmShape(*SQUARE), 114)
     assert seconds and 1.0 < seconds / _fitted() < 1.3
+
+
+# ---- Tuning, and the command ---------------------------------------------------------------------
+
+
+def test_a_search_tries_lent_schedules_first_and_its_default_is_the_untuned_one() -> None:
+    operation, shape = PLAIN, GemmShape(*ROWS)
+    there = records.known(H200).records.of(operation, shape)[0]
+    here = replace(there.environment, gpu=H100)
+    space = tuple(
+        spec
+        for one in there.contenders
+        if (spec := dispatch.fitting(operation, shape, one.schedule, "sm_90a", "tma"))
+    )
+    problem = Tuned(operation, shape, space)
+    search = searched(problem, here, Records(H100), load(H100), (), exhaustive=False)
+    assert search.ahead[1].schedule == there.best.schedule
+    device = DeviceLimits(132, H100)
+    assert search.default == dispatch.untuned(operation, shape, device, "tma").spec
+
+
+def test_the_command_names_the_kind_that_lends() -> None:
+    shown = CliRunner().invoke(main, ["records", "show", "--gpu", "h20", "--family", "gemm"])
+    assert shown.exit_code == 0, shown.output
+    told = [line for line in shown.output.splitlines() if "borrow" in line]
+    assert told == [
+        f"NVIDIA H20{more} has no records: calls borrow those of {H200}, rescaled"
+        for more in ("0 NVL", "", "-3e")
+    ] + [line for line in told if "GH200" in line]
+    assert not any(f"{H200} has no records" in line for line in told)

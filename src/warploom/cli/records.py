@@ -72,6 +72,21 @@ def show(
         output.table(str(path), COLUMNS, [_row(one) for one in listed])
     if not any(listed for _, _, listed in found):
         output.line("no records of these" if every else "no records: `warploom tune` makes them")
+    for told in _borrowers(gpu, {kind for _, kind, _ in found}) if gpu and not paths else ():
+        output.line(told)
+
+
+def _borrowers(gpu: str, own: set[str]) -> list[str]:
+    """What decides on the kinds with `gpu` in their name that have no records of their own."""
+    from warploom.generator.gpus import KINDS, lenders
+    from warploom.generator.records_file import shipped
+
+    return [
+        f"{name} has no records: calls borrow those of {lender.name}, rescaled"
+        for name in KINDS
+        if gpu.lower() in name.lower() and name not in own
+        for lender in [one for one in lenders(name) if shipped(one.name)][:1]
+    ]
 
 
 def _filter(name: str | None, type_name: str | None, shape: str | None) -> Callable[[Record], bool]:
