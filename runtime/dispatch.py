@@ -25,7 +25,7 @@ from warploom.generator.specification import KernelSpec, Operation, Schedule, pa
 from warploom.runtime.bounded import remember
 from warploom.runtime.decision import Asked, Choice, carried, modelled, recorded
 from warploom.runtime.near import near
-from warploom.runtime.records import environment, known
+from warploom.runtime.records import environment, known, lent
 from warploom.runtime.tensors import shown
 
 _PORTFOLIOS = 256  # kept, of operations; each is built once: it takes milliseconds
@@ -57,16 +57,19 @@ def choose(
     exact = found.records.exact(operation, shape, here)
     choice = recorded(exact, _of_record(exact, operation, shape, device, requires))
     asked = Asked(operation, shape, requires, recorded=choice is not None)
+    unread = [*found.unread]
     if choice is None:
         default = untuned(operation, shape, device, requires)
         within = math.inf if default.seconds is None else NEAR
         nearest = near(found, operation, shape, here, within)
         specs = _of_record(nearest.record if nearest else None, operation, shape, device, requires)
         choice = carried(nearest, specs, default.spec, shape, here) or default
+        lenders = () if operation.family in found.came else lent(device.gpu)
+        unread += [reason for one in lenders for reason in one.unread]
     choice = replace(choice, asked=asked)
-    if not found.unread:
+    if not unread:
         return choice
-    return replace(choice, reason=f"{choice.reason}; not read: {'; '.join(found.unread)}")
+    return replace(choice, reason=f"{choice.reason}; not read: {'; '.join(unread)}")
 
 
 def named(spec: KernelSpec | str | None) -> KernelSpec | None:

@@ -13,7 +13,7 @@ from warploom.generator.model import Constants
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation
-from warploom.runtime.records import Known, Lent
+from warploom.runtime.records import Known, Lender, lent
 
 # Octaves between kinds with as many SMs within which the same schedule is best: what is measured is
 # surer than what the model makes of it. An H100 and an H200 are 0.54 apart, all of it bandwidth.
@@ -59,30 +59,30 @@ def near(
     if record := known.records.nearest(operation, shape, here, within):
         every.append((record.nearness(shape, here), Near(record, here, own, own)))
     fitted = own.families.get(operation.family) if own else None
-    for lent in known.lent:
+    for lender in () if operation.family in known.came else lent(here.gpu):
         # An own model knows better than another kind's record of another layer.
-        further = 0.0 if fitted is None or fitted.fitted_on else lent.octaves
-        if one := _lent(lent, operation, shape, here, within - further):
+        further = 0.0 if fitted is None or fitted.fitted_on else lender.octaves
+        if one := _lent(lender, operation, shape, here, within - further):
             stale, other, octaves = one.record.nearness(shape, one.measured)
-            every.append(((stale, other, octaves + lent.octaves), one))
+            every.append(((stale, other, octaves + lender.octaves), one))
     return min(every, key=lambda one: one[0])[1] if every else None
 
 
 def _lent(
-    lent: Lent, operation: Operation, shape: Shape, here: Environment, within: float
+    lender: Lender, operation: Operation, shape: Shape, here: Environment, within: float
 ) -> Near | None:
     """The record that says most among those that another kind lends."""
-    gpu = lent.records.gpu
+    gpu = lender.records.gpu
     there = replace(here, gpu=gpu, multiprocessors=kind(gpu).multiprocessors)
-    close = there.multiprocessors == here.multiprocessors and lent.octaves <= CLOSE
-    found = _between(lent.records, operation, shape, there) if close else None
-    record = found[0] if found else lent.records.nearest(operation, shape, there, within)
+    close = there.multiprocessors == here.multiprocessors and lender.octaves <= CLOSE
+    found = _between(lender.records, operation, shape, there) if close else None
+    record = found[0] if found else lender.records.nearest(operation, shape, there, within)
     if record is None:
         return None
     certain = found[1] if found else ""
     if close and record.shape == shape:
         certain = "a kind so close has the same best schedule"
-    return Near(record, there, lent.fitted, lent.here, certain, gpu, close)
+    return Near(record, there, lender.fitted, lender.here, certain, gpu, close)
 
 
 def _between(

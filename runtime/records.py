@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,21 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class Known:
+    """What is known of a GPU kind: records, constants, and why some of it was not read.
+
+    Constants are its own, and for families that it has none of another kind's.
+    came   families that the package has records of this very kind of: others lend none of these
+    """
+
+    records: Records
+    constants: Constants | None
+    unread: tuple[str, ...] = ()
+    came: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Lender:
     """What another GPU kind lends.
 
     octaves       how far that kind is from the borrower
@@ -43,22 +58,11 @@ class Lent:
     octaves: float
     fitted: Constants | None
     here: Constants | None
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a GPU kind: its records, what others lend, and what was not read, and why.
-
-    Constants are its own, and for families that it has none of another kind's.
-    """
-
-    records: Records
-    constants: Constants | None
     unread: tuple[str, ...] = ()
-    lent: tuple[Lent, ...] = ()
 
 
 _known: dict[str, Known] = {}
+_lent: dict[str, tuple[Lender, ...]] = {}
 _learning = ForkLock()
 
 
@@ -66,6 +70,15 @@ def known(gpu: str) -> Known:
     """Return what is known of a GPU kind; of one without a name, and where told so, nothing."""
     found = _known.get(gpu)
     return _known.setdefault(gpu, _read(gpu)) if found is None else found
+
+
+def lent(gpu: str) -> tuple[Lender, ...]:
+    """Return what other kinds lend to one: those that the package has records of.
+
+    Their files are read when they are first asked for, which a kind with records need not do.
+    """
+    found = _lent.get(gpu)
+    return _lent.setdefault(gpu, _lend(gpu)) if found is None else found
 
 
 def learn(gpu: str, more: Iterable[Record]) -> None:
@@ -77,8 +90,8 @@ def learn(gpu: str, more: Iterable[Record]) -> None:
 
 def digest(gpu: str) -> str:
     """SHA-256, in hex, of the records that this process decides by on a GPU kind, lent ones too."""
-    found, hashed = known(gpu), hashlib.sha256()
-    for records in (found.records, *(one.records for one in found.lent)):
+    hashed = hashlib.sha256()
+    for records in (known(gpu).records, *(one.records for one in lent(gpu))):
         hashed.update(records_file.text(records).encode())
     return hashed.hexdigest()
 
@@ -87,33 +100,45 @@ def _read(gpu: str) -> Known:
     use = choice("WARPLOOM_RECORDS")
     if use == "ignore" or not gpu:
         return Known(Records(gpu), None)
-    unread: list[str] = []
-    records = _records(gpu, unread) if use == "use" else Records(gpu)
-    constants, lent = None, []
+    own, unread = use == "use", list[str]()
+    came = _file(records_file.shipped(gpu) if own else None, gpu, unread)
+    records = came.merged(_file(user_file(gpu) if own else None, gpu, unread))
+    constants = None
     try:
-        constants = load(gpu, own=use == "use")
-        for lender in lenders(gpu):
-            if records_file.shipped(lender.name):
-                fitted = shipped(lender.name)
-                octaves = distance(lender, kind(gpu))
-                here = fitted and rescaled(fitted, gpu)
-                lent.append(Lent(_records(lender.name, unread), octaves, fitted, here))
+        constants = load(gpu, own=own)
     except RecordsError as error:
         unread.append(str(error))
-    for reason in unread:
-        logger.warning("not read: %s", reason)
-    return Known(records, constants, tuple(unread), tuple(lent))
+        logger.warning("not read: %s", error)
+    families = frozenset(one.operation.family for one in came)
+    return Known(records, constants, tuple(unread), families)
 
 
-def _records(gpu: str, unread: list[str]) -> Records:
-    """The records that came with the package and the user's; notes what is not read, and why."""
-    records, came = Records(gpu), records_file.shipped(gpu)
-    for path in (came, user_file(gpu)) if came else (user_file(gpu),):
-        try:
-            records = records.merged(records_file.known(path, gpu))
-        except RecordsError as error:
-            unread.append(str(error))
-    return records
+def _lend(gpu: str) -> tuple[Lender, ...]:
+    if choice("WARPLOOM_RECORDS") == "ignore" or not gpu:
+        return ()
+    found = []
+    for other in lenders(gpu):
+        if path := records_file.shipped(other.name):
+            unread: list[str] = []
+            came = _file(path, other.name, unread)
+            records = came.merged(_file(user_file(other.name), other.name, unread))
+            fitted = None
+            with suppress(RecordsError):  # which `known` tells
+                fitted = shipped(other.name)
+            here = fitted and rescaled(fitted, gpu)
+            octaves = distance(other, kind(gpu))
+            found.append(Lender(records, octaves, fitted, here, tuple(unread)))
+    return tuple(found)
+
+
+def _file(path: Path | None, gpu: str, unread: list[str]) -> Records:
+    """The records of a file; none where there is none, and of one that cannot be read."""
+    try:
+        return records_file.known(path, gpu) if path else Records(gpu)
+    except RecordsError as error:
+        unread.append(str(error))
+        logger.warning("not read: %s", error)
+        return Records(gpu)
 
 
 def user_file(gpu: str) -> Path:
@@ -124,6 +149,7 @@ def user_file(gpu: str) -> Path:
 def forget() -> None:
     """Read the files again when they are next asked for; plans that exist keep their kernels."""
     _known.clear()
+    _lent.clear()
 
 
 def environment(device: DeviceLimits, family_name: str) -> Environment:

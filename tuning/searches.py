@@ -13,7 +13,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, rank
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.records import known as known_of
+from warploom.runtime.records import lent
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
@@ -64,8 +64,8 @@ def searched(
     operation, shape = problem.operation, problem.shape
     device = DeviceLimits(here.multiprocessors, here.gpu)
     ranked = rank(constants, problem.space, shape, here.multiprocessors)
-    lent = (one.records for one in known_of(here.gpu).lent)
-    near = (one.nearest(operation, shape, here) for one in (records, *lent))
+    every = (records, *(one.records for one in lent(here.gpu)))
+    near = (one.nearest(operation, shape, here) for one in every)
     hints = [fitting(operation, shape, one.best.schedule, device.arch) for one in near if one]
     if not family(operation.family).constants:
         hints += usual(operation, shape, device)

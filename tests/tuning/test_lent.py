@@ -219,9 +219,20 @@ def test_a_users_records_of_a_kind_that_lends_are_lent_too(folder: Path) -> None
     assert choose(H100, ROWS).spec.schedule != WIDE, "a kind with a record or two lends nothing"
 
 
+def test_a_kind_that_came_with_records_reads_no_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read a kind's records takes a third of a second, in the first call of a process."""
+    monkeypatch.setattr(records, "_lend", lambda gpu: pytest.fail("read another kind's"))
+    assert choose(H200, ROWS).reason.startswith("recorded")
+    assert choose(H200, (123, 777, 999)).reason.startswith("the model alone")
+    keep(folder, H100, record())
+    assert choose(H100, (512, 6144, 4096)).reason.startswith("recorded")
+
+
 def test_lent_records_are_never_taken_for_own_ones_or_written(folder: Path) -> None:
-    known = records.known(H100)
-    assert len(known.records) == 0 and len(known.lent[0].records) > 100
+    (lender,) = records.lent(H100)
+    assert len(records.known(H100).records) == 0 and len(lender.records) > 100
     before = records.digest(H100)
     problem = Problem(DeviceLimits(132, H100, "13.0"), PLAIN, GemmShape(*ROWS), 0.0, 0.1)
     keeping = Keeping()
