@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import decode_arena as arena
 import decode_cases as cases
+import decode_turns
 import pytest
 import torch
 from decode_cases import SIMPLE, SINGLE, Shape
+from processes import run
 
 import warploom
 from warploom.errors import DeviceError, ProblemError
@@ -269,3 +273,13 @@ def test_attention_takes_this_way_where_rows_are_few() -> None:
     arena.assert_right(made, (found, lse))
     told = warploom.explain(warploom.attention, q, k, v, causal="bottom_right")
     assert told.kernel.startswith("attention_decode")
+
+
+def test_no_stage_is_overwritten_while_processes_take_turns_on_the_gpu() -> None:
+    """The arrival that gave a stage back was issued while the stage's last read was under way."""
+    with ThreadPoolExecutor(10) as pool:
+        command = (sys.executable, decode_turns.__file__)
+        done = [*pool.map(lambda seed: run(*command, str(seed)), range(10))]
+    assert [(one.stdout.strip(), one.stderr[-500:] * bool(one.returncode)) for one in done] == [
+        ("0", "")
+    ] * 10
