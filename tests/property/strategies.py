@@ -73,8 +73,10 @@ def gemm_specs(draw: st.DrawFn) -> KernelSpec:
     arch, operation = draw(st.sampled_from(sorted(ARCHITECTURES))), draw(operations())
     drawn = ("raster", "store", "roles", "consumers", "swap", "producer_registers", "l2_promotion")
     fields = {field: draw(literal(GemmSchedule, field)) for field in (*drawn, "stream_k")}
-    fields["split"] = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8)))
-    if fields["split"] > 1 or fields["stream_k"]:
+    fields["split"], fields["split_k"] = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8))), 1
+    if fields["split"] == 1 and not fields["stream_k"]:
+        fields["split_k"] = draw(st.sampled_from((1, 1, 1, 2, 3, 10, 32)))
+    if fields["split"] > 1 or fields["stream_k"] or fields["split_k"] > 1:
         fields["roles"] = "cooperative"
     if fields["roles"] == "pingpong":
         fields["consumers"] = 2
@@ -196,7 +198,10 @@ def problems(draw: st.DrawFn, spec: KernelSpec) -> GemmProblem:
     rows_a = m if operation.layout_a == "row" else k
     rows_b = n if operation.layout_b == "col" else k
     fields = (step.batch_field(i) for i, step in enumerate(operation.epilogue))
-    assume(tile_count(schedule, problem) * prod(own) <= limits.LARGEST // 2)  # launches refuse more
+    # Launches refuse more tiles in parts of k, and more blocks that add these up.
+    each = max(schedule.split_k, schedule.tile[0] * schedule.tile[1] // 512)
+    count = tile_count(schedule, problem) * schedule.multicast * prod(own)
+    assume(count * (each if schedule.split_k > 1 else 1) <= limits.LARGEST // 2)
     return replace(
         problem,
         batches=prod(own),

@@ -76,6 +76,7 @@ def test_a_field_takes_one_value_or_a_list_and_the_rest_are_the_dataclass_defaul
             "l2_promotion": (256,),
             "split": (1,),
             "stream_k": (False,),
+            "split_k": (1,),
         },
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from warploom.generator import limits
-from warploom.generator.families._product.problem import Extents, tiles
+from warploom.generator.families._product.problem import Extents, parts_of_k, tiles
 from warploom.generator.families._product.schedule import ProductSchedule
 from warploom.generator.launches import DeviceLimits
 
@@ -26,7 +26,10 @@ MOST_BLOCKS = 144
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the tiles of one call go to clusters: the first `tiles` in ranges, then whole ones."""
+    """How the tiles of one call go to clusters: the first `tiles` in ranges, then whole ones.
+
+    Of `split_k` each part of a tile's k counts as a tile.
+    """
 
     clusters: int  # that are launched, each with a range where tiles are cut
     tiles: int
@@ -77,7 +80,8 @@ def cut(schedule: ProductSchedule, problem: Extents, device: DeviceLimits) -> Cu
     """Divide a call's tiles; without stream-K all are whole, and clusters take turns."""
     count, k_tiles = tiles(schedule, problem), -(-problem.k // (schedule.tile[2] * schedule.split))
     size = schedule.cluster_size
-    clusters = device.clusters(size)
+    clusters, parts = device.clusters(size), parts_of_k(schedule, problem)
+    count, k_tiles = count * parts, -(-k_tiles // parts)
     whole = Cut(min(count, clusters), 0, count, k_tiles)
     if not schedule.stream_k:
         return whole

@@ -11,7 +11,13 @@ from warploom.generator import launches as launch
 from warploom.generator.elements import Element, element
 from warploom.generator.families._product.cut import MOST_BLOCKS, MOST_PARTS, Cut, cut
 from warploom.generator.families._product.layout import ProductLayout
-from warploom.generator.families._product.problem import Batches, ProductProblem, row_groups, tiles
+from warploom.generator.families._product.problem import (
+    Batches,
+    ProductProblem,
+    parts_of_k,
+    row_groups,
+    tiles,
+)
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import Workspace
 from warploom.generator.tensor_maps import OperandTile, TensorMap
@@ -144,16 +150,18 @@ def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -
     """The largest numbers that kernels reach in 32 bits: see `limits.refuse_beyond`."""
     m, n, k = schedule.tile
     rows, columns = m * schedule.cluster[0], n * schedule.cluster[1]
-    along_m, count = schedule.raster == "along_m", tiles(schedule, problem)
+    along_m, parts = schedule.raster == "along_m", parts_of_k(schedule, problem)
+    count = tiles(schedule, problem)
+    what = f"m {problem.m}, n {problem.n}, batches {problem.batches}: {count} tiles of {m}x{n}"
+    if parts > 1:
+        what += f", k in {parts} parts"
     across = -(-problem.n // columns) if along_m else -(-problem.m // rows)
     turns = schedule.consumers // schedule.sharing
     return {
         f"m {problem.m}": problem.m + rows,
         f"n {problem.n}": problem.n + columns,
         f"k {problem.k}": problem.k + k * schedule.split,
-        f"m {problem.m}, n {problem.n}, batches {problem.batches}: {count} tiles of {m}x{n}": (
-            count + turns * clusters  # the first that is not one any more
-        ),
+        what: count * parts + turns * clusters,  # the first that is not one any more
         f"group {schedule.group} of {across} tiles": schedule.group * across,
     }
 
@@ -161,9 +169,12 @@ def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -
 def part_workspaces(
     schedule: ProductSchedule, problem: ProductProblem, sums_bytes: int
 ) -> list[Workspace]:
-    """Where parts of tiles that are cut are left: a place for each block, and a flag for each of
-    its warps that is 0 between launches.
+    """Where parts of tiles are left: of `split_k`, all; of tiles that are cut, a place for each
+    block, and a flag for each of its warps that is 0 between launches.
     """
+    if schedule.split_k > 1:
+        count = tiles(schedule, problem) * schedule.multicast * parts_of_k(schedule, problem)
+        return [Workspace("partial_tiles", count * sums_bytes)]
     if not schedule.stream_k:
         return []
     clusters = MOST_BLOCKS // schedule.cluster_size

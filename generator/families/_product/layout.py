@@ -14,6 +14,7 @@ from warploom.generator.families._product.schedule import ProductOperation, Prod
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
 
+REDUCED_COLUMNS = 16  # of a chunk of the second launch, where the store takes as few
 STORE_BUFFERS = 2  # staging buffers per consumer: one being filled, one being stored
 REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of consumers
 # Beside accumulators and the operands of a chunk, fitted to what a few hundred specs compiled to:
@@ -36,6 +37,7 @@ class ProductLayout:
     registers: int  # that a consumer's thread is expected to need
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
+    reduced: bool  # a second launch finishes D: see reduction.py
 
     @property
     def trims_a(self) -> bool:
@@ -49,8 +51,17 @@ class ProductLayout:
 
     @property
     def store_bytes(self) -> int:
-        """All staging buffers of D."""
-        return self.consumers * STORE_BUFFERS * self.store_box[1] * self.store_span
+        """All staging buffers of D; none where a second launch finishes it."""
+        return 0 if self.reduced else self.consumers * self._staging_bytes
+
+    @property
+    def reduction_bytes(self) -> int:
+        """Dynamic shared memory of a block of the second launch, which is one warpgroup."""
+        return -(-self._staging_bytes // 1024) * 1024
+
+    @property
+    def _staging_bytes(self) -> int:
+        return STORE_BUFFERS * self.store_box[1] * self.store_span
 
     @property
     def fixed_bytes(self) -> int:
@@ -83,7 +94,13 @@ def chunk(
 ) -> tuple[int, int]:
     """Columns of a chunk, the most with which `most` registers suffice beside a thread's
     `accumulators`, and the registers that these and the chunk take.
+
+    Where a second launch finishes the tile, it has narrow chunks, and sums leave as they are.
     """
+    if schedule.split_k > 1:
+        widths = chunks(operation, schedule) or [8]
+        wide = [width for width in widths if width >= REDUCED_COLUMNS]
+        return min(wide, default=widths[0]), accumulators + BASE_REGISTERS["tma"]
     columns, registers = 0, 0
     for columns in chunks(operation, schedule) or [8]:
         registers = accumulators + _registers(operation, schedule, columns // 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warploom.generator.elements import element
 from warploom.generator.families._product.launch import AtLaunch
+from warploom.generator.families._product.problem import parts_of_k
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.parameters import Field, int32, int64, pointer, tensor_map
 
@@ -30,7 +31,7 @@ def finished(operation: ProductOperation, schedule: ProductSchedule) -> list[Fie
 def extents(
     operation: ProductOperation, schedule: ProductSchedule, *, trimmed: bool
 ) -> list[Field[AtLaunch]]:
-    """How large D is and how much is summed; with stream-K, where parts of tiles are left."""
+    """How large D is and how much is summed; where parts of tiles are left, if k is shared."""
     fields: list[Field[AtLaunch]] = []
     if trimmed:
         meaning = "of A in the last tile along m, in eights"
@@ -40,6 +41,8 @@ def extents(
         int32("n", "columns of D", lambda at: at.problem.n),
         int32("k", "products summed", lambda at: at.problem.k),
     ]
+    if schedule.split_k > 1:
+        return fields + _split_k(operation)
     return fields + (_cut(operation) if schedule.stream_k else [])
 
 
@@ -78,4 +81,11 @@ def _cut(operation: ProductOperation) -> list[Field[AtLaunch]]:
         pointer("parts", operation.accumulator.cpp, "sums of parts of tiles, by blocks"),
         pointer("raised", "int", "a flag for each warp of each block that leaves a part"),
         int32("cut", "tiles that are cut: the first", lambda at: at.cut.tiles),
+    ]
+
+
+def _split_k(operation: ProductOperation) -> list[Field[AtLaunch]]:
+    return [
+        pointer("partial_tiles", operation.accumulator.cpp, "sums of each part of k, by tiles"),
+        int32("k_parts", "parts of k", lambda at: parts_of_k(at.schedule, at.problem)),
     ]

@@ -88,6 +88,12 @@ def tiles(schedule: ProductSchedule, problem: Extents) -> int:
     return -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
 
 
+def parts_of_k(schedule: ProductSchedule, problem: Extents) -> int:
+    """The parts that a second launch adds up: each has a k tile at least."""
+    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.split))
+    return max(1, min(schedule.split_k, k_tiles))
+
+
 def rows_of_partial(schedule: ProductSchedule) -> int:
     """The rows of D of one partial sum: those of wgmma that a warp has of a fragment."""
     return 8 if schedule.swap else 16

@@ -118,6 +118,11 @@ class ProductSchedule:
         return False
 
     @property
+    def split_k(self) -> int:
+        """Parts of k that are tiles of their own, whose sums a second launch adds up."""
+        return 1
+
+    @property
     def threads(self) -> int:
         """Threads of one block."""
         return WARPGROUP * (1 + self.consumers)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families._product import partials
+from warploom.generator.families._product import partials, reduction
 from warploom.generator.families._product.layout import ProductLayout, held
 from warploom.generator.families._product.parameters import partial_name
 from warploom.generator.families._product.problem import rows_of_partial
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
+from warploom.generator.wgmma import WARPGROUP
 
 
 def context(
@@ -28,6 +29,9 @@ def context(
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
+        "split_k": schedule.split_k > 1,
+        "reduction_threads": WARPGROUP,
+        "reduction_in_flight": reduction.IN_FLIGHT,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom.generator import limits
-from warploom.generator.families._product import partials
+from warploom.generator.families._product import partials, reduction
 from warploom.generator.families._product.launch import counted, part_workspaces
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.parameters import AtLaunch, parameters
@@ -13,14 +13,14 @@ from warploom.generator.launches import DeviceLimits, Launch, Workspace
 
 
 def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
-    """Partial sums of columns, and of tiles that are cut."""
+    """Partial sums of columns, and of parts of tiles."""
     sums = gemm_layout(spec.operation, spec.schedule).sums_bytes
     parts = part_workspaces(spec.schedule, problem, sums)
     return partials.workspaces(spec, problem) + parts
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
-    """One persistent launch, and one for each step whose partial sums are added up.
+    """One persistent launch, one that adds up parts of k, and one for each step with partial sums.
 
     No extent may be 0: no tensor map describes an empty matrix. Tensors are named a, b, d, and as
     the epilogue's fields (`bias_0`, `residual_1`); host scalars are named as theirs (`scale_0`,
@@ -43,5 +43,6 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
             parameters=values,
             early=True,
         ),
+        *reduction.launches(at, values),
         *partials.launches(at, values),
     ]

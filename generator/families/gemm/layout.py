@@ -62,6 +62,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         registers=registers,
         register_budget=budget(schedule),
         parts_in_flight=16 if left >= 16 * 4 else 8,
+        reduced=schedule.split_k > 1,
     )
 
 

@@ -84,6 +84,12 @@ def schedule_reasons(
             if schedule.split == 1
             else rules.multiple_of(f"tile {columns}", schedule.columns, 8 * schedule.split),
             None
+            if schedule.split_k == 1
+            or (schedule.split == 1 and not schedule.stream_k and schedule.roles == "cooperative")
+            else f"split_k {schedule.split_k} with split {schedule.split}, stream_k "
+            f"{schedule.stream_k}, roles {schedule.roles}: must be 1, unless k is shared in no "
+            "other way (split 1, stream_k false) and consumers share a tile (cooperative)",
+            None
             if not schedule.stream_k or schedule.roles == "cooperative"
             else f"stream_k with roles {schedule.roles}: must be cooperative, as a part of a tile "
             "is of all consumers",

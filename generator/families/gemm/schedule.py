@@ -151,6 +151,15 @@ class GemmSchedule(ProductSchedule):
         doc="clusters share the k of tiles that do not fill a wave, so that all end together: "
         "sums go through memory, and are added in one order",
     )
+    split_k: int = knob(
+        default=1,
+        name="splitk{}",
+        least=1,
+        most=32,
+        later=True,
+        doc="parts of k that are tiles of their own: their partial sums go through memory, and a "
+        "second launch adds them up in one order and has the epilogue",
+    )
 
 
 GemmSpec = KernelSpec[GemmOperation, GemmSchedule]

@@ -84,6 +84,7 @@ def mixed_gemm_layout(
         registers=max(multiplying, finishing),
         register_budget=most,
         parts_in_flight=4,
+        reduced=schedule.split_k > 1,
         slab=operation.slab,
         panels=k * a.bits // PANEL_BITS,
         slabs=schedule.row_blocks * (k // DEPTH),

@@ -77,6 +77,11 @@ MUTANTS = {
         r" \+ kClusterN - 1(?=\)\);)| \|\| block / kClusterM == rank / kClusterM",
         (61, 38_400, 1024),
     ),
+    "parts of k are added up before they have been left": Mutant(
+        cases.spec((64, 64), consumers=1, split_k=16),
+        r'asm volatile\("griddepcontrol\.wait;[^\n]*\n(?=  Store store)',
+        (64, 512, 60_000),
+    ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),
         r"\*flag\(other\) = 0;[^\n]*",

@@ -167,7 +167,46 @@ STREAMED = [
     )
 ]
 
-WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *BATCHED)
+# Parts of k that a second launch adds up: it alone has the epilogue, in chunks of its own.
+REDUCED = [
+    spec(tile, split_k=parts, **others)
+    for tile, parts, others in (
+        ((128, 128), 4, {}),
+        ((128, 256), 2, {"cluster": (2, 1)}),
+        ((256, 128), 3, {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((64, 64), 10, {"consumers": 1, "l2_promotion": 128}),
+        ((64, 8), 32, {"consumers": 1, "stages": 2, "store": "direct"}),
+        ((64, 48), 5, {"consumers": 1, "cluster": (4, 1)}),
+        ((128, 176), 3, {"store": "direct", "stages": 2}),
+        ((64, 88), 7, {"consumers": 1, "cluster": (2, 4), "store": "direct"}),
+        ((64, 96), 6, {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
+        ((128, 96), 2, {"a": "fp16", "layouts": "row row"}),
+        ((192, 128), 3, {"swap": True}),
+        ((48, 64), 8, {"swap": True, "consumers": 1}),
+        ((16, 64), 16, {"swap": True, "consumers": 1, "store": "direct"}),
+        ((128, 256), 4, {"a": "int8", "cluster": (1, 2)}),
+        ((128, 64), 9, {"a": "int8", "store": "direct", "epilogue": SCALES}),
+        ((128, 128), 4, {"a": "e4m3", "epilogue": SCALES}),
+        ((64, 128), 6, {"a": "e4m3", "consumers": 1, "epilogue": (Scale("device"),) * 2}),
+        ((96, 128), 5, {"a": "e4m3", "swap": True}),
+        ((128, 128), 2, {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
+        ((128, 256), 2, {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
+        ((128, 96), 3, {"epilogue": ORDERS["vectors"], "store": "direct"}),
+        ((128, 96), 4, {"epilogue": ORDERS["twice"], "d": "fp32"}),
+        ((128, 96), 3, {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
+        ((128, 128), 5, {"epilogue": FORWARD, "cluster": (2, 1)}),
+        ((128, 96), 3, {"epilogue": BACKWARD}),
+        ((64, 64), 4, {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((128, 96), 2, {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
+        ((64, 64), 6, {"epilogue": QUANTISED, "a": "int8", "d": "int8", "consumers": 1}),
+        ((128, 128), 3, {"batched": True}),
+        ((128, 96), 4, {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
+        ((64, 64), 5, {"epilogue": BACKWARD, "batched": True, "consumers": 1}),
+        ((32, 64), 4, {"epilogue": TWICE, "batched": True, "swap": True, "consumers": 1}),
+    )
+]
+
+WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )
