@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from warploom.generator.elements import element
 from warploom.generator.families._product.cut import cut
+from warploom.generator.families._product.problem import parts_of_k
 from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
@@ -37,6 +38,7 @@ class Tiling:
 
     rows: int
     columns: int
+    k_tiles: int  # of a tile, or of a part of its k that is a tile of its own
     waves: float  # tiles of the busiest multiprocessor
     finishes: int  # that it finishes of them
     parts: int  # of a tile that is cut, at most
@@ -56,7 +58,7 @@ class Tiling:
         along = rows if schedule.raster == "along_m" else columns
         last = clusters if found.tiles else (count - 1) % clusters + 1
         return cls(
-            *(rows, columns, found.waves),
+            *(rows, columns, found.k_tiles, found.waves),
             finishes=-(-count // clusters),
             parts=found.parts,
             apart=0 if found.aligned else found.range_k_tiles / found.k_tiles,
@@ -79,8 +81,12 @@ def seconds(
         return constants["launch"]
     tiling = Tiling.of(schedule, shape, multiprocessors)
     step = _step(constants, operation, schedule, shape, tiling, multiprocessors)
-    tile = -(-shape.k // (schedule.tile[2] * schedule.split)) * step
-    finish = _epilogue(constants, operation, schedule, shape)
+    tile = tiling.k_tiles * step
+    reduced = schedule.split_k > 1
+    if reduced:
+        finish = _left(constants, schedule, shape)
+    else:
+        finish = _epilogue(constants, operation, schedule, shape)
     work, finishes = tiling.waves * tile, tiling.finishes * finish
     if schedule.roles == "pingpong":  # two tiles at a time, the products of one alone
         work = max(work, (work + finishes) / 2) + finish
@@ -96,6 +102,8 @@ def seconds(
     fixed = constants["launch"] + constants["latency"]
     if schedule.cluster_size > 1:
         fixed += constants["gathering"]
+    if reduced:
+        fixed += _reduction(constants, operation, schedule, shape)
     return fixed + slowest(work, memory) * (1 + constants["slowest_part"] * (schedule.split - 1))
 
 
@@ -247,6 +255,28 @@ def _parts(constants: Value, schedule: GemmSchedule, tiling: Tiling) -> float:
     return constants["parts"] + tiling.parts * sums / constants["parts_bandwidth"]
 
 
+def _left(constants: Value, schedule: GemmSchedule, shape: GemmShape) -> float:
+    """Seconds in which a block leaves its part of k for the second launch."""
+    sums = 4 * min(schedule.tile[0], shape.m) * min(schedule.tile[1], shape.n)
+    return constants["epilogue"] + sums / constants["parts_bandwidth"]
+
+
+def _reduction(
+    constants: Value, operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape
+) -> float:
+    """Seconds of the second launch, whose blocks wait where the first one has left room.
+
+    Parts that half of L2 does not keep go to memory and come back.
+    """
+    d = element(operation.d)
+    parts = 4 * shape.batches * shape.m * shape.n * parts_of_k(schedule, shape)
+    lost = max(0.0, parts - constants["l2_bytes"] / 2)
+    moved = sum(step.moved(shape.m, shape.n, d) for step in operation.epilogue)
+    stored = shape.batches * (_stored(constants, operation, schedule, shape) + moved)
+    found = constants["reduction"] + 2 * lost / constants["hbm_bandwidth"]
+    return found + slowest(parts / constants["reduction_bandwidth"], stored / constants["written"])
+
+
 def _memory(
     constants: Value,
     operation: GemmOperation,
@@ -261,7 +291,8 @@ def _memory(
         found *= 1 + constants["wide"]
     a = shape.m * element(operation.a).bytes if tiling.columns > 1 else 0
     b = shape.n * element(operation.b).bytes if tiling.rows > 1 else 0
-    found += d / constants["written"]
+    if schedule.split_k == 1:  # else the second launch stores it
+        found += d / constants["written"]
     return found + shape.batches * shape.k * (a + b) / constants["crossing"]
 
 

@@ -6,10 +6,14 @@ It is the least waves * cost of its class.
 from __future__ import annotations
 
 from warploom.generator.elements import element
+from warploom.generator.families._product.cut import MOST_BLOCKS
+from warploom.generator.families._product.problem import tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
 from warploom.generator.families.table import Feature
+
+SHORTEST_PART = 8  # k tiles of a part of k: of fewer, a second launch saves nothing
 
 
 class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
@@ -33,3 +37,12 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "m": shape.m,
             "k": shape.k,
         }
+
+    def suits(self, schedule: GemmSchedule, shape: GemmShape) -> bool:
+        """Parts of k are for tiles that leave blocks idle, and each is worth a second launch."""
+        if schedule.split_k == 1:
+            return True
+        blocks = tiles(schedule, shape) * schedule.multicast
+        return (
+            blocks < MOST_BLOCKS and shape.k >= SHORTEST_PART * schedule.tile[2] * schedule.split_k
+        )

@@ -1,8 +1,9 @@
 """Schedules that are tailored to one product: its tiles fill whole waves, by clusters of any size.
 
 A tile can be as wide as a wave of tiles needs it, since columns of wgmma go in steps of 8; what
-blocks would load alone they share in larger clusters. cuBLAS's kernels for an H200 do both where
-there are few tiles for each multiprocessor (docs/notebook.md).
+blocks would load alone they share in larger clusters. Where tiles leave half of the GPU idle, k is
+split into as many parts as fill one wave. cuBLAS's kernels for an H200 do all of it where there are
+few tiles for each multiprocessor (docs/notebook.md).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from warploom.generator.elements import element
 from warploom.generator.families.gemm.rules import CLUSTERS, complete, schedule_reasons
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
+from warploom.generator.families.gemm.table import SHORTEST_PART
 from warploom.generator.launches import DeviceLimits
 
 WIDEST = {64: 256, 128: 256, 256: 128}  # columns of a tile, by its rows of wgmma
 WAVES = 4  # at most
 ALIKE = 2  # schedules that differ in their clusters alone: those that load the least
+PAIRS = ((1, 1), (2, 1), (1, 2))  # clusters of parts of k
+MOST_PARTS = 16
 LINE = 128  # bytes: a tile's k, and what L2 fetches for a request
 
 
@@ -46,7 +50,45 @@ def tailored(
         alike = found.setdefault(replace(one, cluster=(1, 1)), [])
         if len(alike) < ALIKE:
             alike.append(one)
-    return [one for alike in found.values() for one in alike]
+    split = (
+        one
+        for swap in (False, True)
+        for rows in WIDEST
+        for one in _split(operation, shape, device, swap, rows)
+    )
+    legal_split = [one for one in split if not schedule_reasons(arch, operation, one)]
+    return [one for alike in found.values() for one in alike] + legal_split
+
+
+def _widths(across: int, widest: int) -> list[int]:
+    """Columns of a tile, of those that make as many tiles the fewest."""
+    steps = range(16, widest + 1, 16)
+    return list({-(-across // columns): columns for columns in reversed(steps)}.values())
+
+
+def _split(
+    operation: GemmOperation, shape: GemmShape, device: DeviceLimits, swap: bool, rows: int
+) -> Iterator[GemmSchedule]:
+    """Schedules, legal or not, of one wave of parts of k that are worth a second launch."""
+    down, across = (shape.n, shape.m) if swap else (shape.m, shape.n)
+    tile_k = LINE // element(operation.a).bytes
+    for columns in _widths(across, WIDEST[rows]):
+        for cluster in PAIRS:
+            along, beside = reversed(cluster) if swap else cluster
+            clusters = -(-down // (rows * along)) * -(-across // (columns * beside)) * shape.batches
+            most = -(-shape.k // tile_k) // SHORTEST_PART
+            parts = min(device.clusters(along * beside) // clusters, MOST_PARTS, most)
+            if parts < 2 or along * rows - rows >= down or beside * columns - columns >= across:
+                continue
+            fields = {
+                "tile": (columns, rows, tile_k) if swap else (rows, columns, tile_k),
+                "swap": swap,
+                "cluster": cluster,
+                "consumers": 1 if rows == min(WIDEST) else 2,
+                "l2_promotion": LINE,
+                "split_k": parts,
+            }
+            yield complete(device.arch, operation, fields)
 
 
 def _loaded(schedule: GemmSchedule) -> float:
