@@ -11,11 +11,18 @@ from collections.abc import Mapping
 
 from warploom.generator import limits
 from warploom.generator.families._product.launch import AtLaunch
+from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.problem import tiles
 from warploom.generator.launches import Launch, Value
 from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 IN_FLIGHT = 16  # fragments of parts, 4 registers each, that a thread reads at a time
+FRAGMENT = 8  # columns of wgmma
+
+
+def parts_at_once(layout: ProductLayout) -> int:
+    """Parts of k that a thread reads at a time: all fragments of its chunk of each."""
+    return max(1, IN_FLIGHT * FRAGMENT // layout.chunk_columns)
 
 
 def launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:

@@ -35,8 +35,9 @@ START = {
     "parts": 3e-6,  # seconds in which clusters that share tiles find each other's parts
     "parts_bandwidth": 5e10,  # bytes a second of a part, through L2: written, or read and added
     "apart": 0.1,  # more of a step where clusters are at different k: L2 serves each by itself
-    "reduction": 2.2e-6,  # seconds of a second launch that adds up parts of k, started early
-    "reduction_bandwidth": 5.5e12,  # bytes a second of these parts that it reads, mostly of L2
+    "reduction": 1.5e-6,  # seconds of a second launch that adds up parts of k, started early,
+    "reduction_round": 5e-7,  # of each round of reads, which holds some parts,
+    "reduction_bandwidth": 5e12,  # and bytes a second of these parts that it reads, mostly of L2
     "store_bandwidth": 1.5e11,  # bytes a second at which one multiprocessor finishes D
     "step": 1e-7,  # seconds that a k tile takes at least: barriers, products one after the other
     "turn": 2e-8,  # seconds between two k tiles that overlap with nothing
