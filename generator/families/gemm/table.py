@@ -5,13 +5,15 @@ It is the least waves * cost of its class.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from warploom.generator.elements import element
 from warploom.generator.families._product.cut import MOST_BLOCKS
 from warploom.generator.families._product.problem import tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
-from warploom.generator.families.table import Feature
+from warploom.generator.families.table import Feature, Row
 
 SHORTEST_PART = 8  # k tiles of a part of k: of fewer, a second launch saves nothing
 
@@ -38,11 +40,17 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "k": shape.k,
         }
 
+    def portfolio(self, operation: GemmOperation, shape: GemmShape) -> Iterator[Row]:
+        """What the model chooses from; of a row with several `split_k` each is a schedule."""
+        for row in super().portfolio(operation, shape):
+            many = row.get("split_k", 1)
+            yield from ({**row, "split_k": n} for n in many) if isinstance(many, list) else (row,)
+
     def suits(self, schedule: GemmSchedule, shape: GemmShape) -> bool:
-        """Parts of k are for tiles that leave blocks idle, and each is worth a second launch."""
+        """Parts of k are for blocks that tiles leave idle, and each is worth a second launch."""
         if schedule.split_k == 1:
             return True
-        blocks = tiles(schedule, shape) * schedule.multicast
+        blocks = tiles(schedule, shape) * schedule.multicast * schedule.split_k
         return (
-            blocks < MOST_BLOCKS and shape.k >= SHORTEST_PART * schedule.tile[2] * schedule.split_k
+            blocks <= MOST_BLOCKS and shape.k >= SHORTEST_PART * schedule.tile[2] * schedule.split_k
         )

@@ -23,7 +23,7 @@ WIDEST = {64: 256, 128: 256, 256: 128}  # columns of a tile, by its rows of wgmm
 WAVES = 4  # at most
 ALIKE = 2  # schedules that differ in their clusters alone: those that load the least
 PAIRS = ((1, 1), (2, 1), (1, 2))  # clusters of parts of k
-MOST_PARTS = 16
+MOST_PARTS = 24  # of which the second launch reads eight at a time
 LINE = 128  # bytes: a tile's k, and what L2 fetches for a request
 
 

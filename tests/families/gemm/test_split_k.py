@@ -16,12 +16,14 @@ from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.epilogue import ColumnSum
 from warploom.generator.families import family
 from warploom.generator.families._product.problem import tiles
+from warploom.generator.families._product.reduction import parts_at_once
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, GemmShape
 from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.tailored import tailored
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.dispatch import choose, portfolio
 
 GEMM = family("gemm")
 HARNESS = Path(__file__).with_name("parts.cpp")
@@ -133,5 +135,44 @@ def test_what_is_tailored_to_few_tiles_fills_a_wave_with_parts() -> None:
     for one in found:
         clusters, count = H200.clusters(one.cluster_size), tiles(one, shape)
         assert count * one.split_k <= clusters
-        assert one.split_k == 16 or count * (one.split_k + 1) > clusters
+        assert one.split_k == 24 or count * (one.split_k + 1) > clusters
     assert not [one for one in tailored(BF16, GemmShape(4096, 4096, 512), H200) if one.split_k > 1]
+
+
+def test_a_thread_reads_as_many_parts_at_a_time_as_the_model_says() -> None:
+    for one in (spec(ALONE), spec(PAIR), spec(replace(PAIR, store="direct"))):
+        text, layout = render(one), GEMM.layout(one)
+        at_once = re.search(r"constexpr int kAtOnce = kInFlight > kFragments \? (.*) : 1;", text)
+        in_flight = re.search(r"kParts = \d+, kInFlight = (\d+);", text)
+        assert at_once and at_once[1] == "kInFlight / kFragments" and in_flight
+        fragments = layout.chunk_columns // 8
+        assert parts_at_once(layout) == max(1, int(in_flight[1]) // fragments) == 8
+
+
+def test_parts_cost_rounds_of_reads_and_what_they_write() -> None:
+    def seconds(values: dict[str, float], parts: int, shape: GemmShape) -> float:
+        return GEMM.seconds(values, BF16, replace(ALONE, split_k=parts), shape, 132)
+
+    few, slow = GemmShape(64, 64, 64 * 240), START | {"reduction_round": 1.0}
+    for parts, rounds in ((8, 1), (10, 2), (16, 2), (24, 3)):
+        assert seconds(slow, parts, few) == pytest.approx(rounds, abs=1e-3)
+    more = seconds(START | {"written": 1e9}, 8, few) - seconds(START, 8, few)
+    assert more >= 8 * 4 * 64 * 64 / 1e9  # the first launch writes all parts
+
+
+def test_the_model_chooses_how_many_parts_a_row_of_the_table_has() -> None:
+    device = DeviceLimits(132, "NVIDIA H200", "13.0")
+    few, many = GemmShape(165, 176, 16_376), GemmShape(4096, 4096, 4096)
+
+    def listed(shape: GemmShape) -> list[GemmSchedule]:
+        found = [one.schedule for one in portfolio(BF16, shape, device, "tma")]
+        return [one for one in found if isinstance(one, GemmSchedule) and one.split_k > 1]
+
+    assert not listed(many)
+    assert len({replace(one, split_k=1) for one in listed(few)}) > 10
+    for tiled in {replace(one, split_k=1) for one in listed(few)}:
+        parts = [one.split_k for one in listed(few) if replace(one, split_k=1) == tiled]
+        blocks = tiles(tiled, few) * tiled.multicast
+        assert parts == [n for n in (2, 3, 4, 5, 6, 8, 12, 16, 24) if blocks * n <= 144]
+    chosen = choose(BF16, few, device=device, requires="tma").spec.schedule
+    assert isinstance(chosen, GemmSchedule) and chosen in listed(few)
