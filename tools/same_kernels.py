@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,14 @@ def tabled(operations: Iterable[Any]) -> Iterator[Any]:
         family = families()[operation.family]
         for row in tables[operation.family]:
             if _fits(row, operation):
-                for schedule in row["schedules"]:
+                for schedule in chain.from_iterable(map(_each, row["schedules"])):
                     yield from _legal(family, operation, schedule)
+
+
+def _each(schedule: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schedules that a row stands for: with several `split_k`, one with each."""
+    many = schedule.get("split_k")
+    yield from ({**schedule, "split_k": n} for n in many) if isinstance(many, list) else (schedule,)
 
 
 def _of(path: Path) -> str:
