@@ -15,9 +15,8 @@ from warploom.generator.model.constants import Constants, FamilyConstants, shipp
 # The constants, of whichever family, that are in proportion to what kinds differ in.
 TENSOR = frozenset({"tensor_clock"})  # the tensor rate of an SM
 MEMORY = frozenset({"hbm_bandwidth", "bandwidth", "written"})  # memory's bandwidth
-L2 = frozenset(
-    {"l2_total", "crossing", "l2_bytes"}
-)  # the share of L2, of which a MIG slice has less
+# the share of L2, of which a MIG slice has less
+L2 = frozenset({"l2_total", "crossing", "l2_bytes", "reduction_bandwidth"})
 
 
 def load(gpu: str, *, own: bool = True) -> Constants | None:
