@@ -74,12 +74,15 @@ def build_many(
 
     A kernel that fails is its CompilationError in the list; the others are built all the same.
     `worker` makes what compiles in the place of a process.
-    `on_done` is called in this thread as each ends. Raises KernelMissingError as `build` does.
+    `on_done` is called in this thread as each ends. Raises KernelMissingError, which names all that
+    are missing, where one is neither stored nor may be compiled.
     """
     store = Store.default() if store is None else store
     compiler = _compiler(policy)
     results: dict[int, Result] = {}
     missing: dict[int, _Kernel] = {}
+    if isinstance(compiler, _Barred):
+        compiler.require(specs, store)
     for index, spec in enumerate(specs):
         found = _sought(spec, store, compiler)
         if isinstance(found, Artifact):
@@ -98,6 +101,18 @@ def build_many(
             results[index] = future.result()
             on_done(specs[index], results[index])
     return [results[index] for index in range(len(specs))]
+
+
+def require(
+    specs: Sequence[KernelSpec], store: Store | None = None, *, policy: str | None = None
+) -> None:
+    """Raise one KernelMissingError for all of `specs` that are not stored and may not be compiled.
+
+    Nothing is compiled.
+    """
+    compiler = _compiler(policy)
+    if isinstance(compiler, _Barred):
+        compiler.require(specs, Store.default() if store is None else store)
 
 
 class Builder:
@@ -183,13 +198,31 @@ class _Barred:
         found = store.find(source_digest(source), spec.arch, self.identity)
         artifact = _found(found, spec, source)
         if artifact is None:
-            raise KernelMissingError(
-                f"kernel {spec.name}",
-                rule=f"is not in the store, and cannot be compiled here: {self.reason}",
-                fix=f"{self.fix}; or compile it elsewhere and bring it here with "
-                "`warploom cache export` and `warploom cache import`",
-            )
+            raise self._missing([spec.name])
         return artifact
+
+    def require(self, specs: Sequence[KernelSpec], store: Store) -> None:
+        """Raise KernelMissingError for those that the store lacks, all of them at once."""
+        lacking = [
+            spec.name
+            for spec in dict.fromkeys(specs)
+            if store.find(source_digest(render(spec)), spec.arch, self.identity) is None
+        ]
+        if lacking:
+            raise self._missing(lacking)
+
+    def _missing(self, names: Sequence[str]) -> KernelMissingError:
+        one = len(names) == 1
+        told, them = ("kernel", "it") if one else (f"{len(names)} kernels", "them")
+        return KernelMissingError(
+            f"{told} {', '.join(names)}",
+            rule=f"{'is' if one else 'are'} not in the store, and cannot be compiled here: "
+            f"{self.reason}",
+            fix=f"{self.fix}; or compile {them} elsewhere, by `warploom compile "
+            f"{' '.join(names)}`, and bring {them} here with `warploom cache export` and "
+            "`warploom cache import`",
+            kernels=tuple(names),
+        )
 
 
 def _compiler(policy: str | None) -> Toolchain | _Barred:

@@ -59,7 +59,16 @@ class RecordsError(WarploomError):
 
 
 class KernelMissingError(WarploomError):
-    """The store lacks a kernel and WARPLOOM_COMPILE=forbid rules out compiling it."""
+    """The store lacks kernels and WARPLOOM_COMPILE=forbid rules out compiling them.
+
+    `kernels` has the names of all that are missing, not of the first alone.
+    """
+
+    def __init__(
+        self, value: str, *, rule: str = "", fix: str = "", kernels: tuple[str, ...] = ()
+    ) -> None:
+        self.kernels = kernels
+        super().__init__(value, rule=rule, fix=fix)
 
 
 class ToolchainError(WarploomError):
