@@ -43,8 +43,10 @@ def wait(seconds: float) -> None:
     torch.cuda._sleep(round(_CLOCK * seconds))  # type: ignore[no-untyped-call]
 
 
-def alone(calls: Sequence[Call]) -> Sampler:
+def alone(calls: Sequence[Call], *, flushed: bool = True) -> Sampler:
     """Return what times a single call behind a flush and a pause, each call in turn.
+
+    What is not `flushed` before a call may be in L2 from the call before.
 
     The GPU waits until the host has enqueued the call and all that it consists of: a call that
     takes the host longer than the GPU is not charged with that. Where the GPU was there first, it
@@ -53,14 +55,15 @@ def alone(calls: Sequence[Call]) -> Sampler:
     for call in calls:
         call()  # compiles, loads and plans
     turns, pause, taken = cycle(calls), PAUSE, 0.0
-    flush = _flush(torch.cuda.current_device())
+    flush = _flush(torch.cuda.current_device()) if flushed else None
 
     def sample() -> float:
         nonlocal pause, taken
         call = next(turns)
         while True:
             begin, end = marks()
-            flush()
+            if flush is not None:
+                flush()
             wait(max(pause, 2 * taken))
             begin.record()
             call()

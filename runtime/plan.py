@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+import torch
+
 from warploom import hooks
+from warploom.errors import KernelMissingError
+from warploom.generator.build import require
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.locks import ForkLock
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kinds, targets
 from warploom.runtime.bounded import remember
 from warploom.runtime.call import Arguments, Call, DetailsT, Draft, Key, ResultsT
 from warploom.runtime.counters import counters
 from warploom.runtime.decision import Choice
+from warploom.runtime.kernel import store
 from warploom.runtime.launch_plan import LaunchPlan, plan_launches
 from warploom.runtime.negation import laid_out_as_resolved, negated, refuse_negated, resolved
 from warploom.runtime.tensors import UnlikeError, WithoutMemoryError, explained, require_memory
@@ -148,11 +156,15 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
         raise
     drafted = draft(call, target)
     call.refuse()
-    launch = None
+    launch, key = None, call.signature()
     if device >= 0 and drafted.problem is not None:
         spec, problem = drafted.choice.spec, drafted.problem
-        launch = plan_launches(spec, problem, device, drafted.tensors, drafted.scalars)
-    key = call.signature()
+        try:
+            launch = plan_launches(spec, problem, device, drafted.tensors, drafted.scalars)
+        except KernelMissingError:
+            given = drafted.choice, None, drafted.copies, drafted.details, device, drafted
+            _require_all(call, kind(key, *given))
+            raise
     given = drafted.choice, launch, drafted.copies, drafted.details, device, drafted
     planned = kind(key, *given)
     counters.add("plans")
@@ -160,6 +172,20 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
         hooks.observer.planned(planned)
     remember(known, key, planned, _BOUND)
     return planned
+
+
+def _require_all(call: Call[Any, Any], unlaunched: Plan[Any, Any]) -> None:
+    """Raise KernelMissingError for all kernels that a call lacks, with those of its gradients.
+
+    Whoever hears of calls is told of this one, which ends before it is run.
+    """
+    for hear in tuple(_listeners):
+        hear(unlaunched)
+    needed = [unlaunched.choice.spec]
+    tensors = (one for _, one in call.named() if isinstance(one, torch.Tensor))
+    if any(one.requires_grad for one in tensors) and (later := unlaunched.gradients()):
+        needed.append(later.spec)
+    require(needed, store())
 
 
 def planned(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
@@ -176,6 +202,57 @@ def run(call: Call[Any, ResultsT]) -> ResultsT:
         raise explained(error, call.require) from error.__cause__
     call.refuse()
     return (found or make(call, Plan)).run(call)
+
+
+_listeners: list[Callable[[Plan[Any, Any]], None]] = []
+_unheard: dict[tuple[type[Plan[Any, Any]], str], Callable[..., Any]] = {}
+_hearing = ForkLock()
+
+
+@contextmanager
+def heard(hear: Callable[[Plan[Any, Any]], None]) -> Iterator[None]:
+    """Tell `hear` of the plan of every call while the block runs, in all threads; may be nested.
+
+    A call is told of before it is launched, also where its plan was kept by a layer, a backward
+    pass, a compiled function or the user. Methods of the classes are replaced meanwhile: with
+    nobody to hear of it, a call does what it does without this function. `hear` must not raise.
+    """
+    with _hearing:
+        _listeners.append(hear)
+        if not _unheard:
+            for kind in (Plan, *_subclasses(Plan)):
+                for name in ("run", "run_at", "__call__"):
+                    if name in vars(kind):
+                        _unheard[kind, name] = vars(kind)[name]
+                        setattr(kind, name, _telling(vars(kind)[name]))
+    try:
+        yield
+    finally:
+        with _hearing:
+            _listeners.remove(hear)
+            if not _listeners:
+                for (kind, name), method in _unheard.items():
+                    setattr(kind, name, method)
+                _unheard.clear()
+
+
+def _subclasses(kind: type[Plan[Any, Any]]) -> Iterator[type[Plan[Any, Any]]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which first tells who wants to hear of the call."""
+
+    @wraps(method)
+    def told(self: Plan[Any, Any], *given: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        if not torch.compiler.is_dynamo_compiling():  # the operator that is traced runs a plan, too
+            for hear in tuple(_listeners):
+                hear(self)
+        return method(self, *given, **keywords)
+
+    return told
 
 
 def alive() -> list[Plan[Any, Any]]:

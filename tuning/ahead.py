@@ -1,7 +1,7 @@
 """Which kernels calls run on a GPU that may not be here, to build them ahead of time.
 
-The calls are those that tuning times, on tensors without memory; what chooses for them is what
-chooses for every call.
+The calls are those that tuning times, on tensors without memory, or those that a program made while
+they were recorded; what chooses for them is what chooses for every call.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from pathlib import Path
 from warploom.errors import ConfigurationError
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text
-from warploom.generator.shapes import Shape
 from warploom.generator.space import operations
-from warploom.generator.specification import Operation
 from warploom.runtime.decision import Choice
 from warploom.runtime.families import family
+from warploom.tuning import calls
+from warploom.tuning.calls import RecordedCall
 from warploom.tuning.problems import shapes_of
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An operation at a shape, and the kernel that its calls run."""
+    """What is called, for people, and the kernel that it runs."""
 
-    operation: Operation
-    shape: Shape
+    called: str
     choice: Choice
 
     def __str__(self) -> str:
-        """The operation and the shape, for people."""
-        return problem_text(self.operation, self.shape)
+        """The operation and the shape."""
+        return self.called
 
 
 def ahead(
@@ -48,7 +47,7 @@ def ahead(
     part. Raises ConfigurationError where no operation has a shape, and what `problems` raises.
     """
     found = [
-        Chosen(operation, shape, choice)
+        Chosen(problem_text(operation, shape), choice)
         for operation in operations(path)
         for shape in shapes_of(operation, shapes, model, rows)
         for choice in family(operation.family).choices(operation, shape, target)
@@ -60,3 +59,18 @@ def ahead(
             fix="give --shapes",
         )
     return found
+
+
+def recorded(path: Path, target: DeviceLimits) -> list[Chosen]:
+    """Return what the calls that `warploom.recording` wrote run on a GPU.
+
+    Raises ConfigurationError for a file that is none of these, or has no call.
+    """
+    listed: list[RecordedCall] = calls.read(path)
+    if not listed:
+        raise ConfigurationError(
+            f"{path}: no calls",
+            rule="must have a call: none was made while it was recorded",
+            fix="run the model inside of `with warploom.recording(...)`",
+        )
+    return [Chosen(str(one), one.choice(target)) for one in listed]

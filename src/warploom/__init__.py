@@ -28,7 +28,7 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
-    from warploom import nn
+    from warploom import nn, testing
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from warploom.runtime.families.mixed_gemm.api import mixed_gemm
     from warploom.tuning.autotune.api import autotune
     from warploom.tuning.autotune.ranks import assert_same_records, records_digest
+    from warploom.tuning.recording import recording
 
 __version__ = "0.1.0"
 
@@ -86,9 +87,11 @@ __all__ = [
     "plan",
     "plan_attention",
     "quantize",
+    "recording",
     "records_digest",
     "register_transformers",
     "sdpa",
+    "testing",
     "warmup",
 ]
 
@@ -117,9 +120,11 @@ _LAZY = {
     "plan": "warploom.runtime.families.gemm.api",
     "plan_attention": "warploom.runtime.families.attention_forward.api",
     "quantize": "warploom.quantization.quantize",
+    "recording": "warploom.tuning.recording",
     "records_digest": "warploom.tuning.autotune.ranks",
     "register_transformers": "warploom.integrations.patch_attention",
     "sdpa": "warploom.integrations.sdpa",
+    "testing": "warploom.testing",
     "warmup": "warploom.runtime.api",
 }
 

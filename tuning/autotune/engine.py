@@ -64,6 +64,11 @@ class Engine:
                 for plan in alive():
                     shut(plan, meets=True)
 
+    @property
+    def busy(self) -> bool:
+        """Whether the calls of this thread are measurements, none of the program's."""
+        return self._activity.busy
+
     def problems(self, context: Meetings | None = None) -> list[Tuned]:
         """How the problems stand that are to be tuned: those of a context, or all."""
         if context is not None:

@@ -1,10 +1,10 @@
 """`warploom compile FILE`: every kernel of a configuration, compiled into the store.
 
 With shapes, it is what calls of the configuration's operations will run on a GPU, which need not be
-here: the same choice that calls make. `--serving` is the same for all that a model runs while it
-generates. No GPU or driver is needed. What is stored already is not compiled again. The exit code
-is 2 when a kernel failed, else 1 when one could not be stored; the others are compiled and stored
-all the same.
+here: the same choice that calls make. A file of recorded calls has its own shapes. `--serving` is
+the same for all that a model runs while it generates. No GPU or driver is needed. What is stored
+already is not compiled again. The exit code is 2 when a kernel failed, else 1 when one could not be
+stored; the others are compiled and stored all the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMED = 10  # of the kernels that could not be stored
 
 
 @click.command("compile", epilog=told_spaces())
-@click.argument("path", metavar="[FILE]", required=False, type=ConfigurationFile(tuple(spaces())))
+@click.argument("paths", metavar="[FILE]...", nargs=-1, type=ConfigurationFile(tuple(spaces())))
 @click.option("--arch", help="Compile for this architecture instead of the configuration's.")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile (default: one a CPU)."
@@ -53,7 +53,8 @@ NAMED = 10  # of the kernels that could not be stored
 @shape_options
 @click.option(
     "--gpu",
-    help=f"With shapes: the GPU that calls will run on, such as {DEFAULT.name!r} (default: here).",
+    help="With shapes or recorded calls: the GPU that they will run on, such as "
+    f"{DEFAULT.name!r} (default: here).",
 )
 @ray_option
 @click.option(
@@ -64,7 +65,7 @@ NAMED = 10  # of the kernels that could not be stored
 @reporting
 def command(
     output: Output,
-    path: Path | None,
+    paths: Sequence[Path],
     arch: str | None,
     jobs: int | None,
     shapes: Sequence[str],
@@ -75,7 +76,7 @@ def command(
     address: str | None,
     serving: bool,
 ) -> None:
-    """Compile the kernels of a configuration into the store.
+    """Compile the kernels of configurations into the store.
 
     In place of FILE may be a kernel, as `warploom show` takes it.
 
@@ -83,28 +84,50 @@ def command(
     shapes, will run on --gpu: by its records, the model, or the table, whatever schedules FILE has.
     FILE may then be the name of a space of the package, as for `warploom tune`.
 
+    FILE may also be what `warploom.recording` wrote: then they are those that the recorded calls
+    will run on --gpu.
+
     With --serving and --model, and no FILE, they are all that the model runs to generate: its
-    products at so many rows as there are sequences, and attention to caches of every kind.
+    products at so many rows as there are sequences, and attention to caches of every kind. The
+    model is one of benchmarks/cells.yaml, or the config.json of any Llama-like model, or the
+    directory that has it.
 
     A kernel is clean if nothing spills, nothing lives in local memory and no wgmma is serialised.
+
+    \b
+    Examples:
+      warploom compile linear.yaml
+      warploom compile gemm --shapes 4096x6144x4096 --gpu h200
+      warploom compile calls.json --gpu h200
+      warploom compile --serving --model Llama-3.1-8B/config.json --gpu h200
     """
     from warploom.generator import build
     from warploom.generator.store import Store
 
-    if serving is (path is not None) or (serving and (model is None or shapes or cells)):
+    if serving is bool(paths) or (serving and (model is None or shapes or cells)):
         raise ConfigurationError(
             "--serving with FILE, --shapes or --cells" if serving else "no FILE",
             rule="must be a FILE, or --serving and the --model that it is of",
             fix="for instance `warploom compile --serving --model llama3-8b`",
         )
-    if path is None:
+    shaped = bool(shapes or model is not None or cells)
+    if serving:
         batches = rows or known_cells()["serving"]["batch"]
         specs = _called(output, served(), arch, gpu, (), model, batches)
-    elif shapes or model is not None or cells:
+    elif any(recorded := [_recorded(path) for path in paths]):
+        if not all(recorded) or shaped or rows:
+            raise ConfigurationError(
+                f"{paths[recorded.index(True)]} with shapes or other files",
+                rule="recorded calls have their shapes, and are compiled by themselves",
+                fix="give files of recorded calls, and --gpu, alone",
+            )
+        specs = _called(output, paths, arch, gpu, (), None, ())
+    elif shaped:
         check_one("compile", shapes, model, cells=cells)
-        specs = _called(output, shipped(path), arch, gpu, shapes, model, rows)
+        spaces_of = [space for path in paths for space in shipped(path)]
+        specs = _called(output, spaces_of, arch, gpu, shapes, model, rows)
     else:
-        specs = _listed(path, arch, gpu, rows)
+        specs = list(dict.fromkeys(one for path in paths for one in _listed(path, arch, gpu, rows)))
     store, before = Store.default(), replace(build.counters)
     done: list[object] = []
 
@@ -183,7 +206,7 @@ def _called(
 ) -> list[KernelSpec]:
     """The kernels that calls will run, each once; which calls are told."""
     from warploom.runtime.targets import ahead_of_time
-    from warploom.tuning.ahead import ahead
+    from warploom.tuning.ahead import ahead, recorded
 
     if arch:
         raise ConfigurationError(
@@ -193,13 +216,28 @@ def _called(
         )
     target = ahead_of_time(gpu)
     chosen = [
-        one for space in paths for one in ahead(space, target, shapes, model=model, rows=rows)
+        one
+        for path in paths
+        for one in (
+            recorded(path, target)
+            if _recorded(path)
+            else ahead(path, target, shapes, model=model, rows=rows)
+        )
     ]
     output.for_people = True  # two tables
     output.value("GPU", target.gpu)
     told = [[str(one), one.choice.reason, one.choice.spec.name] for one in chosen]
     output.table("problems", CALLED, told)
     return list(dict.fromkeys(one.choice.spec for one in chosen))
+
+
+def _recorded(path: Path) -> bool:
+    """Whether a file has recorded calls; only a .json is looked into."""
+    if path.suffix != ".json":
+        return False
+    from warploom.tuning.calls import holds_calls
+
+    return holds_calls(path)
 
 
 def _not_stored(missing: Mapping[str, str]) -> StoreError:

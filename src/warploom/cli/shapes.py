@@ -32,7 +32,8 @@ _OPTIONS = (
         help="Shapes as the page of their family writes them, such as 4096x6144x4096,...",
     ),
     click.option(
-        "--model", help="The weights of a model, such as llama3-8b (benchmarks/cells.yaml)."
+        "--model",
+        help="A model, such as llama3-8b (benchmarks/cells.yaml), or the path of its config.json.",
     ),
     click.option("--cells", is_flag=True, help="Every cell of benchmarks/cells.yaml."),
     click.option(

@@ -1,0 +1,358 @@
+"""Calls that are recorded are compiled for a GPU without the model, and none is missed."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from stand_ins import build_many
+
+import warploom
+from warploom import hooks
+from warploom.cli import main
+from warploom.errors import ConfigurationError, KernelMissingError, ProblemError
+from warploom.generator import build
+from warploom.generator.targets import target
+from warploom.runtime import launch_plan, plan, records, targets
+from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.plan import Plan
+from warploom.tuning import calls, recording
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("WARPLOOM_RECORDS_DIR", str(tmp_path / "records"))
+    monkeypatch.setenv("WARPLOOM_CACHE_DIR", str(tmp_path / "store"))
+    records.forget()
+    plan.forget()
+    yield tmp_path
+    plan.forget()
+    records.forget()
+
+
+def product(m: int, n: int = 64, k: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(m, k, dtype=BF16), torch.ones(n, k, dtype=BF16).t()
+
+
+def shapes(path: Path) -> list[dict[str, Any]]:
+    return [one["shape"] for one in json.loads(path.read_text())["calls"]]
+
+
+def rows(path: Path) -> list[int]:
+    return [shape["m"] for shape in shapes(path)]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compile", *map(str, arguments)])
+
+
+# ---- What is recorded ----------------------------------------------------------------------------
+
+
+def test_distinct_calls_are_written_once_in_their_order(folder: Path) -> None:
+    path = folder / "calls.json"
+    with warploom.recording(path) as found:
+        for m in (8, 4, 8):
+            warploom.gemm(*product(m))
+        warploom.gemm(*product(4), activation="gelu")
+    assert rows(path) == [8, 4, 4] and len(found.calls) == 3
+    assert calls.read(path) == found.calls
+    warploom.gemm(*product(16))
+    assert len(found.calls) == 3
+
+
+def test_both_passes_of_an_attention_are_recorded(folder: Path) -> None:
+    q = torch.ones(1, 4, 16, 64, dtype=BF16, requires_grad=True)
+    with warploom.recording(folder / "calls.json") as found:
+        warploom.attention(q, q, q, causal=True).sum().backward()
+    assert [one.operation.family for one in found.calls] == [
+        "attention_forward",
+        "attention_backward",
+    ]
+
+
+def test_calls_that_are_warm_are_recorded_wherever_their_plan_is_kept(folder: Path) -> None:
+    """A plan that was made before told nobody of its calls: a warm model left an empty file."""
+    layer = warploom.nn.Linear(32, 64, dtype=BF16)
+    compiled = torch.compile(lambda x: warploom.gemm(x, layer.weight.t()), backend="eager")
+    a, b = product(8)
+    out = torch.empty(24, 64, dtype=BF16)
+    own = warploom.plan(*product(24), out=out)
+
+    def model() -> None:
+        layer(torch.ones(2, 3, 32, dtype=BF16)).sum().backward()
+        compiled(torch.ones(12, 32, dtype=BF16))
+        warploom.gemm(a, b)
+        own(*product(24), out)
+
+    for _ in range(3):
+        model()
+    with warploom.recording(folder / "cold.json") as cold:
+        plan.forget()
+        model()
+    with warploom.recording(folder / "warm.json") as warm:
+        model()
+    assert set(warm.calls) == set(cold.calls)
+    assert {one.shape.m for one in warm.calls} >= {6, 12, 8, 24}  # type: ignore[attr-defined]
+
+
+def test_a_launch_that_is_only_fired_again_is_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`plan(a, b, out)` on addresses that it had before passes neither `run` nor a launch plan."""
+    own = warploom.plan(*product(8), out=torch.empty(8, 64, dtype=BF16))
+    monkeypatch.setattr(GemmPlan, "__call__", fired := lambda self, a, b, out=None: out)
+    with warploom.recording(folder / "calls.json") as found:
+        own(*product(8), torch.empty(8, 64, dtype=BF16))
+    assert len(found.calls) == 1
+    assert vars(GemmPlan)["__call__"] is fired
+
+
+def test_a_call_costs_nothing_more_where_nobody_records(folder: Path) -> None:
+    names = ("run", "run_at")
+    before = [vars(Plan)[name] for name in names] + [vars(GemmPlan)["__call__"], hooks.observer]
+    with warploom.recording(folder / "calls.json"):
+        assert vars(Plan)["run"] is not before[0]
+    assert [vars(Plan)[name] for name in names] + [
+        vars(GemmPlan)["__call__"],
+        hooks.observer,
+    ] == before
+
+
+def test_contexts_nest_and_each_writes_what_was_called_while_it_was_open(folder: Path) -> None:
+    outer, inner = folder / "outer.json", folder / "inner.json"
+    with warploom.recording(outer):
+        warploom.gemm(*product(1))
+        with warploom.recording(inner):
+            warploom.gemm(*product(2))
+        warploom.gemm(*product(3))
+    assert rows(outer) == [1, 2, 3] and rows(inner) == [2]
+
+
+def test_a_decorator_records_each_time_and_keeps_what_it_saw(folder: Path) -> None:
+    path = folder / "calls.json"
+
+    @warploom.recording(path)
+    def model(m: int) -> None:
+        warploom.gemm(*product(m))
+        if m > 1:
+            model(m // 2)
+
+    model(4)
+    assert rows(path) == [4, 2, 1]
+    model(8)
+    assert rows(path) == [4, 2, 1, 8]
+
+
+def test_all_threads_are_recorded(folder: Path) -> None:
+    def work(start: int) -> None:
+        for m in range(start, start + 8):
+            warploom.gemm(*product(m))
+
+    with warploom.recording(folder / "calls.json") as found:
+        threads = [threading.Thread(target=work, args=(1 + 8 * one,)) for one in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(rows(folder / "calls.json")) == list(range(1, 33)) and len(found.calls) == 32
+
+
+def test_an_exception_inside_writes_what_was_seen_and_goes_on(folder: Path) -> None:
+    path = folder / "calls.json"
+    with pytest.raises(KeyboardInterrupt), warploom.recording(path):
+        warploom.gemm(*product(5))
+        raise KeyboardInterrupt
+    assert rows(path) == [5]
+    warploom.gemm(*product(6))
+
+
+def test_a_file_that_cannot_be_written_hides_no_exception_and_keeps_what_was_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "calls.json"
+    path.write_text("before")
+
+    def full(path: Path, found: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording, "write", full)
+    with pytest.raises(ZeroDivisionError), warploom.recording(path):
+        _ = 1 / 0
+    assert "No space left" in caplog.text
+    with pytest.raises(ConfigurationError, match="No space left"), warploom.recording(path):
+        pass
+    assert path.read_text() == "before"
+
+
+def test_a_child_that_is_forked_leaves_the_file_to_its_parent(folder: Path) -> None:
+    path = folder / "calls.json"
+    with warploom.recording(path) as found:
+        warploom.gemm(*product(5))
+        child = os.fork()
+        if not child:
+            found.__exit__(None, None, None)
+            os._exit(1 if path.exists() else 0)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0 and rows(path) == [5]
+
+
+def test_a_call_without_anything_to_launch_is_none(folder: Path) -> None:
+    with warploom.recording(folder / "calls.json") as found:
+        warploom.gemm(*product(0))
+    assert found.calls == [] and shapes(folder / "calls.json") == []
+    assert "no calls: must have a call" in run(folder / "calls.json", "--gpu", "h200").stderr
+
+
+@pytest.mark.parametrize("path", [None, 3, "", b""])
+def test_what_is_no_path_is_refused_by_name(path: Any) -> None:
+    with pytest.raises(ProblemError, match="must be the path of a file"):
+        warploom.recording(path)
+
+
+def test_a_place_that_no_file_can_have_is_refused_before_anything_runs(folder: Path) -> None:
+    ran = False
+    for path in (folder, folder / "no" / "calls.json"):
+        with pytest.raises(ConfigurationError, match="must be a file in a directory that exists"):
+            with warploom.recording(path):
+                ran = True
+    assert not ran
+
+
+# ---- What is compiled of it ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "build_many", build_many)
+
+
+@pytest.mark.usefixtures("stored")
+def test_recorded_calls_compile_what_they_run_on_the_gpu_that_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are recorded on a CPU, and held against the plans of the same calls on an H200."""
+    path = folder / "calls.json"
+    q = torch.ones(2, 8, 40, 128, dtype=BF16)
+    k = torch.ones(2, 2, 300, 128, dtype=BF16)
+    eight = torch.ones(48, 64).to(torch.float8_e4m3fn)
+
+    def model() -> None:
+        warploom.gemm(*product(8, 1027, 96))  # of rows that TMA cannot store
+        warploom.gemm(*product(512, 6144, 4096), bias=torch.ones(6144, dtype=BF16))
+        warploom.gemm(eight, eight.t(), scale_a=torch.ones(48), scale_b=torch.ones(48))
+        warploom.attention(q, k, k, causal="bottom_right")
+        warploom.attention(q[:, :, :1], k, k)  # few rows: a kernel of decoding
+
+    with warploom.recording(path) as found:
+        model()
+    told = json.loads(run(path, "--gpu", "h200", "--json").stdout)
+    named = [row["kernel"] for row in told["problems"]]
+    assert len(named) == len(found.calls) == 5
+    assert told["GPU"] == "NVIDIA H200" and len(told["kernels"]) == len(set(named))
+    plan.forget()
+    monkeypatch.setattr(targets, "at_hand", lambda device: target("h200"))
+    with warploom.recording(folder / "there.json"):
+        model()
+    chosen = [one.choice.spec.name for one in plan.known.values()]
+    assert named == chosen
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_kernel_that_the_call_named_is_compiled_as_it_is(folder: Path) -> None:
+    path = folder / "calls.json"
+    spec = warploom.plan(*product(8)).choice.spec
+    with warploom.recording(path):
+        warploom.gemm(*product(8), spec=spec)
+    told = json.loads(run(path, "--gpu", "h200", "--json").stdout)
+    assert [row["kernel"] for row in told["problems"]] == [spec.name]
+    assert told["problems"][0]["because"] == "the spec that was given"
+
+
+@pytest.mark.usefixtures("stored")
+def test_several_files_of_calls_are_compiled_together(folder: Path) -> None:
+    paths = [folder / "one.json", folder / "two.json"]
+    for path, m in zip(paths, (8, 600), strict=True):
+        with warploom.recording(path):
+            warploom.gemm(*product(m))
+    told = json.loads(run(*paths, "--gpu", "h200", "--json").stdout)
+    assert len(told["problems"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"calls": []}', "schema None: must be a list of calls of schema 1"),
+        ('{"schema": 2, "calls": []}', "schema 2: must be a list"),
+        ('{"schema": 1, "calls": [{}]}', "call 1: 'operation' is missing"),
+        ('{"schema": 1, "calls": [3]}', "call 1: "),
+        ('{"schema": 1, "calls": [{"kernel": "gemm_sm90a_x"}]}', "call 1: kernel name"),
+        ('{"schema": 1, "calls": [{"operation": {"family": "x"}, "shape": {}}]}', "call 1: family"),
+    ],
+)
+def test_a_file_of_calls_that_is_damaged_is_refused_with_the_place(
+    content: str, told: str, folder: Path
+) -> None:
+    path = folder / "calls.json"
+    path.write_text(content)
+    result = run(path, "--gpu", "h200")
+    assert result.exit_code == 1 and told in result.stderr, result.stderr
+    assert "warploom.recording" in result.stderr
+
+
+def test_recorded_calls_take_no_shapes_of_the_command(folder: Path) -> None:
+    path = folder / "calls.json"
+    with warploom.recording(path):
+        warploom.gemm(*product(8))
+    for more in (["--shapes", "1x1x1"], ["--m", "4"], ["gemm"]):
+        assert "recorded calls have their shapes" in run(path, *more, "--gpu", "h200").stderr
+    assert "no Hopper GPU here" in run(path).stderr or torch.cuda.is_available()
+
+
+# ---- Where nothing may be compiled ---------------------------------------------------------------
+
+
+def test_every_kernel_that_recorded_calls_lack_is_named_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARPLOOM_COMPILE", "forbid")
+    path = folder / "calls.json"
+    with warploom.recording(path) as found:
+        for m in (8, 600):
+            warploom.gemm(*product(m))
+    result = run(path, "--gpu", "h200")
+    assert result.exit_code == 1
+    for one in found.calls:
+        assert result.stderr.count(one.choice(target("h200")).spec.name) == 2  # told, and to copy
+
+
+def test_a_call_names_the_kernels_of_both_passes_and_what_brings_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of training was stopped twice: by its forward pass, and then by the other."""
+    monkeypatch.setenv("WARPLOOM_COMPILE", "forbid")
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
+    monkeypatch.setattr(targets, "at_hand", lambda device: target("h200"))
+    monkeypatch.setattr(launch_plan.driver, "limits", lambda device: target("h200"))
+    monkeypatch.setattr("warploom.runtime.kernel._require", lambda spec, device: None)
+    q = torch.ones(1, 4, 256, 64, dtype=BF16)
+    with pytest.raises(KernelMissingError) as alone:
+        warploom.plan_attention(q, q, q, causal=True)
+    assert len(alone.value.kernels) == 1
+    leaf = torch.ones(1, 4, 256, 64, dtype=BF16, requires_grad=True)
+    with warploom.recording(folder / "calls.json") as found:
+        with pytest.raises(KernelMissingError) as both:
+            warploom.plan_attention(leaf, leaf, leaf, causal=True)
+    forward, backward = both.value.kernels
+    assert forward == alone.value.kernels[0] and backward.startswith("attention_backward")
+    assert f"`warploom compile {forward} {backward}`" in str(both.value)
+    assert len(found.calls) == 1  # the call that could not be made is not missed
