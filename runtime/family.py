@@ -38,11 +38,15 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
         """Random operands of a problem on a torch device, to verify and time kernels on."""
 
     @abstractmethod
-    def choices(self, operation: OperationT, shape: ShapeT, target: DeviceLimits) -> list[Choice]:
-        """The kernels that calls of an operation run on a GPU where their tensors are dense.
+    def calls(self, operation: OperationT, shape: ShapeT) -> list[Call[Any, Any]]:
+        """The calls of an operation on dense tensors of `meta`, to choose their kernels.
 
         There is one, but where one operation is several calls.
         """
+
+    def choices(self, operation: OperationT, shape: ShapeT, target: DeviceLimits) -> list[Choice]:
+        """The kernels that these calls run on a GPU."""
+        return [one.draft(target).choice for one in self.calls(operation, shape)]
 
     def call(self, *operands: Any, **keywords: Any) -> Call[Any, Any]:
         """The call that `function` makes of these tensors and keywords."""

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import measure
-from warploom.runtime.decision import Choice
+from warploom.runtime.call import Call
 from warploom.runtime.family import OperationT, RuntimeFamily, ShapeT
 from warploom.runtime.plan import run
 from warploom.runtime.trial import generator, sets_for, wrong
@@ -48,10 +47,9 @@ class SampledFamily(RuntimeFamily[OperationT, ShapeT]):
         drawn = partial(self.draw, operation, shape, device, generator(device, seed))
         return CallTrial(drawn, self.bound, device)
 
-    def choices(self, operation: OperationT, shape: ShapeT, target: DeviceLimits) -> list[Choice]:
-        """The kernel of the call that is drawn."""
-        drafted = self.draw(operation, shape, "meta", None).draft(target)
-        return [drafted.choice]
+    def calls(self, operation: OperationT, shape: ShapeT) -> list[Call[Any, Any]]:
+        """The call that is drawn."""
+        return [self.draw(operation, shape, "meta", None)]
 
 
 class CallTrial:

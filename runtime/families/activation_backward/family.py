@@ -8,8 +8,7 @@ from warploom.generator.families.activation_backward import (
     ActivationBackwardOperation,
     ActivationBackwardShape,
 )
-from warploom.generator.launches import DeviceLimits
-from warploom.runtime.decision import Choice
+from warploom.runtime.call import Call
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
 from warploom.runtime.families.activation_backward.trial import ActivationBackwardTrial, draw
@@ -38,14 +37,11 @@ class ActivationBackwardRuntime(
         """Random calls: see trial.py."""
         return ActivationBackwardTrial(operation, shape, device, seed)
 
-    def choices(
-        self,
-        operation: ActivationBackwardOperation,
-        shape: ActivationBackwardShape,
-        target: DeviceLimits,
-    ) -> list[Choice]:
-        """The kernel of dense calls."""
-        return [draw(operation, shape, "meta", None).draft(target).choice]
+    def calls(
+        self, operation: ActivationBackwardOperation, shape: ActivationBackwardShape
+    ) -> list[Call[Any, Any]]:
+        """The call that is drawn."""
+        return [draw(operation, shape, "meta", None)]
 
 
 FAMILY = ActivationBackwardRuntime()

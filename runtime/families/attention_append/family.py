@@ -8,8 +8,7 @@ from warploom.generator.families.attention_append import (
     AttentionAppendOperation,
     AttentionAppendShape,
 )
-from warploom.generator.launches import DeviceLimits
-from warploom.runtime.decision import Choice
+from warploom.runtime.call import Call
 from warploom.runtime.families.attention_append.api import attention_append
 from warploom.runtime.families.attention_append.call import REQUIRED, AttentionAppendCall
 from warploom.runtime.families.attention_append.trial import AttentionAppendTrial, draw
@@ -36,14 +35,11 @@ class AttentionAppendRuntime(RuntimeFamily[AttentionAppendOperation, AttentionAp
         """Random calls: see trial.py."""
         return AttentionAppendTrial(operation, shape, device, seed)
 
-    def choices(
-        self,
-        operation: AttentionAppendOperation,
-        shape: AttentionAppendShape,
-        target: DeviceLimits,
-    ) -> list[Choice]:
-        """The kernel of calls as they are drawn."""
-        return [draw(operation, shape, "meta", None).draft(target).choice]
+    def calls(
+        self, operation: AttentionAppendOperation, shape: AttentionAppendShape
+    ) -> list[Call[Any, Any]]:
+        """The call that is drawn."""
+        return [draw(operation, shape, "meta", None)]
 
 
 FAMILY = AttentionAppendRuntime()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
-from warploom.generator.launches import DeviceLimits
-from warploom.runtime.decision import Choice
+from warploom.runtime.call import Call
+from warploom.runtime.families._attention.extents import extents
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial
-from warploom.runtime.families.attention_forward.call import AttentionCall, gradients_choice
+from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.trial import AttentionBackwardTrial, prepared
 from warploom.runtime.family import RuntimeFamily
 
 
@@ -21,14 +26,15 @@ class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, Attenti
         """Random operands and results of an attention: see trial.py."""
         return AttentionBackwardTrial(operation, shape, device, seed)
 
-    def choices(
-        self, operation: AttentionBackwardOperation, shape: AttentionShape, target: DeviceLimits
-    ) -> list[Choice]:
-        """The kernel of the gradients of calls."""
-        call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
-        forward = call.draft(target)
-        asked = operation.deterministic, None
-        return [gradients_choice(forward.choice, forward.details, target, asked)]
+    def calls(
+        self, operation: AttentionBackwardOperation, shape: AttentionShape
+    ) -> list[Call[Any, Any]]:
+        """The backward pass of a call as a model makes it."""
+        forward = AttentionData(operation, shape, "meta", 0).call(Arguments)
+        forward.deterministic = operation.deterministic
+        lse = forward.q.new_empty(extents(forward).lse_shape, dtype=torch.float32)
+        out, dout = torch.empty_like(forward.q), torch.empty_like(forward.q)
+        return [prepared(BackwardCall(forward, out, lse, dout), operation)]
 
 
 FAMILY = AttentionBackwardRuntime()

@@ -165,10 +165,14 @@ class AttentionBackwardTrial(AttentionData):
             out, lse = api.attention(q, k, v, return_lse=True, **told)
         forward = Arguments(q, k, v, **told, deterministic=self.operation.deterministic)
         into: Gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-        made = BackwardCall(forward, out, lse, dout, None, into)
-        sinks = ["sinks"] * (self.operation.sinks != "none")
-        further_gradients.prepare(made, (*sinks, *["bias"] * self.operation.bias_gradient))
-        return made
+        return prepared(BackwardCall(forward, out, lse, dout, None, into), self.operation)
+
+
+def prepared(call: BackwardCall, operation: AttentionBackwardOperation) -> BackwardCall:
+    """The same call, with room for the further gradients that its operation has."""
+    sinks = ["sinks"] * (operation.sinks != "none")
+    further_gradients.prepare(call, (*sinks, *["bias"] * operation.bias_gradient))
+    return call
 
 
 def _ends(seq: int) -> list[slice]:

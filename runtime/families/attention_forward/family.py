@@ -37,12 +37,9 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         """Random operands of an attention: see trial.py."""
         return AttentionTrial(operation, shape, device, seed)
 
-    def choices(
-        self, operation: AttentionOperation, shape: AttentionShape, target: DeviceLimits
-    ) -> list[Choice]:
-        """The kernel of calls."""
-        call = AttentionData(operation, shape, "meta", 0).call(AttentionCall)
-        return [call.draft(target).choice]
+    def calls(self, operation: AttentionOperation, shape: AttentionShape) -> list[Call[Any, Any]]:
+        """A call as a model makes it."""
+        return [AttentionData(operation, shape, "meta", 0).call(AttentionCall)]
 
     def call(self, *operands: Any, **keywords: Any) -> AttentionCall:
         """An attention."""

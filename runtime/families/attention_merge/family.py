@@ -8,8 +8,7 @@ from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
     AttentionMergeShape,
 )
-from warploom.generator.launches import DeviceLimits
-from warploom.runtime.decision import Choice
+from warploom.runtime.call import Call
 from warploom.runtime.families.attention_merge.api import attention_merge
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.families.attention_merge.trial import AttentionMergeTrial, draw
@@ -36,14 +35,11 @@ class AttentionMergeRuntime(RuntimeFamily[AttentionMergeOperation, AttentionMerg
         """Random calls: see trial.py."""
         return AttentionMergeTrial(operation, shape, device, seed)
 
-    def choices(
-        self,
-        operation: AttentionMergeOperation,
-        shape: AttentionMergeShape,
-        target: DeviceLimits,
-    ) -> list[Choice]:
-        """The kernel of dense calls."""
-        return [draw(operation, shape, "meta", None).draft(target).choice]
+    def calls(
+        self, operation: AttentionMergeOperation, shape: AttentionMergeShape
+    ) -> list[Call[Any, Any]]:
+        """The call that is drawn."""
+        return [draw(operation, shape, "meta", None)]
 
 
 FAMILY = AttentionMergeRuntime()

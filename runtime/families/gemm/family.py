@@ -7,9 +7,7 @@ from typing import Any
 import torch
 
 from warploom.generator.families.gemm import GemmOperation, GemmShape
-from warploom.generator.launches import DeviceLimits
 from warploom.runtime.call import Call
-from warploom.runtime.decision import Choice
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families.gemm import api
@@ -34,10 +32,8 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         """Random operands of a product: see trial.py."""
         return GemmTrial(operation, shape, device, seed)
 
-    def choices(
-        self, operation: GemmOperation, shape: GemmShape, target: DeviceLimits
-    ) -> list[Choice]:
-        """The kernels of calls: two where a vector of scales has one element.
+    def calls(self, operation: GemmOperation, shape: GemmShape) -> list[Call[Any, Any]]:
+        """Calls on dense operands: two where a vector of scales has one element.
 
         `warploom.gemm` takes that of a keyword for a number, that of an `epilogue` for a vector.
         """
@@ -49,8 +45,7 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
             for listed in (by_keywords, one.listed)
         }
         given = (None, TORCH[operation.d], operation.accumulation)
-        calls = (GemmCall(one.a, one.b, listed, *given) for listed in ways.values())
-        return [call.draft(target).choice for call in calls]
+        return [GemmCall(one.a, one.b, listed, *given) for listed in ways.values()]
 
     def call(self, *operands: Any, **keywords: Any) -> GemmCall:
         """A product."""

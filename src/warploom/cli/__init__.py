@@ -25,6 +25,7 @@ COMMANDS = (
     "compile",
     "list",
     "show",
+    "explain",
     "tune",
     "records",
     "bench",

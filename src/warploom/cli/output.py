@@ -81,6 +81,10 @@ class Output:
         if not self.as_json:
             _say(text)
 
+    def document(self, name: str, value: object) -> None:
+        """Give a value to a program alone; a person was told by lines."""
+        self._document[name] = value
+
     def text(self, name: str, text: str) -> None:
         """Give a whole text verbatim, such as a source: JSON key `name`."""
         self._document[name] = text
