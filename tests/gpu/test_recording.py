@@ -1,4 +1,4 @@
-"""Calls that a program makes on a GPU are recorded, and what is compiled of them is all it needs."""
+"""Calls that a program makes on a GPU are recorded; what is compiled of them is all it needs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ torch.manual_seed(0)
 layer = warploom.nn.Linear(512, 384, device="cuda", dtype=torch.bfloat16, activation="gelu_tanh")
 x = torch.randn(77, 512, device="cuda").bfloat16().requires_grad_()
 q, k = (torch.randn(1, h, 300, 128, device="cuda").bfloat16().requires_grad_() for h in (8, 2))
-a, b = torch.randn(100, 264, device="cuda").bfloat16(), torch.randn(264, 96, device="cuda").bfloat16()
+a, b = (torch.randn(*one, device="cuda").bfloat16() for one in ((100, 264), (264, 96)))
 out = torch.empty(100, 96, device="cuda", dtype=torch.bfloat16)
 own = warploom.plan(a, b, out=out)
-compiled = torch.compile(lambda x: warploom.gemm(x, b) * 2)
+compiled = torch.compile(lambda x: warploom.gemm(x, b) * 2, backend='aot_eager')
 
 def model():
     layer(x).sum().backward()
