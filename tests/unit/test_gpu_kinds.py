@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import protocol
 from warploom.cli import device
 from warploom.errors import DeviceError
 from warploom.generator.architectures import ARCHITECTURES
@@ -20,7 +19,7 @@ from warploom.generator.gpus import DEFAULT, KINDS, GpuKind, kind
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import names, target
-from warploom.runtime import driver
+from warploom.runtime import contest, driver
 from warploom.runtime import kernel as kernels
 from warploom.runtime.families.attention_forward.call import AttentionCall, gradients_choice
 from warploom.runtime.families.gemm.call import GemmCall
@@ -84,8 +83,8 @@ def test_calls_on_the_cpu_are_planned_for_the_default() -> None:
 def test_floors_are_of_the_gpu_that_a_benchmark_runs_on(
     other: GpuKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "here", lambda: other)
-    assert protocol.Floor.of(2 * 4096**3, 0, 8).seconds == 2 * 4096**3 / 3e12
+    monkeypatch.setattr(contest, "here", lambda: other)
+    assert contest.Floor.of(2 * 4096**3, 0, 8).seconds == 2 * 4096**3 / 3e12
 
 
 # ---- Another architecture ------------------------------------------------------------------------
