@@ -11,6 +11,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.plan import Plan, make
@@ -36,6 +37,10 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
     @abstractmethod
     def trial(self, operation: OperationT, shape: ShapeT, device: str, seed: int) -> Trial:
         """Random operands of a problem on a torch device, to verify and time kernels on."""
+
+    def baselines(self, operation: OperationT, trial: Any) -> list[Baseline]:  # noqa: ANN401
+        """What torch computes in the place of a kernel, on the operands of one of its trials."""
+        return []
 
     @abstractmethod
     def calls(self, operation: OperationT, shape: ShapeT) -> list[Call[Any, Any]]:

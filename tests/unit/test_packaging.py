@@ -107,6 +107,29 @@ def test_the_wheel_is_whole_also_inside_the_clone(
         assert run_python(USE, folder, PYTHONPATH=str(tmp_path)) == expected
 
 
+SHAPES = """
+import sys
+from warploom.cli import main
+for command in (["explain", "gemm", "--shapes", "16x64x64", "--gpu", "h200", "-q"], [
+    "bench", "gemm", "--shapes", "16x64x64"
+]):
+    try:
+        main(command)
+    except SystemExit as ended:
+        print(command[0], ended.code)
+"""
+
+
+def test_the_wheel_explains_and_measures_shapes_without_a_clone(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """What measures was in benchmarks/ alone, which no wheel has."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    said = run_python(SHAPES, tmp_path, PYTHONPATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert "kernel   gemm_sm90a_bf16" in said and "explain 0" in said
+    assert "bench 1" in said  # for there is no GPU, and for no other reason
+
+
 def test_a_folder_of_the_packages_name_does_not_hide_it(tmp_path: Path) -> None:
     (tmp_path / "warploom").mkdir()
     assert run_python(USE, tmp_path).startswith("gemm ")

@@ -8,10 +8,11 @@ from warploom.generator.families.attention_append import (
     AttentionAppendOperation,
     AttentionAppendShape,
 )
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
 from warploom.runtime.families.attention_append.api import attention_append
 from warploom.runtime.families.attention_append.call import REQUIRED, AttentionAppendCall
-from warploom.runtime.families.attention_append.trial import AttentionAppendTrial, draw
+from warploom.runtime.families.attention_append.trial import AttentionAppendTrial, baselines, draw
 from warploom.runtime.family import RuntimeFamily
 
 
@@ -40,6 +41,12 @@ class AttentionAppendRuntime(RuntimeFamily[AttentionAppendOperation, AttentionAp
     ) -> list[Call[Any, Any]]:
         """The call that is drawn."""
         return [draw(operation, shape, "meta", None)]
+
+    def baselines(
+        self, operation: AttentionAppendOperation, trial: AttentionAppendTrial
+    ) -> list[Baseline]:
+        """The same in eager torch: rotation, quantization, and writes at indices."""
+        return baselines(trial.sets)
 
 
 FAMILY = AttentionAppendRuntime()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,6 +15,7 @@ from warploom.generator.families.attention_append import (
 )
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import measure
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.plan import run
@@ -101,6 +103,20 @@ def expected(call: AttentionAppendCall) -> dict[str, torch.Tensor]:
     other = replace(call, **copies)
     other.compute(None, other.out)  # type: ignore[arg-type]
     return copies
+
+
+def baselines(sets: Sequence[AttentionAppendCall]) -> list[Baseline]:
+    """The reference on copies of what each call writes: eager torch, at indices."""
+    copies = []
+    for one in sets:
+        own: dict[str, Any] = {name: tensor.clone() for name, tensor in written(one).items()}
+        copies.append(replace(one, **own))
+
+    def append(one: AttentionAppendCall) -> list[torch.Tensor]:
+        one.compute(None, one.out)  # type: ignore[arg-type]
+        return list(written(one).values())
+
+    return [Baseline("torch, eager", [partial(append, one) for one in copies])]
 
 
 def share(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

@@ -8,7 +8,10 @@ import torch
 
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
+from warploom.runtime.families._attention import sdpa
+from warploom.runtime.families._attention.baselines import scores_of
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
@@ -35,6 +38,14 @@ class AttentionBackwardRuntime(RuntimeFamily[AttentionBackwardOperation, Attenti
         lse = forward.q.new_empty(extents(forward).lse_shape, dtype=torch.float32)
         out, dout = torch.empty_like(forward.q), torch.empty_like(forward.q)
         return [prepared(BackwardCall(forward, out, lse, dout), operation)]
+
+    def baselines(
+        self, operation: AttentionBackwardOperation, trial: AttentionBackwardTrial
+    ) -> list[Baseline]:
+        """The gradients of every backend of torch's sdpa, and of flex_attention."""
+        scores = scores_of(trial.sets[0].forward, trial.keywords)
+        given = [(one.forward.q, one.forward.k, one.forward.v) for one in trial.sets]
+        return sdpa.baselines(scores, given, [one.dout for one in trial.sets])
 
 
 FAMILY = AttentionBackwardRuntime()

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeShape
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families.attention_decode import api, reference, samples
+from warploom.runtime.families.attention_decode.baselines import baselines
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_decode.extents import extents
-from warploom.runtime.sampled import Bound, SampledFamily
+from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
 
 
 class AttentionDecodeRuntime(SampledFamily[DecodeOperation, DecodeShape]):
@@ -42,6 +44,10 @@ class AttentionDecodeRuntime(SampledFamily[DecodeOperation, DecodeShape]):
         exact, _ = reference.of_call(call, sizes, masked, reference.exact)
         off, _ = reference.of_call(call, sizes, masked, reference.bound)
         return exact, off
+
+    def baselines(self, operation: DecodeOperation, trial: CallTrial) -> list[Baseline]:
+        """Every backend of torch's sdpa, on caches in one piece and in the type of q."""
+        return baselines(operation, trial.sets)
 
     def rehearse(self) -> None:
         """Decode on the CPU."""

@@ -9,8 +9,12 @@ import torch
 from warploom.generator.families._attention import AttentionShape
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.launches import DeviceLimits
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call, Draft
 from warploom.runtime.decision import Choice
+from warploom.runtime.families._attention import sdpa
+from warploom.runtime.families._attention.baselines import scores_of
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
 from warploom.runtime.families.attention_forward import api
 from warploom.runtime.families.attention_forward.call import (
@@ -57,6 +61,13 @@ class AttentionForwardRuntime(RuntimeFamily[AttentionOperation, AttentionShape])
         """Attend on the CPU."""
         one = torch.ones(1, 1, 8, 64, dtype=torch.bfloat16)
         api.attention(one, one, one)
+
+    def baselines(self, operation: AttentionOperation, trial: AttentionTrial) -> list[Baseline]:
+        """Every backend of torch's sdpa, and flex_attention."""
+        one = trial.sets[0]
+        call = Arguments(one.q, one.k, one.v, **one.lengths, **trial.keywords)
+        given = [(one.q, one.k, one.v) for one in trial.sets]
+        return sdpa.baselines(scores_of(call, trial.keywords), given)
 
 
 FAMILY = AttentionForwardRuntime()

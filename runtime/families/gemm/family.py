@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families.gemm import api
+from warploom.runtime.families.gemm.baselines import baselines
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.families.gemm.samples import GemmData
@@ -59,6 +61,10 @@ class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):
         """Multiply on the CPU."""
         one = torch.ones(1, 1, 8, 64, dtype=torch.bfloat16)
         api.gemm(one, one.mT)
+
+    def baselines(self, operation: GemmOperation, trial: GemmTrial) -> list[Baseline]:
+        """cuBLAS, by torch: see baselines.py."""
+        return baselines(operation, trial.sets)
 
 
 FAMILY = GemmRuntime()

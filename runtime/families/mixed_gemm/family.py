@@ -11,9 +11,11 @@ import torch
 from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemmShape
 from warploom.quantization import PackedWeight
 from warploom.runtime import measure
+from warploom.runtime.baselines import Baseline
 from warploom.runtime.dispatch import named
 from warploom.runtime.families._product.epilogue import items
 from warploom.runtime.families.mixed_gemm import api, reference, samples
+from warploom.runtime.families.mixed_gemm.baselines import baselines
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
 from warploom.runtime.sampled import Bound, CallTrial, SampledFamily
 from warploom.runtime.trial import generator
@@ -70,6 +72,10 @@ class MixedGemmRuntime(SampledFamily[MixedGemmOperation, MixedGemmShape]):
         """Calls with operands drawn from a seed."""
         drawn = partial(self.draw, operation, shape, device, generator(device, seed))
         return MixedGemmTrial(drawn, self.bound, device)
+
+    def baselines(self, operation: MixedGemmOperation, trial: MixedGemmTrial) -> list[Baseline]:
+        """torch.mm by the dequantized weight."""
+        return baselines(trial.sets)
 
 
 def bounds(call: MixedGemmCall) -> list[Bound]:

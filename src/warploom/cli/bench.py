@@ -1,6 +1,7 @@
-"""`warploom bench`: Warploom beside its peers on the cells of benchmarks/cells.yaml.
+"""`warploom bench`: Warploom beside its peers, at shapes of the user's or at the project's cells.
 
-It runs from a checkout, whose benchmarks/ is no part of the package. The exit code is 3 where a
+With --shapes it runs from any installation (bench_shapes.py). The cells of benchmarks/cells.yaml
+need a checkout, whose benchmarks/ is no part of the package. The exit code is 3 where a
 result of Warploom's is wrong, 4 where it or, without --allow-missing, a peer is missing.
 """
 
@@ -15,8 +16,11 @@ from typing import Any
 
 import click
 
+from warploom.cli.bench_shapes import bench
 from warploom.cli.engines import ray_option
+from warploom.cli.operations import operation_options
 from warploom.cli.output import Output, reporting_text
+from warploom.cli.shapes import listed
 from warploom.errors import ConfigurationError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -24,6 +28,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.command("bench")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--shapes",
+    default="",
+    callback=listed,
+    help="Shapes of your own, as the page of their family writes them, in place of cells.",
+)
+@operation_options
 @click.option("--cells", default="", help="Sets of cells, separated by commas (default: all).")
 @click.option("--peers", default="", help="Peers, separated by commas (default: all).")
 @click.option("--types", default="", help="Types, separated by commas (default: all).")
@@ -47,6 +58,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def command(
     output: Output,
     names: tuple[str, ...],
+    shapes: Sequence[str],
+    fields: Sequence[tuple[str, str]],
+    epilogue: str,
     cells: str,
     peers: str,
     types: str,
@@ -69,7 +83,45 @@ def command(
     means, and writes a document and pictures on demand. `--cells all` is what pages compare; a set
     that there is not is answered with those that there are. With --ray, each cell is measured on
     one of the GPUs of a cluster.
+
+    With --shapes, NAME is a family or the FILE of a configuration. Its kernels are verified and
+    timed at your shapes, beside the same in eager torch, in torch.compile and in cuBLAS, or for an
+    attention in each backend of torch's sdpa.
+
+    \b
+    Examples:
+      warploom bench gemm --shapes 4096x6144x4096,16x6144x4096
+      warploom bench gemm --shapes 4096x6144x4096 --epilogue bias,gelu_tanh,residual
+      warploom bench gemm --shapes 512x6144x4096 --set a=e4m3,b=e4m3
+      warploom bench attention_forward --shapes 1x32x8x4096 --set dim=128,mask=causal
+      warploom bench linear.yaml --shapes 4096x6144x4096 --json result.json
+      warploom bench gemm attention --cells all --json result.json
     """
+    if shapes:
+        others = {
+            "--cells": cells,
+            "--peers": peers,
+            "--types": types,
+            "--m": rows,
+            "--match": match,
+            "--specs": specs,
+            "--problems": problems,
+            "--autotune": autotune,
+            "--baseline": baseline,
+            "--allow-missing": allow_missing,
+            "--ray": address is not None,
+            "--gpus": gpus,
+            "--kind": kind,
+            "--plot": plot,
+        }
+        bench(output, names, fields, epilogue, shapes, others, path)
+        return
+    if fields or epilogue:
+        raise ConfigurationError(
+            f"{'--set' if fields else '--epilogue'} without --shapes",
+            rule="says which operation is measured at shapes of your own",
+            fix="give --shapes, too",
+        )
     _check_cluster(address, gpus, kind, autotune=autotune)
     cells = cells or ("drawn" if problems else "")
     room = benchmarks()
@@ -136,8 +188,8 @@ def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
     if not (folder / "cells.yaml").is_file():
         raise ConfigurationError(
             "no benchmarks/ beside the package",
-            rule="benchmarks, their peers and results are in the repository, not in the wheel",
-            fix="clone it, `pip install -e .` there, and run this again",
+            rule="cells, their peers and results are in the repository, not in the wheel",
+            fix="clone it, `pip install -e .` there, and run this again; --shapes needs no clone",
         )
     if "benchmarks" not in sys.modules:
         spec = importlib.util.spec_from_file_location(

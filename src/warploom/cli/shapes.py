@@ -13,12 +13,13 @@ from warploom.generator.configurations import spaces
 from warploom.suggestions import suggestion
 
 
-def _list(_context: object, _option: object, value: str) -> list[str]:
+def listed(_context: object, _option: object, value: str) -> list[str]:
+    """The words of an option, which have commas between them."""
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
 def _numbers(_context: object, _option: object, value: str) -> list[int]:
-    words = _list(None, None, value)
+    words = listed(None, None, value)
     if not all(word.isdecimal() and int(word) for word in words):
         raise click.BadParameter(f"{value!r}: must be positive numbers, separated by commas")
     return list(map(int, words))
@@ -28,7 +29,7 @@ _OPTIONS = (
     click.option(
         "--shapes",
         default="",
-        callback=_list,
+        callback=listed,
         help="Shapes as the page of their family writes them, such as 4096x6144x4096,...",
     ),
     click.option(

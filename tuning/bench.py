@@ -1,0 +1,74 @@
+"""Any shape of an operation, measured beside the same in torch: what `warploom bench` does.
+
+Single launches are timed behind a flush of L2, in turns (runtime/alone.py, contest.py). The kernel
+is the one that calls run, held against float64; baselines are held against its result.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import torch
+
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.records import problem_text
+from warploom.generator.shapes import Shape
+from warploom.generator.specification import Operation
+from warploom.runtime.alone import alone
+from warploom.runtime.baselines import contender
+from warploom.runtime.contest import Cell, Contender, Sampling, compete
+from warploom.runtime.decision import Choice
+from warploom.runtime.families import family
+
+ROUNDS = 15  # that count
+WARPLOOM = "warploom"
+
+
+def chosen(operation: Operation, shape: Shape, target: DeviceLimits) -> Choice:
+    """The kernel that calls on dense tensors run; of several ways to call, of the most general."""
+    return family(operation.family).choices(operation, shape, target)[-1]
+
+
+def measured(
+    operation: Operation,
+    shape: Shape,
+    choice: Choice,
+    *,
+    device: str = "cuda",
+    sampler: Sampling = alone,
+    rounds: int = ROUNDS,
+) -> Cell:
+    """Measure a kernel at a shape, and every baseline, on fresh random data.
+
+    Args:
+        operation: What is computed.
+        shape: On which extents.
+        choice: The kernel, as `chosen` returns it.
+        device: The torch device; tests name the CPU, where a reference computes.
+        sampler: What times calls.
+        rounds: How often each contender is timed.
+
+    Returns:
+        A cell whose first entry is Warploom's. A baseline that torch has not, or that does not fit
+        the GPU's memory, is absent in it, with the reason.
+    """
+    known = family(operation.family)
+    with torch.no_grad():
+        trial = known.trial(operation, shape, device, int.from_bytes(os.urandom(7)))
+        ours = Contender(
+            WARPLOOM,
+            trial.calls(choice.spec),
+            partial(trial.error_share, choice.spec),
+            lambda: (choice.spec.name, choice.reason),
+        )
+        others = [contender(one, trial) for one in known.baselines(operation, trial)]
+        problem = {"family": operation.family, "shape": str(shape)}
+        return compete(
+            problem_text(operation, shape),
+            problem,
+            [ours, *others],
+            sampler=sampler,
+            rounds=rounds + 1,
+            discarded=1,
+        )
