@@ -31,6 +31,8 @@ from warploom.variables import choice
 
 _ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s+)?(\w+)\(")
 
+_COPIED = 4  # names of missing kernels that an error repeats in a command to copy
+
 logger = logging.getLogger(__name__)
 
 Result = Artifact | CompilationError
@@ -214,12 +216,14 @@ class _Barred:
     def _missing(self, names: Sequence[str]) -> KernelMissingError:
         one = len(names) == 1
         told, them = ("kernel", "it") if one else (f"{len(names)} kernels", "them")
+        command = "`warploom compile` with these names"
+        if len(names) <= _COPIED:
+            command = f"`warploom compile {' '.join(names)}`"
         return KernelMissingError(
             f"{told} {', '.join(names)}",
             rule=f"{'is' if one else 'are'} not in the store, and cannot be compiled here: "
             f"{self.reason}",
-            fix=f"{self.fix}; or compile {them} elsewhere, by `warploom compile "
-            f"{' '.join(names)}`, and bring {them} here with `warploom cache export` and "
+            fix=f"{self.fix}; or compile {them} elsewhere, by {command}, and bring {them} here with `warploom cache export` and "
             "`warploom cache import`",
             kernels=tuple(names),
         )

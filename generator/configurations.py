@@ -15,6 +15,7 @@ import yaml
 
 from warploom import configs
 from warploom.errors import UnknownNameError
+from warploom.generator import models
 
 
 def _found(pattern: str) -> list[Path]:
@@ -75,18 +76,22 @@ def cells() -> dict[str, Any]:
 def served(model: str | None) -> list[dict[str, Any]]:
     """The heads of a model that generates, or of all that benchmarks/cells.yaml knows.
 
-    Each has heads, kv_heads and dim; batch and keys are what kernels are built for.
+    Each has heads, kv_heads and dim; batch and keys are what kernels are built for. A model may be
+    the path of a config.json.
     """
     listed = cells()["serving"]
-    models = listed["models"]
-    if model is not None and model not in models:
+    both = {name: listed[name] for name in ("batch", "keys")}
+    if model is not None and models.is_path(model):
+        found = models.read(model)
+        return [{name: getattr(found, name) for name in ("heads", "kv_heads", "dim")} | both]
+    known = listed["models"]
+    if model is not None and model not in known:
         raise UnknownNameError(
             f"model {model!r}",
-            rule=f"benchmarks/cells.yaml has heads of {', '.join(models)}",
-            fix="name one of them, or give a FILE and --shapes",
+            rule=f"benchmarks/cells.yaml has heads of {', '.join(known)}",
+            fix="name one of them, or give the path of a config.json, or a FILE and --shapes",
         )
-    chosen = models if model is None else {model: models[model]}
-    both = {name: listed[name] for name in ("batch", "keys")}
+    chosen = known if model is None else {model: known[model]}
     return [heads | both for heads in chosen.values()]
 
 

@@ -162,8 +162,8 @@ def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
         try:
             launch = plan_launches(spec, problem, device, drafted.tensors, drafted.scalars)
         except KernelMissingError:
-            given = drafted.choice, None, drafted.copies, drafted.details, device, drafted
-            _require_all(call, kind(key, *given))
+            rest = drafted.copies, drafted.details, device, drafted
+            _require_all(call, kind(key, drafted.choice, None, *rest))
             raise
     given = drafted.choice, launch, drafted.copies, drafted.details, device, drafted
     planned = kind(key, *given)
@@ -220,11 +220,11 @@ def heard(hear: Callable[[Plan[Any, Any]], None]) -> Iterator[None]:
     with _hearing:
         _listeners.append(hear)
         if not _unheard:
-            for kind in (Plan, *_subclasses(Plan)):
-                for name in ("run", "run_at", "__call__"):
-                    if name in vars(kind):
-                        _unheard[kind, name] = vars(kind)[name]
-                        setattr(kind, name, _telling(vars(kind)[name]))
+            kinds_of: list[type[Plan[Any, Any]]] = [Plan, *_subclasses(Plan)]
+            for kind in kinds_of:
+                for name in {"run", "run_at", "__call__"} & vars(kind).keys():
+                    _unheard[kind, name] = vars(kind)[name]
+                    setattr(kind, name, _telling(vars(kind)[name]))
     try:
         yield
     finally:

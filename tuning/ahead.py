@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warploom.errors import ConfigurationError
+from warploom.generator import families, models, rules
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text
 from warploom.generator.space import operations
+from warploom.generator.specification import Operation
 from warploom.runtime.decision import Choice
 from warploom.runtime.families import family
 from warploom.tuning import calls
@@ -40,15 +42,18 @@ def ahead(
     *,
     model: str | None = None,
     rows: Sequence[int] = (),
+    serving: bool = False,
 ) -> list[Chosen]:
     """Return what calls of every operation of a configuration run on a GPU, at every shape.
 
     Shapes are written and found as those of `problems` are; the configuration's schedules play no
-    part. Raises ConfigurationError where no operation has a shape, and what `problems` raises.
+    part. Operations of `serving` are those of the model, where that is the path of a config.json:
+    in its type, of its heads. Raises ConfigurationError where no operation has a shape, and what
+    `problems` raises.
     """
     found = [
         Chosen(problem_text(operation, shape), choice)
-        for operation in operations(path)
+        for operation in (_of_model(path, model) if serving else operations(path))
         for shape in shapes_of(operation, shapes, model, rows)
         for choice in family(operation.family).choices(operation, shape, target)
     ]
@@ -59,6 +64,32 @@ def ahead(
             fix="give --shapes",
         )
     return found
+
+
+def _of_model(path: Path, model: str | None) -> list[Operation]:
+    """The operations of a configuration as a model has them; those that no kernel has are left out.
+
+    ConfigurationError where none is left.
+    """
+    listed = operations(path)
+    if model is None or not models.is_path(model):
+        return listed
+    found: dict[Operation, None] = {}
+    refused: list[str] = []
+    for operation in listed:
+        known = families.family(operation.family)
+        for one in known.of_model(operation, models.read(model)):
+            reasons = rules.fields(one) or known.operation_reasons(one)
+            refused += reasons
+            if not reasons:
+                found[one] = None
+    if not found:
+        raise ConfigurationError(
+            f"{model} for {listed[0].family}",
+            rule="; ".join(dict.fromkeys(refused)),
+            fix="record its calls with warploom.recording, and compile that file",
+        )
+    return list(found)
 
 
 def recorded(path: Path, target: DeviceLimits) -> list[Chosen]:

@@ -15,6 +15,7 @@ from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Table, folder
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.models import Model
 from warploom.generator.parameters import ParameterBlock
 from warploom.generator.shapes import extents_of
 from warploom.generator.specification import KernelSpec
@@ -130,6 +131,10 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         WarploomError for a model that the family has none of.
         """
         return ()
+
+    def of_model(self, operation: OperationT, model: Model) -> Sequence[OperationT]:
+        """What a model runs of an operation while it generates: in its type, of its heads."""
+        return (operation,)
 
     def extents_of_cell(self, problem: Mapping[str, Any]) -> dict[str, Any] | None:
         """The extents of the problem of a benchmark's result; None where it says too little."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
@@ -19,6 +20,7 @@ from warploom.generator.families.attention_append.schedule import (
 )
 from warploom.generator.families.family import Family
 from warploom.generator.families.table import Table
+from warploom.generator.models import Model
 
 __all__ = [
     "FAMILY",
@@ -56,6 +58,13 @@ class AttentionAppend(
     parameters = staticmethod(launch.parameters)
     launches = staticmethod(launch.launches)
     cells = staticmethod(cells)
+
+    def of_model(
+        self, operation: AttentionAppendOperation, model: Model
+    ) -> list[AttentionAppendOperation]:
+        """In the model's type, of its heads' dimension."""
+        return [replace(operation, element=model.element, dim=model.dim)]
+
     seconds = staticmethod(model.seconds)
 
     def context(self, spec: AttentionAppendSpec) -> dict[str, Any]:

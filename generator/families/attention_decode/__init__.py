@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from warploom.generator.families.attention_decode import launch, model, rules, template
 from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
 from warploom.generator.families.attention_decode.operation import DecodeOperation
@@ -14,6 +16,7 @@ from warploom.generator.families.attention_decode.problem import (
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule, DecodeSpec
 from warploom.generator.families.attention_decode.table import DecodeTable
 from warploom.generator.families.family import Family
+from warploom.generator.models import Model
 
 __all__ = ["FAMILY", "DecodeOperation", "DecodeProblem", "DecodeSchedule", "DecodeShape"]
 
@@ -35,6 +38,16 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
     launches = staticmethod(launch.launches)
     workspaces = staticmethod(launch.workspaces)
     cells = staticmethod(cells)
+
+    def of_model(self, operation: DecodeOperation, model: Model) -> list[DecodeOperation]:
+        """In the model's type, of its heads' dimension; with its window, and without one.
+
+        A cache that keeps no more than the window is attended to without one.
+        """
+        softcap = operation.softcap or model.softcap
+        own = replace(operation, element=model.element, dim=model.dim, softcap=softcap)
+        return [own, replace(own, mask="window")] if model.window else [own]
+
     seconds = staticmethod(model.seconds)
 
     def layout(self, spec: DecodeSpec) -> DecodeLayout:

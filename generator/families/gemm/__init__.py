@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from warploom.generator.epilogue import Bias
 from warploom.generator.families.family import Family
 from warploom.generator.families.gemm import launch, model, rules, template
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
@@ -23,6 +26,7 @@ from warploom.generator.families.gemm.shape import (
 )
 from warploom.generator.families.gemm.table import GemmTable
 from warploom.generator.families.gemm.tailored import tailored
+from warploom.generator.models import Model
 
 __all__ = [
     "FAMILY",
@@ -56,6 +60,14 @@ class Gemm(Family[GemmOperation, GemmSchedule, GemmShape, GemmProblem]):
     workspaces = staticmethod(launch.workspaces)
     parse_shape = staticmethod(parse_shape)
     cells = staticmethod(cells)
+
+    def of_model(self, operation: GemmOperation, model: Model) -> list[GemmOperation]:
+        """In the model's type; with a bias, too, where layers have one."""
+        kind = model.element
+        plain = replace(operation, a=kind, b=kind, d=kind)
+        biased = [replace(plain, epilogue=(Bias(kind),))] if model.weights(biased=True) else []
+        return [plain, *biased]
+
     extents_of_cell = staticmethod(extents_of_cell)
     seconds = staticmethod(model.seconds)
 

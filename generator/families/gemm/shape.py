@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from warploom.generator import configurations
+from warploom.generator.epilogue import Bias
 from warploom.generator.families._product.cells import layers
 from warploom.generator.families.gemm.schedule import GemmOperation
 from warploom.generator.shapes import Shape, extents_of
@@ -38,7 +39,8 @@ def parse_shape(operation: GemmOperation, text: str) -> GemmShape:
 def cells(operation: GemmOperation, model: str | None, rows: Sequence[int]) -> list[GemmShape]:
     """The weights of a model or of all, at these numbers of rows; no batches are among them."""
     listed = configurations.cells()["gemm"]
-    weights = layers(model) if model else listed["weights"]
+    biased = any(isinstance(step, Bias) for step in operation.epilogue)
+    weights = layers(model, biased=biased) if model else listed["weights"]
     if operation.batched:
         return []
     return [GemmShape(m, n, k) for n, k in weights for m in rows or listed["tuned_m"]]

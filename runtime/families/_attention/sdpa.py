@@ -93,12 +93,13 @@ def _backward(
     """dq, dk and dv; the forward pass runs in the first call."""
     graph: list[Any] = []
 
-    def call() -> Results:
+    def call() -> Sequence[torch.Tensor]:
         if not graph:
             leaves = [tensor.detach().requires_grad_() for tensor in one]
             graph.extend((attend(*leaves), leaves))
         out, leaves = graph
-        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        found: tuple[torch.Tensor, ...] = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        return found
 
     return call
 
@@ -120,7 +121,7 @@ def _by_backend(
 
 def _flex(scores: Scores) -> Callable[..., torch.Tensor]:
     """flex_attention, whose mask is made by the first call."""
-    attend: Callable[..., Any] = compiled(flex_attention.flex_attention)  # type: ignore[arg-type]
+    attend: Callable[..., Any] = compiled(flex_attention.flex_attention)
     masks: list[Any] = []
 
     def seen(

@@ -113,7 +113,7 @@ def command(
     shaped = bool(shapes or model is not None or cells)
     if serving:
         batches = rows or known_cells()["serving"]["batch"]
-        specs = _called(output, served(), arch, gpu, (), model, batches)
+        specs = _called(output, served(), arch, gpu, (), model, batches, serving=True)
     elif any(recorded := [_recorded(path) for path in paths]):
         if not all(recorded) or shaped or rows:
             raise ConfigurationError(
@@ -203,6 +203,8 @@ def _called(
     shapes: Sequence[str],
     model: str | None,
     rows: Sequence[int],
+    *,
+    serving: bool = False,
 ) -> list[KernelSpec]:
     """The kernels that calls will run, each once; which calls are told."""
     from warploom.runtime.targets import ahead_of_time
@@ -221,7 +223,7 @@ def _called(
         for one in (
             recorded(path, target)
             if _recorded(path)
-            else ahead(path, target, shapes, model=model, rows=rows)
+            else ahead(path, target, shapes, model=model, rows=rows, serving=serving)
         )
     ]
     output.for_people = True  # two tables
