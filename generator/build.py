@@ -223,8 +223,8 @@ class _Barred:
             f"{told} {', '.join(names)}",
             rule=f"{'is' if one else 'are'} not in the store, and cannot be compiled here: "
             f"{self.reason}",
-            fix=f"{self.fix}; or compile {them} elsewhere, by {command}, and bring {them} here with `warploom cache export` and "
-            "`warploom cache import`",
+            fix=f"{self.fix}; or compile {them} elsewhere, by {command}, and bring {them} here "
+            "with `warploom cache export` and `warploom cache import`",
             kernels=tuple(names),
         )
 

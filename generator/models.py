@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from warploom.errors import ConfigurationError
 from warploom.generator import json_file
 from warploom.generator.limits import LARGEST
 
 FILE = "config.json"
-ELEMENTS = {"bfloat16": "bf16", "float16": "fp16"}
+Element = Literal["bf16", "fp16"]
+ELEMENTS: dict[str, Element] = {"bfloat16": "bf16", "float16": "fp16"}
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _NORMS = ("rms_norm_eps",)  # of a Llama, and of no model whose MLP has no gate
 _GATED = {"cohere", "cohere2", "olmo", "stablelm"}  # Llama-like but for their norm
@@ -53,7 +54,7 @@ class Model:
     softcap   whether scores of attention are capped
     """
 
-    element: str
+    element: Element
     layers: tuple[Layer, ...]
     heads: int
     kv_heads: int
@@ -149,7 +150,7 @@ class _Reader:
         if self.kind not in _GATED and not any(name in self.fields for name in _NORMS):
             self._unlike("without rms_norm_eps, so that its MLP may have no gate")
 
-    def _element(self) -> str:
+    def _element(self) -> Element:
         """The type of its weights; engines load what says nothing in bf16."""
         written = self.fields.get("torch_dtype") or self.fields.get("dtype") or "bfloat16"
         name = str(written).removeprefix("torch.")

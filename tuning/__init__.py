@@ -13,4 +13,6 @@ tuner.py      the run: compiles ahead, measures, records, keeps to the budget
 fleet/        the GPUs of a run: of this host, or of a cluster
 autotune/     tuning between calls that asks nothing
 ahead.py      which kernels the same calls run on a GPU that is not here
+recording.py  which calls a program makes; calls.py: their file
+bench.py      any shape, measured beside the same in torch
 """
