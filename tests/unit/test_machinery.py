@@ -13,9 +13,10 @@ from warploom.generator.epilogue import STEPS
 ROOT = Path(__file__).parents[2]
 ROOMS = ("generator", "quantization", "runtime", "tuning", "src/warploom/cli", "benchmarks")
 # A family's own places, what several share, and the functions that users call; and packages that
-# call a layout of weights, or a checkpoint of several ("mixed-precision"), as a family is called.
+# call a layout of weights, a checkpoint of several ("mixed-precision"), or fields of a model's file
+# ("num_attention_heads"), as a family is called.
 PLACES = re.compile(
-    r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py"
+    r"\w+/families/\w+/.*|benchmarks/peers/.*|runtime/api\.py|generator/models\.py"
     r"|quantization/importers/(?:awq|compressed_tensors)\.py"
 )
 

@@ -116,7 +116,7 @@ for command in (["explain", "gemm", "--shapes", "16x64x64", "--gpu", "h200", "-q
     try:
         main(command)
     except SystemExit as ended:
-        print(command[0], ended.code)
+        print(command[0], ended.code or 0)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from warploom.generator.families.attention_decode import launch, model, rules, template
 from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
@@ -45,7 +46,8 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
         A cache that keeps no more than the window is attended to without one.
         """
         softcap = operation.softcap or model.softcap
-        own = replace(operation, element=model.element, dim=model.dim, softcap=softcap)
+        dim: Any = model.dim  # whether there are kernels for it, the rules say
+        own = replace(operation, element=model.element, dim=dim, softcap=softcap)
         return [own, replace(own, mask="window")] if model.window else [own]
 
     seconds = staticmethod(model.seconds)

@@ -44,7 +44,7 @@ def bench(
         raise ConfigurationError(
             f"--shapes with {' '.join(names) or 'no name'}",
             rule="must be of one family or configuration",
-            fix="for instance `warploom bench gemm --shapes 4096x6144x4096`",
+            fix="measure one after the other; `warploom bench --help` has examples",
         )
     for option, value in others.items():
         if value:
