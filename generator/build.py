@@ -215,14 +215,14 @@ class _Barred:
 
     def _missing(self, names: Sequence[str]) -> KernelMissingError:
         one = len(names) == 1
-        told, them = ("kernel", "it") if one else (f"{len(names)} kernels", "them")
+        them, called = ("it", "kernel") if one else ("them", f"{len(names)} kernels")
+        told = "is" if one else "are"
         command = "`warploom compile` with these names"
         if len(names) <= _COPIED:
             command = f"`warploom compile {' '.join(names)}`"
         return KernelMissingError(
-            f"{told} {', '.join(names)}",
-            rule=f"{'is' if one else 'are'} not in the store, and cannot be compiled here: "
-            f"{self.reason}",
+            f"{called} {', '.join(names)}",
+            rule=f"{told} not in the store, and cannot be compiled here: {self.reason}",
             fix=f"{self.fix}; or compile {them} elsewhere, by {command}, and bring {them} here "
             "with `warploom cache export` and `warploom cache import`",
             kernels=tuple(names),

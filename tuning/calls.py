@@ -77,11 +77,16 @@ def write(path: Path, calls: Iterable[RecordedCall]) -> None:
 
 
 def holds_calls(path: Path) -> bool:
-    """Whether a file is of recorded calls: a JSON object that has them; False of any other."""
+    """Whether a file is of recorded calls: a JSON object that has them, or one that is missing.
+
+    False of all others: a configuration may be JSON as well, and says what is wrong with it.
+    """
     if path.suffix != ".json":
         return False
     try:
         found = json_file.parse(json_file.content(path))
+    except FileNotFoundError:
+        return True
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "calls" in found
@@ -92,7 +97,11 @@ def read(path: Path) -> list[RecordedCall]:
     try:
         document = json_file.parse(json_file.content(path))
     except OSError as error:
-        raise ConfigurationError(f"{path}: {json_file.reason(error)}") from error
+        raise ConfigurationError(
+            f"{path}: {json_file.reason(error)}",
+            rule="must be a file that warploom.recording wrote",
+            fix="run the model inside of `with warploom.recording(...)` first",
+        ) from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}", rule="must be JSON", fix=_FIX) from error
     schema = document.get("schema") if isinstance(document, dict) else None

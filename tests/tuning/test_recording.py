@@ -309,6 +309,11 @@ def test_a_file_of_calls_that_is_damaged_is_refused_with_the_place(
     assert "warploom.recording" in result.stderr
 
 
+def test_a_file_of_calls_that_is_not_there_is_named(folder: Path) -> None:
+    told = run(folder / "calls.json", "--gpu", "h200").stderr
+    assert "calls.json: No such file or directory: must be a file that warploom.recording" in told
+
+
 def test_recorded_calls_take_no_shapes_of_the_command(folder: Path) -> None:
     path = folder / "calls.json"
     with warploom.recording(path):
