@@ -13,7 +13,7 @@ from pathlib import Path
 from warploom.errors import ConfigurationError
 from warploom.generator import families, models, rules
 from warploom.generator.launches import DeviceLimits
-from warploom.generator.records import problem_text
+from warploom.generator.shapes import Shape
 from warploom.generator.space import operations
 from warploom.generator.specification import Operation
 from warploom.runtime.decision import Choice
@@ -25,14 +25,18 @@ from warploom.tuning.problems import shapes_of
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is called, for people, and the kernel that it runs."""
+    """An operation at a shape, and the kernel that its calls run.
 
-    called: str
+    shape   None of a recorded call that named its kernel
+    """
+
+    operation: Operation
+    shape: Shape | None
     choice: Choice
 
     def __str__(self) -> str:
-        """The operation and the shape."""
-        return self.called
+        """The operation and the shape, for people."""
+        return calls.told(self.operation, self.shape)
 
 
 def ahead(
@@ -52,7 +56,7 @@ def ahead(
     `problems` raises.
     """
     found = [
-        Chosen(problem_text(operation, shape), choice)
+        Chosen(operation, shape, choice)
         for operation in (_of_model(path, model) if serving else operations(path))
         for shape in shapes_of(operation, shapes, model, rows)
         for choice in family(operation.family).choices(operation, shape, target)
@@ -104,4 +108,4 @@ def recorded(path: Path, target: DeviceLimits) -> list[Chosen]:
             rule="must have a call: none was made while it was recorded",
             fix="run the model inside of `with warploom.recording(...)`",
         )
-    return [Chosen(str(one), one.choice(target)) for one in listed]
+    return [Chosen(one.operation, one.shape, one.choice(target)) for one in listed]

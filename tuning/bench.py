@@ -11,10 +11,12 @@ from functools import partial
 
 import torch
 
+from warploom.errors import DeviceError
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation
+from warploom.printable import first_line
 from warploom.runtime.alone import alone
 from warploom.runtime.baselines import contender
 from warploom.runtime.contest import Cell, Contender, Sampling, compete
@@ -52,7 +54,28 @@ def measured(
     Returns:
         A cell whose first entry is Warploom's. A baseline that torch has not, or that does not fit
         the GPU's memory, is absent in it, with the reason.
+
+    Raises:
+        DeviceError: The problem itself does not fit the GPU's memory.
     """
+    try:
+        return _measured(operation, shape, choice, device, sampler, rounds)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"{problem_text(operation, shape)}: {first_line(error)}",
+            rule="sets of its operands, and a reference in float64, must fit the GPU's memory",
+            fix="give a smaller shape, or end what else uses the GPU",
+        ) from error
+
+
+def _measured(
+    operation: Operation,
+    shape: Shape,
+    choice: Choice,
+    device: str,
+    sampler: Sampling,
+    rounds: int,
+) -> Cell:
     known = family(operation.family)
     with torch.no_grad():
         trial = known.trial(operation, shape, device, int.from_bytes(os.urandom(7)))

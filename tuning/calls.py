@@ -48,9 +48,7 @@ class RecordedCall:
 
     def __str__(self) -> str:
         """The operation and the shape, for people."""
-        if self.shape is None:
-            return f"{self.operation.family}, a kernel that the call named"
-        return problem_text(self.operation, self.shape)
+        return told(self.operation, self.shape)
 
     def choice(self, target: DeviceLimits) -> Choice:
         """The kernel that the call runs on a GPU, which need not be here."""
@@ -66,6 +64,13 @@ class RecordedCall:
         shape: Any = self.shape
         found = {"operation": counted(self.operation), "shape": asdict(shape)}
         return found if self.requires is None else {**found, "requires": self.requires}
+
+
+def told(operation: Operation, shape: Shape | None) -> str:
+    """An operation at a shape, for people; without a shape, of a call that named its kernel."""
+    if shape is None:
+        return f"{operation.family}, by a kernel that the call named"
+    return problem_text(operation, shape)
 
 
 def write(path: Path, calls: Iterable[RecordedCall]) -> None:

@@ -16,10 +16,11 @@ from samplers import constant
 
 from warploom.cli import main
 from warploom.cli.operations import operations_of
+from warploom.errors import DeviceError
 from warploom.generator import build
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
-from warploom.runtime import baselines, targets
+from warploom.runtime import baselines, targets, trial
 from warploom.runtime.contest import Cell
 from warploom.tuning import bench, worker
 from warploom.tuning.bench import chosen, measured
@@ -113,6 +114,37 @@ def test_a_kernel_that_is_wrong_makes_the_cell_wrong_and_so_does_no_baseline(
     (cell,) = cells("gemm", "", "", "33x48x64")
     assert not any(one.right for one in cell.entries if "cuBLAS" in one.contender)
     assert cell.entries[0].right
+
+
+@pytest.mark.parametrize("case", ["epilogue", "weights", "activation", "merging"])
+def test_what_is_compiled_serves_all_sets_of_buffers(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond eight compilations torch runs the rest in eager mode, and says nothing of it."""
+    from torch._dynamo import config
+
+    monkeypatch.setattr(trial, "sets_for", lambda size, device: 3)
+    for name in ("gemm", "activation_backward", "attention_merge"):
+        module = f"warploom.runtime.families.{name}.trial.sets_for"
+        monkeypatch.setattr(module, lambda size, device: 3)
+    monkeypatch.setattr("warploom.runtime.sampled.sets_for", lambda size, device: 3)
+    name, *how = CASES[case]
+    with config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        measured_ones = cells(name, *how)
+    for cell in measured_ones:
+        found = {one.contender: one for one in cell.entries}
+        assert found["torch.compile"].absent is None
+
+
+def test_a_problem_that_memory_has_no_room_for_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("warploom.runtime.families.gemm.trial.GemmTrial.operands", full)
+    with pytest.raises(DeviceError, match=r"33x48x64: CUDA out of memory.*must fit the GPU's"):
+        cells("gemm", "", "", "33x48x64")
 
 
 def test_what_torch_has_no_argument_for_is_absent_with_the_reason() -> None:

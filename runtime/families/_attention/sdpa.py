@@ -24,7 +24,7 @@ BACKENDS = {
     "sdpa, eager (math)": SDPBackend.MATH,
 }
 FLEX = "flex_attention, torch.compile"
-LARGEST = 1 << 32  # bytes of scores that eager torch keeps: more would take seconds, and all memory
+LARGEST = 1 << 30  # bytes of scores, of which eager torch keeps several for each set of operands
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def _steps(epilogue: str, operation: dict[str, Any]) -> Iterator[dict[str, Any]]
         step: dict[str, Any] = {"step": word}
         for field, choices in _choices(kinds[word]).items():  # the first one has the value
             like_a = operation["a"] if operation["a"] in ("fp16", "bf16") else "bf16"
-            usual = like_a if like_a in choices else choices[0]
+            usual = next((one for one in (like_a, "device") if one in choices), choices[0])
             step[field], value = value or usual, ""
         yield step
 
