@@ -24,6 +24,7 @@ from warploom.runtime import launch_plan, plan, records, targets
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.plan import Plan
 from warploom.tuning import calls, recording
+from warploom.tuning.autotune.engine import ENGINE
 
 BF16 = torch.bfloat16
 
@@ -228,6 +229,16 @@ def test_a_place_that_no_file_can_have_is_refused_before_anything_runs(folder: P
     assert not ran
 
 
+def test_what_autotuning_measures_is_no_call_of_the_program(folder: Path) -> None:
+    """Candidates that are timed between calls were compiled for a server that never runs them."""
+    with warploom.recording(folder / "calls.json") as found:
+        with ENGINE._activity.measuring():
+            warploom.gemm(*product(8))
+        assert found.calls == []
+        warploom.gemm(*product(8))
+    assert rows(folder / "calls.json") == [8]
+
+
 # ---- What is compiled of it ----------------------------------------------------------------------
 
 
@@ -360,4 +371,7 @@ def test_a_call_names_the_kernels_of_both_passes_and_what_brings_them(
     forward, backward = both.value.kernels
     assert forward == alone.value.kernels[0] and backward.startswith("attention_backward")
     assert f"`warploom compile {forward} {backward}`" in str(both.value)
+    monkeypatch.setattr(build, "build_many", build_many)
+    told = json.loads(run(forward, backward, "--json").stdout)
+    assert [row["name"] for row in told["kernels"]] == [forward, backward]
     assert len(found.calls) == 1  # the call that could not be made is not missed

@@ -23,7 +23,7 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
 
     Of 16 bits without an epilogue, cuBLASLt is another. With one, the bare matmul is shown too.
     """
-    name, bare = _product(operation)
+    name, bare = _product(operation, torch.ones((), device=sets[0].a.device))
     taken = _scales(operation, sets[0].listed)
     whole = partial(_with_epilogue, bare, taken)
     plain = len(sets[0].listed) == taken
@@ -43,9 +43,9 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
 
 
 def _product(
-    operation: GemmOperation,
+    operation: GemmOperation, ones: torch.Tensor
 ) -> tuple[str, Callable[[Operands, Sequence[Item]], torch.Tensor]]:
-    """torch's function for the types of a product, and a call of it."""
+    """torch's function for the types of a product, and a call of it; `ones` is a scale of 1."""
     fast = operation.accumulation == "fast"
     if operation.a == "int8":
         return "torch._int_mm", lambda one, _: torch._int_mm(one.a, one.b)
@@ -59,8 +59,7 @@ def _product(
         if any(item[0] in _SCALES[1] for item in scales):
             a, b = given[0].reshape(-1, 1), given[1].reshape(1, -1)
         else:
-            of_one = torch.ones((), device=one.a.device)
-            a, b = (value.reshape(()) for value in (*given, of_one, of_one)[:2])
+            a, b = (value.reshape(()) for value in (*given, *[ones] * (2 - len(given))))
         return torch._scaled_mm(
             one.a, one.b, scale_a=a, scale_b=b, out_dtype=wide, use_fast_accum=fast
         )
