@@ -1,4 +1,4 @@
-"""`warploom.testing.do_bench` on a GPU: what a long GEMM and one that L2 holds take."""
+"""`warploom.testing.do_bench` on a GPU: what a kernel of a known number of cycles takes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,19 @@ import torch
 from warploom.testing import do_bench
 
 pytestmark = pytest.mark.gpu
+CYCLES = 4_000_000
+LEAST = 2.0  # milliseconds, at 2 GHz, which no Hopper GPU exceeds; a busy GPU takes longer
 
 
-def test_a_gemm_takes_what_a_loop_of_it_takes() -> None:
-    a = torch.randn(4096, 4096, device="cuda").bfloat16()
-    out = torch.empty_like(a)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    for _ in range(20):
-        torch.mm(a, a, out=out)
-    begin.record()
-    for _ in range(20):
-        torch.mm(a, a, out=out)
-    end.record()
-    torch.cuda.synchronize()
-    looped = begin.elapsed_time(end) / 20
-    for options in ({}, {"graph": True}, {"flush": False}):
-        found = do_bench(lambda: torch.mm(a, a, out=out), **options)  # type: ignore[arg-type]
-        assert 0.6 * looped < found < 1.6 * looped, (options, found, looped)
+@pytest.mark.parametrize("options", [{}, {"graph": True}, {"flush": False}])
+def test_a_kernel_takes_the_milliseconds_of_its_cycles(options: dict[str, bool]) -> None:
+    """Launches that are not awaited would take microseconds, and seconds would be 0.002."""
+    found = do_bench(lambda: torch.cuda._sleep(CYCLES), rep=20, **options)  # type: ignore[no-untyped-call, arg-type]
+    assert LEAST <= found < 500 * LEAST
 
 
-def test_what_is_flushed_is_read_from_memory() -> None:
-    """16 MB, which L2 holds: a copy of it is no faster than memory where L2 is flushed."""
+def test_quantiles_are_in_their_order() -> None:
     x = torch.randn(4 << 20, device="cuda")
     y = torch.empty_like(x)
-    cold = do_bench(lambda: y.copy_(x), return_mode="median")
-    warm = do_bench(lambda: y.copy_(x), return_mode="median", flush=False)
-    assert warm < 0.9 * cold
     low, middle, high = do_bench(lambda: y.copy_(x), quantiles=[0.1, 0.5, 0.9])
     assert 0 < low <= middle <= high
