@@ -13,7 +13,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, rank
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.records import lent
+from warploom.runtime import records as of_kind
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
@@ -57,14 +57,18 @@ def searched(
     *,
     exhaustive: bool,
 ) -> Search:
-    """The search among a problem's kernels, with what near records have as hints, lent ones too.
+    """The search among a problem's kernels, with what near records have as hints.
+
+    Records of other GPU kinds hint where calls are decided by them: where the package has none of
+    the family for this kind.
 
     Where there is no model of a family, so that a ranking tells nothing, its table hints too.
     """
     operation, shape = problem.operation, problem.shape
     device = DeviceLimits(here.multiprocessors, here.gpu)
     ranked = rank(constants, problem.space, shape, here.multiprocessors)
-    every = (records, *(one.records for one in lent(here.gpu)))
+    lenders = () if operation.family in of_kind.known(here.gpu).came else of_kind.lent(here.gpu)
+    every = (records, *(one.records for one in lenders))
     near = (one.nearest(operation, shape, here) for one in every)
     hints = [fitting(operation, shape, one.best.schedule, device.arch) for one in near if one]
     if not family(operation.family).constants:

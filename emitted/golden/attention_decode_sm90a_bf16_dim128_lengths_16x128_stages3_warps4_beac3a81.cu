@@ -408,16 +408,13 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[2][4], const Queri
   }
 }
 
-// Returns the last word that it read.
 template <bool kMasked>
-__device__ __forceinline__ uint32_t multiply_values(Outputs& outputs, const uint32_t (&weights)[4], uint32_t from,
-                                                    const Hidden& hidden) {
-  uint32_t last = 0;
+__device__ __forceinline__ void multiply_values(Outputs& outputs, const uint32_t (&weights)[4], uint32_t from,
+                                                const Hidden& hidden) {
   CUTE_UNROLL
   for (int step = 0; step < kSteps; ++step) {
     uint32_t values[4];
     read_transposed(values, Tile::moved(from, step));
-    last = values[3];
     if (kMasked) {
       CUTE_UNROLL
       for (int i = 0; i < 4; ++i) values[i] &= hidden[i % 2];
@@ -425,7 +422,6 @@ __device__ __forceinline__ uint32_t multiply_values(Outputs& outputs, const uint
     multiply(outputs[2 * step], weights, values[0], values[1]);
     multiply(outputs[2 * step + 1], weights, values[2], values[3]);
   }
-  return last;
 }
 
 // Leaves `kMerged` columns of the warp's rows, numbered `part`, in order.
@@ -717,17 +713,13 @@ struct Merge {
 };
 
 // ---- Consumer: a warp has 16 rows of an item, and some keys of each tile ---------------------------
-// A warp gives a stage back that it read by itself; `last` is what it read last, or came of that. The arrival has it as
-// an operand, since an arrival alone does not wait for reads that were issued before it: where processes take turns on a
-// GPU, TMA was seen to overwrite the end of a stage that was still being read.
-__device__ __forceinline__ void release_read(EmptyBarrier& empty, uint32_t last) {
+// A warp gives a stage back that it read by itself. The fence orders its reads before what TMA writes there next: an
+// arrival alone does not wait for reads that were issued before it, and where processes take turns on a GPU, TMA was
+// seen to overwrite the end of a stage that was still being read.
+__device__ __forceinline__ void release_read(EmptyBarrier& empty) {
+  cutlass::arch::fence_view_async_shared();
   __syncwarp();
-  asm volatile("{\n.reg .pred first;\n.reg .b32 count;\nsetp.eq.u32 first, %1, 0;\n"
-               "and.b32 count, %2, %1;\nadd.u32 count, count, 1;\n"  // 1 in the first lane
-               "@first mbarrier.arrive.shared::cta.b64 _, [%0], count;\n}" ::"r"(
-                   cute::cast_smem_ptr_to_uint(reinterpret_cast<uint64_t*>(&empty))),
-               "r"(threadIdx.x % 32), "r"(last)
-               : "memory");
+  if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
 // What a warp goes by in one item's tiles.
@@ -752,12 +744,11 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
   const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage]) + key_place();
   CUTE_UNROLL
   for (int i = 0; i < kSlices; ++i) multiply_keys(scores[i], queries, k + turn.slices[i]);
-  release_read(shared.k_empty[position.stage], __float_as_uint(scores[kSlices - 1][1][3]));
+  release_read(shared.k_empty[position.stage]);
   if (kMasked) mask(scores, rows, key);
   softmax(scores, rows, outputs, scaling.exponent);
   shared.v_full[position.stage].wait(position.phase);
   const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage]) + value_place();
-  uint32_t last = 0;  // of what was read of the stage
   CUTE_UNROLL
   for (int i = 0; i < kSlices; ++i) {
     uint32_t weights[4];
@@ -769,9 +760,9 @@ __device__ __forceinline__ void step(SharedStorage& shared, Position position, c
       const int at = key + i * 16 + n * 8;
       hidden[n] = (at >= begin_key && at < end_key ? 0xffff : 0) | (at + 1 >= begin_key && at + 1 < end_key ? 0xffff0000 : 0);
     }
-    last = multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
+    multiply_values<kMasked>(outputs, weights, v + turn.slices[i], hidden);
   }
-  release_read(shared.v_empty[position.stage], last);
+  release_read(shared.v_empty[position.stage]);
 }
 
 // Starts the loads of the lane's rows of an item.

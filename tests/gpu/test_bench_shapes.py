@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from warploom.cli import main
 
 pytestmark = pytest.mark.gpu
+# Scores and weights of torch's math backend are rounded to 16 bits, which the bounds do not allow.
+LESS_EXACT = {"sdpa, eager (math)"}
 
 
 def cell(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -21,10 +23,12 @@ def cell(folder: Path, *arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     document = json.loads(path.read_text())
     assert document["machine"]["gpu"] == torch.cuda.get_device_name()
-    (found,) = document["cells"]
-    assert found["entries"][0]["error_share"] <= 1
-    wrong = [one for one in found["entries"] if (one["error_share"] or 0) > 1]
-    assert wrong == []
+    for one in document["cells"]:  # a space may have several operations
+        kernel, *baselines = one["entries"]
+        assert kernel["error_share"] <= 1
+        wrong = {each["contender"] for each in baselines if (each["error_share"] or 0) > 1}
+        assert wrong <= LESS_EXACT
+    found = document["cells"][-1]
     return {one["contender"]: one for one in found["entries"]}
 
 

@@ -80,7 +80,9 @@ def test_what_is_set_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPLOOM_RECORDS", "perhaps")
     assert variables.mistakes() == {
         "WARPLOOM_CACHEDIR": "is not read: did you mean WARPLOOM_CACHE_DIR?",
-        "WARPLOOM_RECORDS": "must be use or ignore",
+        "WARPLOOM_RECORDS": "must be use, ignore or borrow",
     }
-    with pytest.raises(ConfigurationError, match="WARPLOOM_RECORDS=perhaps: must be use or ignore"):
+    with pytest.raises(
+        ConfigurationError, match="WARPLOOM_RECORDS=perhaps: must be use, ignore or borrow"
+    ):
         variables.choice("WARPLOOM_RECORDS")

@@ -182,6 +182,7 @@ struct NamedBarrier {
   static void sync(int count, int id) { named_barrier(count, id); }
 };
 inline void fence_barrier_init() {}
+inline void fence_view_async_shared() {}
 }  // namespace arch
 }  // namespace cutlass
 namespace cute {
@@ -282,15 +283,6 @@ static float fast_exp2(float x) { return std::exp2f(x); }
 static float fast_log2(float x) { return std::log2f(x); }
 static void copy_scale(float* to, const float* from) { *to = *from; }
 static void arrive_with_copies(cutlass::arch::ClusterTransactionBarrier& full) { full.arrive(); }
-static uint32_t __float_as_uint(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-static void release_read(cutlass::arch::ClusterBarrier& empty, uint32_t) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
-}
 
 static uint32_t permute(uint32_t a, uint32_t b, uint32_t select) {
   uint32_t d = 0;

@@ -22,15 +22,7 @@ _HEADERS = ("array", "cmath", "deque", "functional", "memory", "random", "uconte
 _MADE_UP = (
     *("multiply", "read", "read_transposed", "pair", "fast_exp2", "fast_log2"),
     *("copy_scale", "permute", "read_part", "of_rank", "send", "as_new"),
-    *(
-        "arrive_with_copies",
-        "release_read",
-        "fma_bf16",
-        "multiply_bf16",
-        "add_fp16",
-        "fp16_of_e4m3",
-        "count_up",
-    ),
+    *("arrive_with_copies", "fma_bf16", "multiply_bf16", "add_fp16", "fp16_of_e4m3", "count_up"),
 )
 _MAIN = """
 extern "C" int launch(const void* block, int grid, int cluster, int threads, int bytes) {

@@ -94,11 +94,7 @@ LOAD = "  if (lane() == 0) full.arrive_and_expect_tx(boxes * Tile::kBoxBytes);\n
 SLOW_LOADS = ((LOAD, PAUSE + LOAD),)
 AWAIT_K = "  shared.k_full[position.stage].wait(position.phase);\n"
 AWAIT_V = "  shared.v_full[position.stage].wait(position.phase);\n"
-RELEASE_K = (
-    "  release_read(shared.k_empty[position.stage], __float_as_uint(scores[kSlices - 1][1][3]));\n"
-)
-RELEASE_V = "  release_read(shared.v_empty[position.stage], last);\n"
-EARLY_K, EARLY_V = (f"  release_read(shared.{one}_empty[position.stage], 0);\n" for one in "kv")
+RELEASE_K, RELEASE_V = (f"  release_read(shared.{one}_empty[position.stage]);\n" for one in "kv")
 READ_K = "  const uint32_t k = cute::cast_smem_ptr_to_uint(shared.k[position.stage])"
 READ_V = "  const uint32_t v = cute::cast_smem_ptr_to_uint(shared.v[position.stage])"
 COUNT = "    if (item.parts > 1 && warp * kRowsAtOnce < there && last_to_leave(warp)) combine();\n"
@@ -134,11 +130,11 @@ MUTANTS = {
         wrong=((AWAIT_V, ""),), pauses=SLOW_LOADS
     ),
     "k is given back before it was read": Mutant(
-        wrong=((RELEASE_K, ""), (PAUSE + READ_K, EARLY_K + PAUSE + READ_K)),
+        wrong=((RELEASE_K, ""), (PAUSE + READ_K, RELEASE_K + PAUSE + READ_K)),
         pauses=((READ_K, PAUSE + READ_K),),
     ),
     "v is given back before it was read": Mutant(
-        wrong=((RELEASE_V, ""), (PAUSE + READ_V, EARLY_V + PAUSE + READ_V)),
+        wrong=((RELEASE_V, ""), (PAUSE + READ_V, RELEASE_V + PAUSE + READ_V)),
         pauses=((READ_V, PAUSE + READ_V),),
     ),
     "the key past the last one counts in the sum": Mutant(

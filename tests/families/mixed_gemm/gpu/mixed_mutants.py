@@ -60,8 +60,7 @@ AWAIT = "shared.full[position.stage].wait(position.phase);\n"
 MULTIPLY = "      CUTE_UNROLL\n      for (int own = 0; own < Slab::kOfStage / kShares; ++own) {\n"
 SLOW_PRODUCTS = ((MULTIPLY, PAUSE + MULTIPLY),)
 RELEASE = "      release(shared.empty[position.stage]);\n"
-LAST_SUM = "__float_as_uint(sums[kBlocks - 1][kCount - 1])"
-RELEASE_READ = f"      release_read(shared.empty[position.stage], {LAST_SUM});\n"
+RELEASE_READ = RELEASE.replace("release", "release_read")
 ADVANCE, PROMOTE = "      position.advance();\n", "      promote(sums, banks[1 - kBanks"
 CONSUME = "  wait_for_launch_before();\n  const Tiles tiles(p);\n"
 LOAD_A = "  Position position{0, 1};\n  CUTE_NO_UNROLL\n"
