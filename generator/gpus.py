@@ -134,6 +134,8 @@ KINDS: dict[str, GpuKind] = {
 DEFAULT = KINDS["NVIDIA H200"]
 # "MIG 3g.40gb", and of a compute instance of it "MIG 1c.3g.40gb", each perhaps with "+me"
 _SLICE = re.compile(r"(?P<whole>.+) MIG (\d+c\.)?\d+g\.(?P<gigabytes>\d+)gb\b.*", re.IGNORECASE)
+_PART = re.compile(r"(.+?) (MIG\b.*)", re.IGNORECASE)  # of a GPU, whatever the profile's name is
+_PROFILE = re.compile(r"MIG ((?:\d+c\.)?[1-7]g\.([1-9]\d*)gb\b\S*)", re.IGNORECASE)
 _MEMORY_SLICES = 8  # that a MIG slice has some of
 
 
@@ -229,8 +231,8 @@ def resolve(written: object, tuned: Iterable[str] = (), *, counted: bool = False
         UnknownNameError: For any other name; it tells those that are near, and those there are.
     """
     word = written if isinstance(written, str) else ""
-    if counted and (part := re.fullmatch(r"(.+) (MIG .+)", word, re.IGNORECASE)):
-        return f"{resolve(part[1], tuned, counted=True)} {part[2]}"
+    if counted and (part := _PART.fullmatch(word)):
+        return f"{(whole := resolve(part[1], tuned, counted=True))} {_profile(part[2], whole)}"
     for row in KINDS.values():
         if any(alike(word, name) for name in row.names):
             return row.name
@@ -248,10 +250,27 @@ def resolve(written: object, tuned: Iterable[str] = (), *, counted: bool = False
     told = f"did you mean {' or '.join(short[one] for one in near)}? " if near else ""
     raise UnknownNameError(
         f"GPU {written!r}",
-        rule=f"must be one that is known or was tuned on: {', '.join(listed)}",
+        rule=f"must be one that is known or was tuned on, of {titles()}: {', '.join(listed)}",
         fix=f"{told}name one of them, or any variant of a {titles()} product "
         f"({', '.join(products().values())}) with its number of SMs, such as 'H100 CNX:114'",
     )
+
+
+def _profile(written: str, whole: str) -> str:
+    """The profile of a MIG slice as the driver writes it: `MIG 3g.40gb`.
+
+    UnknownNameError for what is none, or has more memory than the whole GPU.
+    """
+    found = _PROFILE.fullmatch(" ".join(written.split()))
+    most = KINDS[whole].gigabytes if whole in KINDS else math.inf
+    if found is None or int(found[2]) > most:
+        raise UnknownNameError(
+            f"{written!r} of GPU {whole!r}",
+            rule="must be a MIG profile: its slices of compute and its memory"
+            + (f", of which the GPU has {most} GB" if found else ""),
+            fix="write it as `nvidia-smi mig -lgip` lists it, such as 'MIG 1g.10gb'",
+        )
+    return f"MIG {found[1].lower()}"
 
 
 def known_names() -> list[str]:

@@ -29,7 +29,14 @@ def target(name: str) -> DeviceLimits:
     called, count = name, None
     if isinstance(name, str) and (given := re.fullmatch(r"([^:]+):\s*([1-9]\d{0,3})\s*", name)):
         called, count = given[1], int(given[2])
-    gpu = resolve(called, (one.gpu for one in _tuned()), counted=count is not None)
+    elif isinstance(name, str) and (given := re.fullmatch(r"([^:]*\w[^:]*):([^:]*)", name)):
+        raise UnknownNameError(
+            f"GPU {name!r}",
+            rule=f"must have its number of SMs after the colon, which {given[2]!r} is not",
+            fix="write it as in 'H100 PCIe:114', or leave out the colon and what follows",
+        )
+    part = count is None and isinstance(name, str) and " mig " in name.casefold()
+    gpu = resolve(called, (one.gpu for one in _tuned()), counted=count is not None or part)
     row = KINDS.get(gpu)
     if count is None:
         if row:

@@ -101,8 +101,8 @@ def test_a_refusal_lists_the_products_that_are_taken() -> None:
 
 
 UNKNOWN = [
-    *("NVIDIA H300", "", ":132", "H200:", "H200:0", "H200:-1", "../H", "../H200", "h200!", "h_200"),
-    *("H", "NVIDIA", "GPU", "132", "H200:132:132", "H200:1e2", "H200:²", "H200 :six", "sm_90a"),
+    *("NVIDIA H300", "", ":132", "../H", "../H200", "h200!", "h_200"),
+    *("H", "NVIDIA", "GPU", "132", "H200:132:132", "sm_90a"),
     *("NVIDIA A100:108", "A100", "NVIDIA A100-SXM4-80GB:108", "NVIDIA L40S:142", "B200:148"),
     *("NVIDIA B200", "NVIDIA GB200:152", "NVIDIA GeForce RTX 4090:128", "AMD H100:132"),
     *("NVIDIA H100 PCIe 2", "NVIDIA H200x", "NVIDIA NVIDIA H200", "H100 PCI", "NVIDIA H200x:132"),
@@ -116,6 +116,34 @@ def test_a_gpu_that_nothing_is_kept_of_is_refused_with_the_names_there_are(name:
     """`NVIDIA A100:108` had kernels of sm_90a compiled for it."""
     with pytest.raises(UnknownNameError, match=r"must be one .*, NVIDIA H200, .*:114"):
         target(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["H200:", "H200:0", "H200:-1", "H200:1e2", "H200:²", "H200 :six", "cuda:00", "H200:99999"],
+)
+def test_what_is_no_number_of_multiprocessors_is_told(name: str) -> None:
+    """`H100 SXM:0` was answered with the question whether `H100 SXM` was meant."""
+    with pytest.raises(UnknownNameError, match=r"number of SMs after the colon, which '.*' is not"):
+        target(name)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "h100 sxm mig 3G.40GB"])
+def test_a_slice_without_its_multiprocessors_is_told_to_have_them_beside_it(name: str) -> None:
+    """It was answered with the question whether the whole GPU was meant."""
+    wanted = "beside it.*'NVIDIA H100 80GB HBM3 MIG 3g.40gb:SMS'"
+    with pytest.raises(UnknownNameError, match=wanted):
+        target(name)
+    assert target(f"{name}:60") == DeviceLimits(60, "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
+
+
+@pytest.mark.parametrize(
+    "profile", ["MIG", "MIG 40gb", "MIG 9g.40gb", "MIG 3g.900gb", "MIG 3g.40gb MIG 1g.10gb"]
+)
+def test_a_profile_that_the_gpu_has_not_is_refused(profile: str) -> None:
+    """`H100 SXM MIG 9g.900gb:60` was a GPU that kernels were compiled for."""
+    with pytest.raises(UnknownNameError, match="must be a MIG profile"):
+        target(f"H100 SXM {profile}:60")
 
 
 @pytest.mark.parametrize(
