@@ -22,7 +22,9 @@ ELEMENTS: dict[str, Element] = {"bfloat16": "bf16", "float16": "fp16"}
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _NORMS = ("rms_norm_eps",)  # of a Llama, and of no model whose MLP has no gate
 _GATED = {"cohere", "cohere2", "olmo", "stablelm"}  # Llama-like but for their norm
-_BIASED = {"qwen2"}  # whose projections of q, k and v have a bias that their file does not tell
+_BIASED = "qwen2"  # of q, k and v have a bias that no file tells: qwen2, qwen2_5_vl_text
+_BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "use_bias")
+_TYPES = ("torch_dtype", "dtype")  # as transformers calls it before and since its version 5
 _FURTHER = {  # fields of layers that a Llama has not
     "num_local_experts": "experts",
     "num_experts": "experts",
@@ -31,7 +33,9 @@ _FURTHER = {  # fields of layers that a Llama has not
     "kv_lora_rank": "latent attention (MLA)",
     "quantization_config": "quantized weights",
     "is_encoder_decoder": "an encoder",
+    "cross_attention_layers": "cross attention",
 }
+_MEND = "give the config.json that the model came with"
 _FIX = "record its calls with warploom.recording, and compile that file"
 
 
@@ -70,7 +74,7 @@ class Model:
 
 def is_path(model: str) -> bool:
     """Whether --model is the path of a configuration, and no name of benchmarks/cells.yaml."""
-    return model.endswith(".json") or "/" in model or Path(model).is_dir()
+    return model.endswith(".json") or "/" in model or (model != "" and Path(model).is_dir())
 
 
 @cache
@@ -89,16 +93,25 @@ def read(model: str) -> Model:
         raise ConfigurationError(
             f"{path}: {json_file.reason(error)}",
             rule=f"must be the {FILE} of a model, or a directory that has it",
-            fix="give its path, or a model of benchmarks/cells.yaml",
+            fix="give the path of a file that is here, or a model of benchmarks/cells.yaml",
         ) from error
     except ValueError as error:
-        raise ConfigurationError(f"{path}: {error}", rule="must be JSON") from error
+        raise ConfigurationError(f"{path}: {error}", rule="must be JSON", fix=_MEND) from error
     if not isinstance(fields, dict):
-        raise ConfigurationError(f"{path}: a {type(fields).__name__}", rule="must be an object")
+        raise ConfigurationError(
+            f"{path}: {type(fields).__name__}", rule="must be a JSON object", fix=_MEND
+        )
     nested = fields.get("text_config")  # of a model that sees, too
-    if isinstance(nested, dict) and "hidden_size" not in fields:
-        fields = {**fields, **nested}
+    if isinstance(nested, dict) and any(name not in fields for name in _REQUIRED):
+        fields = _merged(fields, nested)
     return _Reader(path, fields).model()
+
+
+def _merged(fields: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model that sees, over which go those that its language model tells."""
+    told = {name: value for name, value in nested.items() if value is not None}
+    kept = {n: v for n, v in fields.items() if n not in _TYPES or not told.keys() & {*_TYPES}}
+    return {**kept, **told}
 
 
 class _Reader:
@@ -124,8 +137,9 @@ class _Reader:
 
     def _layers(self, hidden: int, queries: int, keys: int) -> Iterator[Layer]:
         inner = self._count("intermediate_size")
-        told = bool(self.fields.get("attention_bias"))
-        biased, gated = told or self.kind in _BIASED, bool(self.fields.get("mlp_bias"))
+        told = any(self.fields.get(name) for name in _BIASES)
+        biased = told or self.kind.startswith(_BIASED)
+        gated = bool(self.fields.get("mlp_bias") or self.fields.get("use_bias"))
         for n in (queries + 2 * keys, queries, keys):
             yield Layer(n, hidden, biased)
         yield Layer(hidden, queries, told)
@@ -152,13 +166,13 @@ class _Reader:
 
     def _element(self) -> Element:
         """The type of its weights; engines load what says nothing in bf16."""
-        written = self.fields.get("torch_dtype") or self.fields.get("dtype") or "bfloat16"
-        name = str(written).removeprefix("torch.")
+        field = next((one for one in _TYPES if self.fields.get(one)), _TYPES[0])
+        name = str(self.fields.get(field) or "bfloat16").removeprefix("torch.")
         if name not in ELEMENTS:
             raise ConfigurationError(
-                f"{self.path}: torch_dtype {name}",
+                f"{self.path}: {field} {name}",
                 rule=f"must be {' or '.join(ELEMENTS)}: kernels are of 16 bits",
-                fix="give the configuration of a model that is loaded in one of these",
+                fix="write the one that the model is loaded in into a copy of the file",
             )
         return ELEMENTS[name]
 

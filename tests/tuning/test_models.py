@@ -109,6 +109,32 @@ def test_biases_are_those_that_a_file_tells_and_those_of_a_qwen2(write: Write) -
     assert not any("bias_bf16 4x16384x2048" in one for one in told)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_type": "qwen2_5_vl_text"}, {"model_type": "internlm3", "qkv_bias": True}],
+)
+def test_biases_that_other_files_tell_in_other_words_are_found(
+    fields: dict[str, object], write: Write
+) -> None:
+    """The kernels with a bias of a qwen2_5_vl were not compiled."""
+    assert (3072, 2048) in models.read(write(**fields)).weights(biased=True)
+
+
+def test_fields_of_a_language_model_go_over_those_around_it_where_it_tells_them(
+    write: Write,
+) -> None:
+    """A type of None hid the model's, and a hidden_size outside hid all that was inside."""
+    bare: dict[str, Any] = dict.fromkeys(LLAMA, None)
+    inner: dict[str, Any] = {**LLAMA, "torch_dtype": None}
+    for around in ({"torch_dtype": "float16"}, {"torch_dtype": "float16", "hidden_size": 64}):
+        found = models.read(write(**{**bare, **around}, text_config=inner))
+        assert found.element == "fp16" and (2048, 8192) in found.weights()
+    inner["dtype"] = "float16"
+    assert models.read(write(**bare | {"torch_dtype": "bfloat16"}, text_config=inner)).element == (
+        "fp16"
+    )
+
+
 def test_what_the_model_calls_was_compiled_for_it(write: Write) -> None:
     path = write(torch_dtype="float16", sliding_window=1024)
     result = run(path, "--m", "1,24")
@@ -153,6 +179,8 @@ def test_a_configuration_names_shapes_for_other_commands_too(write: Write) -> No
         (dict.fromkeys(LLAMA), "a model without hidden_size, intermediate_size, num_att"),
         ({"model_type": "bert", "rms_norm_eps": None}, "'bert' without rms_norm_eps"),
         ({"num_local_experts": 8}, "with num_local_experts: it has experts"),
+        ({"cross_attention_layers": [3, 8]}, "with cross_attention_layers: it has cross"),
+        ({"torch_dtype": None, "dtype": "float64"}, "json: dtype float64: must be bfloat16 or"),
         ({"kv_lora_rank": 512}, "with kv_lora_rank: it has latent attention"),
         ({"quantization_config": {"bits": 4}}, "with quantization_config: it has quantized"),
         ({"mamba_d_state": 16}, "with mamba_d_state: it has layers of another kind"),
@@ -186,4 +214,9 @@ def test_a_path_without_a_file_is_refused_and_a_name_is_looked_up(tmp_path: Path
     models.read.cache_clear()
     with pytest.raises(ConfigurationError, match="must be JSON"):
         models.read(str(tmp_path))
-    assert "give the path of a config.json" in run("llama9").stderr
+    (tmp_path / "config.json").write_text("[1]")
+    models.read.cache_clear()
+    with pytest.raises(ConfigurationError, match="list: must be a JSON object: give the config"):
+        models.read(str(tmp_path))
+    for name in ("llama9", ""):
+        assert "give the path of a config.json" in run(name).stderr
