@@ -7,14 +7,15 @@ without the tensors and without the model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from warploom.atomic_file import replace_file
 from warploom.errors import ConfigurationError, WarploomError
-from warploom.generator import json_file
+from warploom.generator import json_file, rules
+from warploom.generator.families import family
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.records import problem_text, restore_operation, restore_shape
 from warploom.generator.shapes import Shape
@@ -23,6 +24,7 @@ from warploom.runtime import dispatch
 from warploom.runtime.decision import Asked, Choice
 
 SCHEMA = 1
+SUFFIX = ".json"  # by which commands know a file of calls from a configuration
 _FIX = "record the calls again with warploom.recording"
 
 
@@ -82,19 +84,17 @@ def write(path: Path, calls: Iterable[RecordedCall]) -> None:
 
 
 def holds_calls(path: Path) -> bool:
-    """Whether a file is of recorded calls: a JSON object that has them, or one that is missing.
+    """Whether a file is of recorded calls: a JSON object that has them, or none that can be read.
 
     False of all others: a configuration may be JSON as well, and says what is wrong with it.
     """
-    if path.suffix != ".json":
+    if path.suffix != SUFFIX:
         return False
     try:
         found = json_file.parse(json_file.content(path))
-    except FileNotFoundError:
-        return True
     except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "calls" in found
+        return True
+    return isinstance(found, dict) and ("calls" in found or "schema" in found)
 
 
 def read(path: Path) -> list[RecordedCall]:
@@ -130,13 +130,28 @@ def read(path: Path) -> list[RecordedCall]:
     return list(found)
 
 
-def _restored(fields: Mapping[str, Any]) -> RecordedCall:
+def _restored(fields: object) -> RecordedCall:
+    """A call from its fields; an error of the package, KeyError or TypeError for what is none."""
+    if not isinstance(fields, dict):
+        raise TypeError(f"{fields!r} must be a JSON object")
     if "kernel" in fields:
-        spec = parse_name(fields["kernel"])
+        spec = parse_name(_word("kernel", fields["kernel"]))
         return RecordedCall(spec.operation, None, None, spec)
-    operation = restore_operation(fields["operation"])
+    plain = fields["operation"]
+    if not isinstance(plain, dict):
+        raise TypeError(f"operation {plain!r} must be a JSON object")
+    known = family(_word("family", plain["family"]))
+    operation = restore_operation(plain)
+    if reasons := rules.fields(operation) or known.operation_reasons(operation):
+        raise TypeError("; ".join(reasons))
     shape = restore_shape(operation.family, fields["shape"])
     requires = fields.get("requires")
-    if not isinstance(requires, str | None):
-        raise TypeError(f"requires {requires!r} must be a word")
+    if requires is not None:
+        _word("requires", requires)
     return RecordedCall(operation, shape, requires)
+
+
+def _word(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} {value!r} must be a word")
+    return value

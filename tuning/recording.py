@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from contextlib import AbstractContextManager, ContextDecorator, suppress
+from contextlib import AbstractContextManager, ContextDecorator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,7 @@ from warploom.errors import ConfigurationError, ProblemError
 from warploom.runtime.families import every
 from warploom.runtime.plan import Plan, heard
 from warploom.tuning.autotune.engine import ENGINE
-from warploom.tuning.calls import RecordedCall, write
+from warploom.tuning.calls import SUFFIX, RecordedCall, write
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +38,24 @@ def recording(path: str | os.PathLike[str]) -> Recording:
         The context. Its `calls` are those that were seen so far.
 
     Raises:
-        ProblemError: `path` is no path.
+        ProblemError: `path` is no path of a .json file.
         ConfigurationError: when the block begins, the file could not be written; the error names
             why. When it ends, it cannot be written any more.
     """
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+    if not isinstance(path, str | os.PathLike) or os.fspath(path) in ("", b"") or "\0" in str(path):
         raise ProblemError(
             f"path {shown(path)} of type {type(path).__name__}",
             rule="must be the path of a file",
             fix='for example "calls.json"',
         )
-    return Recording(Path(os.fspath(path)))
+    found = Path(os.fsdecode(path)).absolute()  # the block may change the working directory
+    if found.suffix != SUFFIX:
+        raise ProblemError(
+            f"path {shown(path)}",
+            rule=f"must end with {SUFFIX}, by which `warploom compile` knows a file of calls",
+            fix=f"for example {found.stem + SUFFIX!r}",
+        )
+    return Recording(found)
 
 
 class Recording(ContextDecorator):
@@ -104,17 +111,17 @@ class Recording(ContextDecorator):
 
 def _require_writable(path: Path) -> None:
     """Raise ConfigurationError where a file cannot be put at `path`, before anything runs."""
-    folder = path.parent
-    code = 0
-    if path.is_dir():
-        code = errno.EISDIR
-    elif not folder.is_dir():
-        code = errno.ENOENT if not folder.exists() else errno.ENOTDIR
-    else:
-        with suppress(OSError):
-            code = 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
-    if code:
-        raise _unwritable(path, OSError(code, os.strerror(code)))
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("must be a regular file, or no file yet")
+        if not os.access(path.parent, os.F_OK):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if not path.parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:

@@ -214,19 +214,42 @@ def test_a_call_without_anything_to_launch_is_none(folder: Path) -> None:
     assert "no calls: must have a call" in run(folder / "calls.json", "--gpu", "h200").stderr
 
 
-@pytest.mark.parametrize("path", [None, 3, "", b""])
+@pytest.mark.parametrize("path", [None, 3, "", b"", "a\0.json"])
 def test_what_is_no_path_is_refused_by_name(path: object) -> None:
     with pytest.raises(ProblemError, match="must be the path of a file"):
         warploom.recording(path)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["calls", "calls.yaml", "calls.txt", ".json"])
+def test_a_name_that_no_command_takes_for_calls_is_refused(name: str) -> None:
+    """`warploom compile calls.txt` read it as a configuration, after the model had run."""
+    with pytest.raises(ProblemError, match=r"must end with \.json, by which `warploom compile`"):
+        warploom.recording(name)
+
+
 def test_a_place_that_no_file_can_have_is_refused_before_anything_runs(folder: Path) -> None:
+    """A pipe, and a name that is too long, were refused when all had run."""
     ran = False
-    for path in (folder, folder / "no" / "calls.json"):
+    (folder / "folder.json").mkdir()
+    (folder / "file").touch()
+    os.mkfifo(folder / "pipe.json")
+    names = ["folder.json", "no/calls.json", "file/calls.json", "pipe.json", "a" * 300 + ".json"]
+    for path in (folder / name for name in names):
         rule = "must be a file in a directory that exists"
         with pytest.raises(ConfigurationError, match=rule), warploom.recording(path):
             ran = True
     assert not ran
+
+
+def test_a_file_lies_where_it_was_asked_for_wherever_the_program_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "elsewhere").mkdir()
+    with warploom.recording("calls.json"):
+        monkeypatch.chdir(folder / "elsewhere")
+        warploom.gemm(*product(8))
+    assert rows(folder / "calls.json") == [8]
 
 
 def test_what_autotuning_measures_is_no_call_of_the_program(folder: Path) -> None:
@@ -305,7 +328,14 @@ def test_several_files_of_calls_are_compiled_together(folder: Path) -> None:
         ('{"calls": []}', "schema None: must be a list of calls of schema 1"),
         ('{"schema": 2, "calls": []}', "schema 2: must be a list"),
         ('{"schema": 1, "calls": [{}]}', "call 1: 'operation' is missing"),
-        ('{"schema": 1, "calls": [3]}', "call 1: "),
+        ('{"schema": 1}', "schema 1: must be a list of calls"),
+        ('{"schema": 1, "calls": [{"oper', "must be JSON"),
+        ("", "must be JSON"),
+        ('{"schema": 1, "calls": [3]}', "call 1: 3 must be a JSON object"),
+        ('{"schema": 1, "calls": [null]}', "call 1: None must be a JSON object"),
+        ('{"schema": 1, "calls": [{"kernel": 3}]}', "call 1: kernel 3 must be a word"),
+        ('{"schema": 1, "calls": [{"operation": "gemm"}]}', "operation 'gemm' must be a JSON ob"),
+        ('{"schema": 1, "calls": [{"operation": {"family": [1]}}]}', "family [1] must be a word"),
         ('{"schema": 1, "calls": [{"kernel": "gemm_sm90a_x"}]}', "call 1: kernel name"),
         ('{"schema": 1, "calls": [{"operation": {"family": "x"}, "shape": {}}]}', "call 1: family"),
     ],
@@ -318,6 +348,16 @@ def test_a_file_of_calls_that_is_damaged_is_refused_with_the_place(
     result = run(path, "--gpu", "h200")
     assert result.exit_code == 1 and told in result.stderr, result.stderr
     assert "warploom.recording" in result.stderr
+
+
+def test_a_call_that_breaks_a_rule_of_its_family_is_refused_with_its_place(folder: Path) -> None:
+    """A type of a that b has not was told without the file and the call."""
+    path = folder / "calls.json"
+    with warploom.recording(path):
+        warploom.gemm(*product(8))
+    path.write_text(path.read_text().replace('"a": "bf16"', '"a": "fp16"'))
+    told = run(path, "--gpu", "h200").stderr
+    assert "calls.json: call 1: b bf16: must be of the type of a, fp16" in told
 
 
 def test_a_file_of_calls_that_is_not_there_is_named(folder: Path) -> None:
