@@ -8,6 +8,7 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
+from warploom.errors import ProblemError
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import Operation
@@ -50,8 +51,21 @@ class RuntimeFamily(ABC, Generic[OperationT, ShapeT]):
         """
 
     def choices(self, operation: OperationT, shape: ShapeT, target: DeviceLimits) -> list[Choice]:
-        """The kernels that these calls run on a GPU."""
-        return [one.draft(target).choice for one in self.calls(operation, shape)]
+        """The kernels that these calls run on a GPU; ProblemError as `dense` raises it."""
+        return [one.draft(target).choice for one in self.dense(operation, shape)]
+
+    def dense(self, operation: OperationT, shape: ShapeT) -> list[Call[Any, Any]]:
+        """What `calls` returns; ProblemError for tensors whose bytes torch cannot count."""
+        try:
+            return self.calls(operation, shape)
+        except RuntimeError as error:  # of torch, which makes tensors of meta only so large
+            if "overflow" not in str(error):
+                raise
+            raise ProblemError(
+                f"shape {shape}",
+                rule="must have tensors of fewer than 2^63 bytes each",
+                fix="give smaller extents",
+            ) from error
 
     def call(self, *operands: Any, **keywords: Any) -> Call[Any, Any]:
         """The call that `function` makes of these tensors and keywords."""

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner, Result
 from samplers import constant
 
-from warploom.cli import main
+from warploom.cli import bench_shapes, main
 from warploom.cli.operations import operations_of
 from warploom.errors import DeviceError
 from warploom.generator import build
@@ -223,7 +223,10 @@ def test_a_file_and_an_epilogue_say_which_operation(gpu: list[str], tmp_path: Pa
         (["gemm", "--set", "a=e4m3"], "gemm with a=e4m3: b bf16: must be of the type of a"),
         (["gemm", "--set", "a=bf17"], "a 'bf17': must be one of"),
         (["gemm", "--epilogue", "bais"], "--epilogue 'bais': must be one of .*did you mean bias"),
-        (["gemm", "--epilogue", "scale:foo"], "by 'foo': must be one of host, device"),
+        (["gemm", "--epilogue", "scale:foo"], "by 'foo': must be one of.*: change --epilogue"),
+        (["gemm", "--epilogue", "amax:row"], "'amax:row': amax takes no value"),
+        (["gemm", "--epilogue", "gelu:tanh"], "'gelu:tanh': gelu takes no value.*write gelu alone"),
+        (["gemm", "--json", "/proc/none/result.json"], "/proc/none"),
         (["attention_forward", "--epilogue", "bias"], "attention_forward has no epilogue"),
     ],
 )
@@ -233,6 +236,22 @@ def test_what_cannot_be_measured_is_said_before_anything_is(
     result = run(*arguments, "--shapes", "1x1x1")
     assert result.exit_code == 1 and re.search(told, result.stderr), result.stderr
     assert gpu == []
+
+
+def test_a_configuration_may_come_from_standard_input(
+    gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-` was the name of a file that there is not."""
+    path = tmp_path / "linear.yaml"
+    path.write_text(
+        "version: 1\narch: sm_90a\nkernels:\n"
+        "  - operations: [{family: gemm, a: fp16, b: fp16, d: fp16}]\n"
+        "    schedules: [{tile: [64, 64, 64]}]\n"
+    )
+    monkeypatch.setattr(bench_shapes, "STANDARD_INPUT", path)
+    result = run("-", "--shapes", "33x48x64", "--json", tmp_path / "new" / "result.json")
+    assert result.exit_code == 0, result.output
+    assert "gemm_fp16" in result.stdout and (tmp_path / "new" / "result.json").is_file()
 
 
 def test_fields_without_shapes_are_refused() -> None:

@@ -220,3 +220,11 @@ def test_a_path_without_a_file_is_refused_and_a_name_is_looked_up(tmp_path: Path
         models.read(str(tmp_path))
     for name in ("llama9", ""):
         assert "give the path of a config.json" in run(name).stderr
+
+
+def test_serving_without_a_model_and_a_model_in_the_place_of_a_file_are_told(write: Write) -> None:
+    """The first was `--serving with FILE`, and the second had a fix that could not help."""
+    told = CliRunner().invoke(main, ["compile", "--serving", "--gpu", "h200"]).stderr
+    assert "--serving without --model: must be a FILE, or --serving and" in told
+    told = CliRunner().invoke(main, ["compile", write(), "--gpu", "h200"]).stderr
+    assert "`--serving --model` its path" in told

@@ -20,7 +20,7 @@ from warploom.cli.bench_shapes import bench
 from warploom.cli.engines import ray_option
 from warploom.cli.operations import operation_options
 from warploom.cli.output import Output, reporting_text
-from warploom.cli.shapes import listed
+from warploom.cli.shapes import written_shapes
 from warploom.errors import ConfigurationError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -30,8 +30,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
     "--shapes",
-    default="",
-    callback=listed,
+    callback=written_shapes,
     help="Shapes of your own, as the page of their family writes them, in place of cells.",
 )
 @operation_options

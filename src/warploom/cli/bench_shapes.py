@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warploom.atomic_file import replace_file
+from warploom.cli.arguments import STANDARD_INPUT
 from warploom.cli.operations import Fields, operations_of
 from warploom.errors import CompilationError, ConfigurationError, ResultError
 
@@ -53,6 +54,7 @@ def bench(
                 rule="chooses among the cells of benchmarks/cells.yaml, and shapes are your own",
                 fix="leave one of them out",
             )
+    file = STANDARD_INPUT if names[0] == "-" else Path(names[0])
     # These import torch, which takes seconds.
     from warploom.generator.build import build_many
     from warploom.runtime.targets import at_hand
@@ -62,10 +64,12 @@ def bench(
 
     wanted = [
         (operation, shape)
-        for operation in operations_of(Path(names[0]), fields, epilogue)
+        for operation in operations_of(file, fields, epilogue)
         for shape in shapes_of(operation, shapes, None, ())
     ]
     found = about()
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)  # or fail before anything is measured
     target = at_hand(0)
     choices = [chosen(operation, shape, target) for operation, shape in wanted]
     specs = list(dict.fromkeys(choice.spec for choice in choices))

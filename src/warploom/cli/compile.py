@@ -105,8 +105,11 @@ def command(
     from warploom.generator.store import Store
 
     if serving is bool(paths) or (serving and (model is None or shapes or cells)):
+        further = paths or shapes or cells
         raise ConfigurationError(
-            "--serving with FILE, --shapes or --cells" if serving else "no FILE",
+            f"--serving {'with FILE, --shapes or --cells' if further else 'without --model'}"
+            if serving
+            else "no FILE",
             rule="must be a FILE, or --serving and the --model that it is of",
             fix="for instance `warploom compile --serving --model llama3-8b`",
         )
@@ -184,7 +187,8 @@ def _listed(path: Path, arch: str | None, gpu: str | None, rows: Sequence[int]) 
             raise ConfigurationError(
                 f"{option} without shapes",
                 rule="a configuration names its kernels, whatever the GPU and the shape",
-                fix="give --shapes, --model or --cells, too",
+                fix="give --shapes, --model or --cells, too; of a model's config.json, give "
+                "`--serving --model` its path",
             )
     if str(path) in spaces() and not path.exists():
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from warploom.cli.arguments import ConfigurationFile
 from warploom.cli.operations import operation_options, operations_of
 from warploom.cli.output import Output, reporting
 from warploom.cli.shapes import check_one, shape_options, told_spaces
+from warploom.errors import ConfigurationError
 from warploom.generator.configurations import spaces
 from warploom.generator.gpus import DEFAULT
 
@@ -68,10 +69,16 @@ def command(
     for operation in wanted:
         known = family(operation.family)
         for shape in shapes_of(operation, shapes, model, rows):
-            for call in known.calls(operation, shape):
+            for call in known.dense(operation, shape):
                 drafted = call.draft(target)
                 found = Explanation.on(target, drafted, known.gradients(drafted, target))
                 told.append((problem_text(operation, shape), found))
+    if not told:
+        raise ConfigurationError(
+            f"{path}: no shapes",
+            rule="an operation must have shapes that are given, or that --model or --cells names",
+            fix="give --shapes",
+        )
     for number, (problem, found) in enumerate(told):
         output.line(f"{'' if number == 0 else chr(10)}problem  {problem}\n{found}")
     output.document(

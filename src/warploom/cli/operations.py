@@ -127,7 +127,8 @@ def _changed(operation: Operation, fields: Fields, epilogue: str) -> Operation:
     try:
         found: Operation = restore(type(operation), plain)
     except SpecificationError as error:
-        raise ConfigurationError(error.value, rule=error.rule, fix="change --set") from error
+        option = "--epilogue" if ".epilogue" in error.value else "--set"
+        raise ConfigurationError(error.value, rule=error.rule, fix=f"change {option}") from error
     return found
 
 
@@ -146,7 +147,9 @@ def _steps(epilogue: str, operation: dict[str, Any]) -> Iterator[dict[str, Any]]
     words = [*kinds, *functions]
     for written in epilogue.split(","):
         word, _, value = (part.strip() for part in written.partition(":"))
-        if word in functions and not value:
+        if word in functions:
+            if value:
+                raise _valued(written)
             name, field = functions[word]
             yield {"step": name, field: word}
             continue
@@ -161,7 +164,19 @@ def _steps(epilogue: str, operation: dict[str, Any]) -> Iterator[dict[str, Any]]
             like_a = operation["a"] if operation["a"] in ("fp16", "bf16") else "bf16"
             usual = next((one for one in (like_a, "device") if one in choices), choices[0])
             step[field], value = value or usual, ""
+        if value:
+            raise _valued(written)
         yield step
+
+
+def _valued(written: str) -> ConfigurationError:
+    """The error of a step with a value that it does not take."""
+    word = written.partition(":")[0].strip()
+    return ConfigurationError(
+        f"--epilogue {written.strip()!r}",
+        rule=f"{word} takes no value after a colon",
+        fix=f"write {word} alone",
+    )
 
 
 def _choices(kind: type) -> dict[str, tuple[Any, ...]]:

@@ -13,13 +13,21 @@ from warploom.generator.configurations import spaces
 from warploom.suggestions import suggestion
 
 
-def listed(_context: object, _option: object, value: str) -> list[str]:
+def _words(value: str) -> list[str]:
     """The words of an option, which have commas between them."""
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
+def written_shapes(_context: object, _option: object, value: str | None) -> list[str]:
+    """The shapes of an option that may be left out, but not be empty."""
+    words = _words(value or "")
+    if value is not None and not words:
+        raise click.BadParameter(f"{value!r}: must have a shape, such as 4096x6144x4096")
+    return words
+
+
 def _numbers(_context: object, _option: object, value: str) -> list[int]:
-    words = listed(None, None, value)
+    words = _words(value)
     if not all(word.isdecimal() and int(word) for word in words):
         raise click.BadParameter(f"{value!r}: must be positive numbers, separated by commas")
     return list(map(int, words))
@@ -28,8 +36,7 @@ def _numbers(_context: object, _option: object, value: str) -> list[int]:
 _OPTIONS = (
     click.option(
         "--shapes",
-        default="",
-        callback=listed,
+        callback=written_shapes,
         help="Shapes as the page of their family writes them, such as 4096x6144x4096,...",
     ),
     click.option(
