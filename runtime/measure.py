@@ -84,9 +84,11 @@ def graph_sampler(calls: Sequence[Call]) -> Sampler:
         try:
             for _ in range(laps):
                 lap()
-        except RuntimeError as error:  # nor does the thread capture any longer
+        except BaseException as error:  # nor does the thread capture any longer
             with suppress(RuntimeError):
                 graph.capture_end()
+            if not isinstance(error, RuntimeError):
+                raise
             raise RuntimeError(f"a CUDA graph cannot capture it: {error}") from error
         graph.capture_end()
 

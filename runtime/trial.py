@@ -98,12 +98,14 @@ def _furthest(one: torch.Tensor, other: torch.Tensor) -> float:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Collect garbage now and not inside: a CUDA graph that is destroyed ends another's capture."""
+    enabled = gc.isenabled()  # a program may have disabled it for good
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def generator(device: str, seed: int) -> torch.Generator | None:

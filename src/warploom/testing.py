@@ -35,7 +35,7 @@ def do_bench(
     *,
     quantiles: Sequence[float] | None = None,
     return_mode: Mode = "mean",
-    grad_to_none: Sequence[torch.Tensor] = (),
+    grad_to_none: Sequence[torch.Tensor] | None = None,
     flush: bool = True,
     graph: bool = False,
 ) -> Any:  # noqa: ANN401 (a float or a list of them, as in triton.testing)
@@ -70,6 +70,7 @@ def do_bench(
     """
     calls = _calls(fn)
     _require(warmup, rep, quantiles, return_mode)
+    cleared = _cleared(grad_to_none)
     require_boolean("flush", flush)
     require_boolean("graph", graph)
     if not torch.cuda.is_available():
@@ -80,8 +81,8 @@ def do_bench(
         )
     with uncollected():  # a collection would be part of some call's time
         sample = graph_sampler(calls) if graph else alone(calls, flushed=flush)
-        _sampled(sample, warmup, grad_to_none, fewest=0)
-        times = _sampled(sample, rep, grad_to_none, fewest=_FEWEST)
+        _sampled(sample, warmup, cleared, fewest=0)
+        times = _sampled(sample, rep, cleared, fewest=_FEWEST)
     return _summary([1e3 * one for one in times], quantiles, return_mode)
 
 
@@ -107,6 +108,18 @@ def _calls(fn: object) -> Sequence[Call]:
             fix="pass lambda: warploom.gemm(a, b)",
         )
     return calls
+
+
+def _cleared(tensors: object) -> Sequence[torch.Tensor]:
+    found: Any = () if tensors is None else tensors
+    listed = isinstance(found, list | tuple)
+    if not listed or not all(isinstance(one, torch.Tensor) for one in found):
+        raise ProblemError(
+            f"grad_to_none {shown(tensors)} of type {type(tensors).__name__}",
+            rule="must be a list of tensors",
+            fix="for example [x, weight]; leave it out where no gradient is computed",
+        )
+    return found
 
 
 def _summary(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 import warploom
 from warploom import testing
 from warploom.errors import DeviceError, ProblemError
+from warploom.runtime import measure
 from warploom.runtime.measure import Call, Sampler
 
 
@@ -107,6 +110,45 @@ def test_several_functions_take_turns_and_gradients_are_cleared_before_each(
     assert called == ["a", "b", "a", "b", "a"]
 
 
+def test_it_takes_what_tritons_has_where_nothing_is_said(sampled: list[dict[str, Any]]) -> None:
+    """`grad_to_none=None`, which is Triton's default, was no sequence."""
+    assert testing.do_bench(lambda: None, 0, 0, grad_to_none=None, quantiles=None) > 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_afterwards_as_it_was_before(
+    enabled: bool, sampled: list[dict[str, Any]]
+) -> None:
+    """A program that had disabled the collector had it enabled, also by a function that failed."""
+    try:
+        (gc.enable if enabled else gc.disable)()
+        testing.do_bench(lambda: None, 0, 0)
+        with pytest.raises(ZeroDivisionError):
+            testing.do_bench(lambda: 1 / 0, 0, 0)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyboardInterrupt])
+def test_a_function_that_fails_while_it_is_captured_ends_the_capture(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the process captured next failed, but after a RuntimeError."""
+    graph = MagicMock()
+    monkeypatch.setattr(torch, "cuda", MagicMock(CUDAGraph=lambda: graph))
+    monkeypatch.setattr(measure, "elapsed", lambda call: 1.0)
+    calls = count()
+
+    def second() -> None:
+        if next(calls):
+            raise error("told")
+
+    with pytest.raises(error, match="told"):
+        measure.graph_sampler([second])
+    graph.capture_end.assert_called_once_with()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -118,6 +160,8 @@ def test_several_functions_take_turns_and_gradients_are_cleared_before_each(
         ({"quantiles": 0.5}, "quantiles 0.5: must be a list"),
         ({"quantiles": [2]}, r"quantiles \[2\]: must be a list of numbers from 0 to 1"),
         ({"return_mode": "sum"}, "return_mode 'sum': must be one of min, max, mean, median, all"),
+        ({"grad_to_none": torch.ones(2)}, "grad_to_none .* of type Tensor: must be a list of tens"),
+        ({"grad_to_none": [3]}, r"grad_to_none \[3\] of type list: must be a list of tensors"),
         ({"flush": 1}, "flush 1: must be True or False"),
         ({"graph": "no"}, "graph 'no': must be True or False"),
     ],
