@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ import click
 from warploom.atomic_file import replace_file
 from warploom.cli import SuggestingGroup
 from warploom.cli.output import Output, reporting
-from warploom.errors import ConfigurationError, RecordsError
+from warploom.errors import ConfigurationError, RecordsError, UnknownNameError
 
 if TYPE_CHECKING:
     from warploom.generator.model.fit import Measurement
@@ -38,7 +38,7 @@ def command() -> None:
 @click.option("--family", "name", help="Only of this family.")
 @click.option("--type", "element", help="Only with operands or results of this type, such as bf16.")
 @click.option("--shape", help="Only of this shape, as the table has it; * stands for anything.")
-@click.option("--gpu", default="", help="Only of GPU kinds with this in their name.")
+@click.option("--gpu", default="", help="Only of this GPU kind, or of those with this in a name.")
 @reporting
 def show(
     output: Output,
@@ -58,10 +58,11 @@ def show(
 
     wanted = _filter(name, element, shape)
     every = [(path, records_file.read(path)) for path in paths or records_file.every()]
+    asked = _gpus(gpu, {records.gpu for _, records in every})
     found = [
         (path, records.gpu, [one for one in records if wanted(one)])
         for path, records in every
-        if gpu.lower() in records.gpu.lower()
+        if records.gpu in asked
     ]
     if output.as_json:
         for path, kind, listed in found:
@@ -72,19 +73,32 @@ def show(
         output.table(str(path), COLUMNS, [_row(one) for one in listed])
     if not any(listed for _, _, listed in found):
         output.line("no records of these" if every else "no records: `warploom tune` makes them")
-    for told in _borrowers(gpu, {kind for _, kind, _ in found}) if gpu and not paths else ():
+    own = {kind for _, kind, _ in found}
+    for told in _borrowers([one for one in asked if one not in own]) if gpu and not paths else ():
         output.line(told)
 
 
-def _borrowers(gpu: str, own: set[str]) -> list[str]:
-    """What decides on the kinds with `gpu` in their name that have no records of their own."""
-    from warploom.generator.gpus import KINDS, lenders
+def _gpus(written: str, tuned: Iterable[str]) -> list[str]:
+    """The GPU kind that is called so, as --gpu of all commands takes it; else those like it.
+
+    A MIG slice is a kind, too. `h20` is the H20 alone, and no H200.
+    """
+    from warploom.generator.gpus import KINDS, resolve
+
+    with suppress(UnknownNameError):
+        return [resolve(written, tuned, counted=" mig " in written.casefold())]
+    known = dict.fromkeys((*KINDS, *sorted(tuned)))
+    return [name for name in known if written.casefold() in name.casefold()]
+
+
+def _borrowers(kinds: Iterable[str]) -> list[str]:
+    """What decides on GPU kinds that have no records of their own."""
+    from warploom.generator.gpus import lenders
     from warploom.generator.records_file import shipped
 
     return [
         f"{name} has no records: calls borrow those of {lender.name}, rescaled"
-        for name in KINDS
-        if gpu.lower() in name.lower() and name not in own
+        for name in kinds
         for lender in [one for one in lenders(name) if shipped(one.name)][:1]
     ]
 
