@@ -19,7 +19,7 @@ from warploom.generator.specification import Operation
 from warploom.runtime.decision import Choice
 from warploom.runtime.families import family
 from warploom.tuning import calls
-from warploom.tuning.calls import RecordedCall
+from warploom.tuning.calls import NONE, RecordedCall
 from warploom.tuning.problems import shapes_of
 
 
@@ -105,7 +105,7 @@ def recorded(path: Path, target: DeviceLimits) -> list[Chosen]:
     if not listed:
         raise ConfigurationError(
             f"{path}: no calls",
-            rule="must have a call: none was made while it was recorded",
-            fix="run the model inside of `with warploom.recording(...)`",
+            rule=f"must have a call: {NONE}",
+            fix="run the model on a GPU inside of `with warploom.recording(...)`",
         )
     return [Chosen(one.operation, one.shape, one.choice(target)) for one in listed]

@@ -25,6 +25,7 @@ from warploom.runtime.decision import Asked, Choice
 
 SCHEMA = 1
 SUFFIX = ".json"  # by which commands know a file of calls from a configuration
+NONE = "none was made, or torch computed them, as it does for layers and sdpa on the CPU"
 _FIX = "record the calls again with warploom.recording"
 
 

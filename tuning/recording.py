@@ -15,7 +15,7 @@ from warploom.errors import ConfigurationError, ProblemError
 from warploom.runtime.families import every
 from warploom.runtime.plan import Plan, heard
 from warploom.tuning.autotune.engine import ENGINE
-from warploom.tuning.calls import SUFFIX, RecordedCall, write
+from warploom.tuning.calls import NONE, SUFFIX, RecordedCall, write
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,11 @@ def recording(path: str | os.PathLike[str]) -> Recording:
     GPU, on a machine that has neither it nor the model. Calls of all threads are recorded: those
     that are new, those whose plan was kept before (by a layer, a compiled function, a backward pass
     or the user), and those that a CUDA graph captures; not replays of a graph that was captured
-    before. Calls on CPU tensors, which a reference computes, are recorded as well. The file is
-    replaced as a whole when the block ends, also by an exception, and has what was seen until then.
-    Contexts may be nested: each writes what was called while it was open.
+    before. Calls on CPU tensors, which a reference computes, are recorded as well; what torch
+    computes is none of them, as on the CPU layers of warploom.nn, warploom.sdpa and models that
+    were patched: run these on a GPU. The file is replaced as a whole when the block ends, also by
+    an exception, and has what was seen until then. Contexts may be nested: each writes what was
+    called while it was open.
 
     Args:
         path: the file, such as "calls.json", in a directory that exists.
@@ -92,6 +94,8 @@ class Recording(ContextDecorator):
         self._open.pop().__exit__(None, None, None)
         if self._open or os.getpid() != self._process:  # entered more than once, as by recursion
             return
+        if not self._seen:
+            logger.warning("recording: %s has no calls: %s", self.path, NONE)
         try:
             write(self.path, self.calls)
         except OSError as failure:

@@ -119,7 +119,7 @@ def _cleared(tensors: object) -> Sequence[torch.Tensor]:
             rule="must be a list of tensors",
             fix="for example [x, weight]; leave it out where no gradient is computed",
         )
-    return found
+    return cast("Sequence[torch.Tensor]", found)
 
 
 def _summary(

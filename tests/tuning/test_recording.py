@@ -214,6 +214,19 @@ def test_a_call_without_anything_to_launch_is_none(folder: Path) -> None:
     assert "no calls: must have a call" in run(folder / "calls.json", "--gpu", "h200").stderr
 
 
+def test_what_torch_computes_is_no_call_and_a_file_without_calls_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of layers that was recorded on the CPU left an empty file, and nothing said why."""
+    layer = warploom.nn.Linear(32, 64, dtype=BF16)
+    with warploom.recording(folder / "calls.json") as found:
+        layer(torch.ones(8, 32, dtype=BF16))
+    why = "torch computed them, as it does for layers and sdpa on the CPU"
+    assert found.calls == [] and f"calls.json has no calls: none was made, or {why}" in caplog.text
+    told = run(folder / "calls.json", "--gpu", "h200").stderr
+    assert why in told and "run the model on a GPU" in told
+
+
 @pytest.mark.parametrize("path", [None, 3, "", b"", "a\0.json"])
 def test_what_is_no_path_is_refused_by_name(path: object) -> None:
     with pytest.raises(ProblemError, match="must be the path of a file"):
@@ -271,14 +284,19 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize("gpu", ["h200", "h20", "NVIDIA H100 80GB HBM3 MIG 1g.10gb:16"])
 def test_recorded_calls_compile_what_they_run_on_the_gpu_that_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are recorded on a CPU, and held against the plans of the same calls on an H200."""
+    """They are recorded on a CPU, and held against the plans of the same calls on that GPU."""
     path = folder / "calls.json"
     q = torch.ones(2, 8, 40, 128, dtype=BF16)
     k = torch.ones(2, 2, 300, 128, dtype=BF16)
     eight = torch.ones(48, 64).to(torch.float8_e4m3fn)
+    packed = warploom.quantize(torch.ones(256, 512).bfloat16(), "int4", group=128)
+    pages = torch.ones(40, 16, 2, 128, dtype=BF16).transpose(1, 2)
+    table = torch.arange(40, dtype=torch.int32).reshape(2, 20)
+    lengths = torch.tensor([300, 17], dtype=torch.int32)
 
     def model() -> None:
         warploom.gemm(*product(8, 1027, 96))  # of rows that TMA cannot store
@@ -286,15 +304,21 @@ def test_recorded_calls_compile_what_they_run_on_the_gpu_that_is_named(
         warploom.gemm(eight, eight.t(), scale_a=torch.ones(48), scale_b=torch.ones(48))
         warploom.attention(q, k, k, causal="bottom_right")
         warploom.attention(q[:, :, :1], k, k)  # few rows: a kernel of decoding
+        warploom.mixed_gemm(torch.ones(9, 512, dtype=BF16), packed, activation="silu")
+        warploom.attention_decode(q[:, :, :1], pages, pages, lengths=lengths, page_table=table)
+        new = torch.ones(2, 2, 1, 128, dtype=BF16)
+        warploom.attention_append(pages.clone(), pages.clone(), new, new, lengths, page_table=table)
+        leaf = q.clone().requires_grad_()
+        warploom.attention(leaf, k, k, deterministic=True).sum().backward()
 
     with warploom.recording(path) as found:
         model()
-    told = json.loads(run(path, "--gpu", "h200", "--json").stdout)
+    told = json.loads(run(path, "--gpu", gpu, "--json").stdout)
     named = [row["kernel"] for row in told["problems"]]
-    assert len(named) == len(found.calls) == 5
-    assert told["GPU"] == "NVIDIA H200" and len(told["kernels"]) == len(set(named))
+    assert len(named) == len(found.calls) == 10
+    assert told["GPU"] == target(gpu).gpu and len(told["kernels"]) == len(set(named))
     plan.forget()
-    monkeypatch.setattr(targets, "at_hand", lambda device: target("h200"))
+    monkeypatch.setattr(targets, "at_hand", lambda device: target(gpu))
     with warploom.recording(folder / "there.json"):
         model()
     chosen = [one.choice.spec.name for one in plan.known.values()]
