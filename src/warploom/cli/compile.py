@@ -126,7 +126,7 @@ def command(
             )
         specs = _called(output, paths, arch, gpu, (), None, ())
     elif shaped:
-        check_one("compile", shapes, model, cells=cells)
+        check_one("compile", shapes, model, rows, cells=cells)
         spaces_of = [space for path in paths for space in shipped(path)]
         specs = _called(output, spaces_of, arch, gpu, shapes, model, rows)
     else:

@@ -56,7 +56,7 @@ def command(
       warploom explain gemm --set a=e4m3,b=e4m3 --shapes 16x6144x4096 --gpu h200 --json
       warploom explain attention_forward --set dim=128,mask=causal --shapes 1x32x8x4096 --gpu h200
     """
-    check_one("explain", shapes, model, cells=cells)
+    check_one("explain", shapes, model, rows, cells=cells)
     from warploom.generator.records import problem_text
     from warploom.runtime.explanation import Explanation
     from warploom.runtime.families import family

@@ -62,13 +62,21 @@ def shape_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def check_one(what: str, shapes: Sequence[str], model: str | None, *, cells: bool) -> None:
+def check_one(
+    what: str, shapes: Sequence[str], model: str | None, rows: Sequence[int], *, cells: bool
+) -> None:
     """Raise ConfigurationError unless shapes are given in just one of the ways there are."""
     if [bool(shapes), model is not None, cells].count(True) != 1:
         raise ConfigurationError(
             f"what to {what}",
             rule="must be given by one of --shapes, --model and --cells",
             fix="for instance --shapes 4096x6144x4096",
+        )
+    if shapes and rows:
+        raise ConfigurationError(
+            "--m with --shapes",
+            rule="chooses among the cells of --model or --cells; shapes have their own M",
+            fix="leave one of them out",
         )
 
 

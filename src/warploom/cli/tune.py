@@ -78,7 +78,7 @@ def command(
     names of several families begin with names the spaces of all of them.
     """
     output.for_people = True
-    check_one("tune", shapes, model, cells=cells)
+    check_one("tune", shapes, model, rows, cells=cells)
     if not 0 < budget < math.inf:
         raise ConfigurationError(
             f"--budget {budget:g}",
