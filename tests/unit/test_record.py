@@ -27,7 +27,7 @@ _FENCE = (
     "of the arrival waited for the last read when the tests passed"
 )
 _ELSEWHERE = "kernels of attention_decode and mixed_gemm alone include what changed in common"
-STALE = {place: _ELSEWHERE for place in PLACES} | {
+STALE = dict.fromkeys(PLACES, _ELSEWHERE) | {
     "families/attention_decode/gpu": _FENCE,
     "families/mixed_gemm/gpu": _FENCE,
     "integrations/gpu": _FENCE,
