@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.problems import COUNT
-from benchmarks.protocol import Contender, Floor, Sampling
 from warploom.generator.configurations import cells
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender, Floor, Sampling
 from warploom.runtime.measure import graph_sampler
 from warploom.tuning import problems as tuning
 

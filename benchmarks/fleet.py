@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from benchmarks import runner, worker
 from benchmarks.families import Asked, Case, families
-from benchmarks.protocol import Cell, Entry, Floor
 from warploom.cli import engines
 from warploom.generator.launches import DeviceLimits
+from warploom.runtime.contest import Cell, Entry, Floor
 from warploom.runtime.records import environment, nvrtc
 from warploom.tuning.fleet.cells import LIMIT, CellGpu, CellMeasurer, cell_process, deciding
 from warploom.tuning.fleet.members import Fleet, Member

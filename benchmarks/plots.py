@@ -13,9 +13,9 @@ from math import ceil, exp, isnan, log, log2
 from typing import Any
 
 from benchmarks.lettering import fitted, height, shortened, spaced, width
-from benchmarks.protocol import TIE
 from benchmarks.wording import RATIO
 from warploom.errors import ConfigurationError
+from warploom.runtime.contest import TIE
 
 _INCH = 72  # points
 _WIDE = 8.8 * _INCH  # points: what GitHub shows at its own size

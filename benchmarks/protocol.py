@@ -17,14 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from warploom.atomic_file import replace_file
-from warploom.runtime.contest import TIE as TIE
-from warploom.runtime.contest import Cell as Cell
-from warploom.runtime.contest import Contender as Contender
-from warploom.runtime.contest import Entry as Entry
-from warploom.runtime.contest import Floor as Floor
-from warploom.runtime.contest import Sampling as Sampling
-from warploom.runtime.contest import compete as compete
-from warploom.runtime.contest import here as here
+from warploom.runtime.contest import Cell
 from warploom.runtime.trial import buffer_sets
 
 Operands = TypeVar("Operands")

@@ -19,12 +19,13 @@ import torch
 import warploom
 from benchmarks import machine
 from benchmarks.families import Asked, Case, Family, families, group_of
-from benchmarks.protocol import Cell, Sampling, compete, summary
+from benchmarks.protocol import summary
 from benchmarks.wording import by_kind, kind_name
 from warploom.errors import CompilationError, ConfigurationError, ResultError
 from warploom.generator.configurations import spaces
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Cell, Sampling, compete
 
 UNSTEADY = 0.05  # spread of a median that clocks which move make
 ALL = "all"

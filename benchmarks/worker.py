@@ -16,12 +16,12 @@ from typing import Any
 
 from benchmarks import machine, runner
 from benchmarks.families import Asked, Case
-from benchmarks.protocol import Cell
 from warploom.errors import DeviceError, ToolchainError
 from warploom.generator.build import build_many
 from warploom.generator.specification import parse_name
 from warploom.generator.toolchain import find
 from warploom.printable import first_line
+from warploom.runtime.contest import Cell
 from warploom.tuning import worker
 from warploom.tuning.fleet.actor import SOURCES, digest
 from warploom.tuning.worker import GpuLost

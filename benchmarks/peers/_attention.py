@@ -14,9 +14,10 @@ from benchmarks.families import Asked, Case, CellJson, Family, Problem
 from benchmarks.peers._attention_drawn import attentions
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._options_problem import KINDS, WITHOUT
-from benchmarks.protocol import Contender, Floor, rotated
+from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.runtime.alone import alone
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments

@@ -13,7 +13,7 @@ from benchmarks.peers._attention import Operands
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._flash import flash3_operators, flash4, refusing
 from benchmarks.peers._gradients import Step, error_share
-from benchmarks.protocol import Contender
+from warploom.runtime.contest import Contender
 
 Attend = Callable[[Attention, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.families import Case
-from benchmarks.protocol import Contender
 from benchmarks.samplers import said
 from warploom.generator.configurations import smoke
 from warploom.generator.launches import NO_GPU
@@ -15,6 +14,7 @@ from warploom.generator.render import render
 from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import Worker
+from warploom.runtime.contest import Contender
 
 
 def compiling(specs: Sequence[KernelSpec], baseline: Path | None) -> Iterator[Case]:

@@ -20,8 +20,8 @@ from benchmarks.peers._decode_flashinfer import cuda_cores, tensor_cores, xqa
 from benchmarks.peers._decode_problem import Decode, Given
 from benchmarks.peers._decode_torch import CUDNN, FLASH, cudnn, flash2, flash3, of_rows
 from benchmarks.peers._decode_way import Call, Way
-from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender
 from warploom.runtime.measure import Call as Timed
 from warploom.runtime.measure import Sampler, graph_sampler
 

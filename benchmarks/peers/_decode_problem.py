@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers._checked import Right
-from benchmarks.protocol import Floor
+from warploom.runtime.contest import Floor
 from warploom.runtime.elements import TORCH, unit_roundoff
 from warploom.runtime.trial import buffer_sets
 

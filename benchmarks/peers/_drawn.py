@@ -14,12 +14,12 @@ import warploom
 from benchmarks.families import BEFORE, Asked, Case
 from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, torchs
 from benchmarks.problems import products
-from benchmarks.protocol import Contender
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.records import problem_text
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.alone import alone
+from warploom.runtime.contest import Contender
 from warploom.runtime.families.gemm.reference import gemm_bound
 from warploom.runtime.families.gemm.samples import GemmData, Operands
 from warploom.runtime.measure import Call, largest_share

@@ -27,8 +27,8 @@ from benchmarks.peers._flash import (
     refusing,
     turned,
 )
-from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.call import BackwardCall

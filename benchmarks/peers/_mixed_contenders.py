@@ -33,8 +33,8 @@ from benchmarks.peers._mixed_weights import (
     Wide,
     WideGemm,
 )
-from benchmarks.protocol import Contender
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender
 from warploom.runtime.trial import buffer_sets, wrong
 
 PEERS: dict[str, tuple[str, type[Weight]]] = {

@@ -19,7 +19,7 @@ from benchmarks.peers._checked import reason
 from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import Activations, Kind, Quantised
 from benchmarks.peers._mixed_weights import Marlin, Packed, Weight, Wide, WideGemm
-from benchmarks.protocol import Contender, Floor
+from warploom.runtime.contest import Contender, Floor
 
 Multiply = Callable[[int, str, torch.Tensor], torch.Tensor]  # by a layer's weight of this name
 CLOSE = 2.0**-5  # of the logits: 4 layers of bf16 are 1 % off

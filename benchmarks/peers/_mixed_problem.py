@@ -17,12 +17,12 @@ import torch
 
 from benchmarks.peers._checked import Right
 from benchmarks.peers._mixed_codes import BITS, Codes, codes_of
-from benchmarks.protocol import Floor
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.formats import activations_of
 from warploom.quantization import PackedWeight
 from warploom.runtime.accumulation import accumulated
+from warploom.runtime.contest import Floor
 from warploom.runtime.elements import TORCH, unit_roundoff
 
 Shape = tuple[int, int, int]  # m, n, k

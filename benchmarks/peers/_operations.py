@@ -15,10 +15,10 @@ import torch
 import warploom
 from benchmarks.families import Asked, Case
 from benchmarks.peers._products import TYPES, Shape, floor, ours, sets, torchs
-from benchmarks.protocol import Contender
 from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Activation, Amax, Bias, Residual, Scale
 from warploom.generator.families.gemm import GemmOperation
+from warploom.runtime.contest import Contender
 from warploom.runtime.families.gemm.reference import error_share
 from warploom.runtime.trial import wrong
 

@@ -19,9 +19,10 @@ from benchmarks.peers._flash import refusing
 from benchmarks.peers._options_given import Given, Shared, Tensors
 from benchmarks.peers._options_peers import BESIDE, PEERS, Attend
 from benchmarks.peers._options_problem import WITHOUT, Option, options
-from benchmarks.protocol import Contender, Floor, rotated
+from benchmarks.protocol import rotated
 from benchmarks.samplers import replayed
 from warploom.generator.specification import parse_name
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families._attention.dropout import drawn
 
 NAMES = {**PLAIN, "efficient": "torch's efficient kernel", "triton": "Triton"}

@@ -14,11 +14,12 @@ import torch
 
 import warploom
 from benchmarks.peers._triton import compiled
-from benchmarks.protocol import Contender, Floor, rotated
+from benchmarks.protocol import rotated
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Scale
 from warploom.generator.families.gemm import GemmOperation, GemmShape
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.reference import error_share
 from warploom.runtime.families.gemm.samples import GemmData, Operands
 from warploom.runtime.measure import Call

@@ -9,13 +9,14 @@ from functools import partial
 import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
-from benchmarks.protocol import Contender, Floor, rotated
+from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.generator.families.activation_backward import (
     ActivationBackwardOperation,
     ActivationBackwardShape,
 )
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
 from warploom.runtime.families.activation_backward.trial import bounds, draw, share

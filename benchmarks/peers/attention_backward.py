@@ -28,10 +28,10 @@ from benchmarks.peers._attention import (
 from benchmarks.peers._attention import drawn as drawn_cases
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._gradients import ours, peer, steps
-from benchmarks.protocol import Contender, Floor
 from benchmarks.samplers import enqueued, stepped
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.measure import graph_sampler
 
 

@@ -32,9 +32,9 @@ from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._flash import cudnn, flash2, flash3, flash4, refusing
 from benchmarks.peers._options_problem import WITHOUT
 from benchmarks.peers._triton import compiled
-from benchmarks.protocol import Contender, Floor
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.measure import Call
 

@@ -9,13 +9,14 @@ from functools import partial
 import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
-from benchmarks.protocol import Contender, Floor, rotated
+from benchmarks.protocol import rotated
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
     AttentionMergeShape,
 )
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_merge.api import attention_merge
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.families.attention_merge.trial import bounds, draw, share

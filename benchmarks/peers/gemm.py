@@ -16,12 +16,12 @@ from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, sets
-from benchmarks.protocol import Contender
 from benchmarks.samplers import hosted
 from warploom.generator.configurations import cells
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Layout
 from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.contest import Contender
 from warploom.runtime.families import family
 from warploom.runtime.measure import Call
 from warploom.tuning import problems as tuning

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import autotuned
 from benchmarks.families import BEFORE, Asked, Case
-from benchmarks.protocol import Contender
+from warploom.runtime.contest import Contender
 from warploom.tuning.autotune.report import Tuned
 
 WAITING = "waiting for a call outside a capture"

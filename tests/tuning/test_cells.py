@@ -20,10 +20,11 @@ from roles import answer
 from benchmarks import fleet, machine, runner, worker
 from benchmarks.families import Asked, Case
 from benchmarks.peers import gemm
-from benchmarks.protocol import Cell, Entry, Record, read
+from benchmarks.protocol import Record, read
 from warploom.cli.engines import Engines
 from warploom.errors import DeviceError
 from warploom.generator.specification import KernelSpec, parse_name
+from warploom.runtime.contest import Cell, Entry
 from warploom.runtime.measure import Call
 from warploom.tuning.fleet.cells import DEATHS, CellProcess
 from warploom.tuning.fleet.members import FAILURES, Fleet

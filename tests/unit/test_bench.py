@@ -18,11 +18,12 @@ import warploom.generator
 from benchmarks import machine, runner
 from benchmarks.families import Asked, Case, families
 from benchmarks.peers import gemm
-from benchmarks.protocol import Cell, Contender, Entry, Floor, read
+from benchmarks.protocol import read
 from warploom.cli import bench as command
 from warploom.cli import main
 from warploom.errors import ConfigurationError
 from warploom.generator import families as kernels
+from warploom.runtime.contest import Cell, Contender, Entry, Floor
 from warploom.runtime.measure import Call, Sampler
 
 ROOT = Path(__file__).parents[2]

@@ -12,16 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import machine
-from benchmarks.protocol import (
-    Cell,
-    Contender,
-    Entry,
-    Floor,
-    Record,
-    compete,
-    read,
-    summary,
-)
+from benchmarks.protocol import Record, read, summary
+from warploom.runtime.contest import Cell, Contender, Entry, Floor, compete
 from warploom.runtime.measure import (
     SAMPLE_SECONDS,
     Sampler,

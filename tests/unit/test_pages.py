@@ -15,9 +15,10 @@ import pytest
 from benchmarks import pictures, readme, report, tables, wording
 from benchmarks.families import families
 from benchmarks.peers._attention import squares
-from benchmarks.protocol import Cell, Entry, Floor, Record
+from benchmarks.protocol import Record
 from warploom.errors import ConfigurationError
 from warploom.generator.markdown import insert
+from warploom.runtime.contest import Cell, Entry, Floor
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -21,7 +21,7 @@ import pytest
 from benchmarks import absences, lettering, pictures, plots, report, wording
 from benchmarks.families import family_of
 from benchmarks.peers import gemm
-from benchmarks.protocol import Cell, Entry
+from warploom.runtime.contest import Cell, Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

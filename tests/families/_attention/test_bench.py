@@ -17,9 +17,9 @@ from benchmarks.families import Asked, Case
 from benchmarks.peers import _gradients, attention_backward, attention_forward
 from benchmarks.peers._attention import LISTED, operands, packed, zipf
 from benchmarks.peers._attention_problem import Attention
-from benchmarks.protocol import Cell, Floor
 from warploom.generator.families._attention.shape import extents_of_cell
 from warploom.generator.specification import parse_name
+from warploom.runtime.contest import Cell, Floor
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_forward import reference
 

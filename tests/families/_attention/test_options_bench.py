@@ -19,7 +19,8 @@ from benchmarks.peers import _options, _options_peers, _options_problem
 from benchmarks.peers._attention_problem import Attention
 from benchmarks.peers._options_given import Given, Shared
 from benchmarks.peers._options_problem import KINDS, LISTED, Option, options, pattern
-from benchmarks.protocol import Cell, Floor, Record, read
+from benchmarks.protocol import Record, read
+from warploom.runtime.contest import Cell, Floor
 
 PLAIN = Attention("small", 2, 2, 2, 96, 64)
 CAUSAL = Attention("small causal", 2, 2, 2, 96, 64, causal=True)

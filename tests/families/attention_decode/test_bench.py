@@ -21,7 +21,8 @@ from benchmarks.peers import _decode_flashinfer, _decode_torch
 from benchmarks.peers._decode_problem import NUMBERS, Decode, Given, Pair, attended
 from benchmarks.peers._decode_way import Way
 from benchmarks.peers.attention_decode import FAMILY, LISTED
-from benchmarks.protocol import Cell, Record, compete, read
+from benchmarks.protocol import Record, read
+from warploom.runtime.contest import Cell, compete
 
 SMALL = Decode(3, 8, 2, 192)
 ROWS = replace(SMALL, rows=4)

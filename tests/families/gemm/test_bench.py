@@ -14,8 +14,8 @@ from benchmarks import runner
 from benchmarks.families import Asked, Case
 from benchmarks.peers import _operations, gemm
 from benchmarks.peers._products import PEERS, TYPES, floor, ours, sets
-from benchmarks.protocol import Cell
 from warploom.generator.specification import parse_name
+from warploom.runtime.contest import Cell
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.problem import Accumulation
 from warploom.runtime.families.gemm.reference import error_share

@@ -20,7 +20,7 @@ from benchmarks.peers._mixed_contenders import contenders
 from benchmarks.peers._mixed_decode import Model, Step
 from benchmarks.peers._mixed_problem import KINDS, Activations, Quantised, quantised, right
 from benchmarks.peers._mixed_weights import Weight, Wide
-from benchmarks.protocol import Cell, compete
+from warploom.runtime.contest import Cell, compete
 
 DENSE = ["torch.mm, bf16", "warploom.gemm, bf16"]
 

@@ -20,7 +20,7 @@ from benchmarks.peers._mixed_codes import Codes
 from benchmarks.peers._mixed_contenders import contenders
 from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import KINDS, quantised
-from benchmarks.protocol import Entry, compete
+from warploom.runtime.contest import Entry, compete
 
 SHAPE = (5, 192, 256)
 M, N, K = SHAPE
