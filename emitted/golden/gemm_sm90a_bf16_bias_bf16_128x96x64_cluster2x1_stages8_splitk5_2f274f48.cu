@@ -564,9 +564,8 @@ extern "C" __global__ void __launch_bounds__(128)
     gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48_reduction(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
-  // Parts that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 5, kInFlight = 16;
-  constexpr int kAtOnce = kInFlight > kFragments ? kInFlight / kFragments : 1;
+  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
+  constexpr int kParts = 5, kAtOnce = 8;
   const Tiles tiles(p);
   const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
   const int row_block = piece / kChunks, chunk = piece % kChunks;

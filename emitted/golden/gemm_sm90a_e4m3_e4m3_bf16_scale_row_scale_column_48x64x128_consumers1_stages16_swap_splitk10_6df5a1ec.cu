@@ -577,9 +577,8 @@ extern "C" __global__ void __launch_bounds__(128)
     gemm_sm90a_e4m3_e4m3_bf16_scale_row_scale_column_48x64x128_consumers1_stages16_swap_splitk10_6df5a1ec_reduction(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
-  // Parts that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 10, kInFlight = 16;
-  constexpr int kAtOnce = kInFlight > kFragments ? kInFlight / kFragments : 1;
+  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
+  constexpr int kParts = 10, kAtOnce = 8;
   const Tiles tiles(p);
   const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
   const int row_block = piece / kChunks, chunk = piece % kChunks;

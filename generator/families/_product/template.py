@@ -31,7 +31,7 @@ def context(
         "stage_part": _stage_part(operation, schedule, layout),
         "split_k": schedule.split_k > 1,
         "reduction_threads": WARPGROUP,
-        "reduction_in_flight": reduction.IN_FLIGHT,
+        "parts_at_once": reduction.parts_at_once(layout),
     }
 
 

@@ -142,11 +142,8 @@ def test_what_is_tailored_to_few_tiles_fills_a_wave_with_parts() -> None:
 def test_a_thread_reads_as_many_parts_at_a_time_as_the_model_says() -> None:
     for one in (spec(ALONE), spec(PAIR), spec(replace(PAIR, store="direct"))):
         text, layout = render(one), GEMM.layout(one)
-        at_once = re.search(r"constexpr int kAtOnce = kInFlight > kFragments \? (.*) : 1;", text)
-        in_flight = re.search(r"kParts = \d+, kInFlight = (\d+);", text)
-        assert at_once and at_once[1] == "kInFlight / kFragments" and in_flight
-        fragments = layout.chunk_columns // 8
-        assert parts_at_once(layout) == max(1, int(in_flight[1]) // fragments) == 8
+        at_once = re.search(r"kParts = \d+, kAtOnce = (\d+);", text)
+        assert at_once and int(at_once[1]) == parts_at_once(layout) == 8
 
 
 def test_parts_cost_rounds_of_reads_and_what_they_write() -> None:
