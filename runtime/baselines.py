@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ def compiled(function: Callable[..., Results]) -> Callable[..., Results]:
     return call
 
 
-def both(
+def eager_and_compiled(
     function: Callable[..., Results], operands: Sequence[tuple[Any, ...]], name: str = "torch"
 ) -> list[Baseline]:
     """A function in eager torch, and by torch.compile, on each set of operands."""
@@ -87,9 +87,3 @@ def contender(baseline: Baseline, trial: Trial) -> Contender:
 
     calls: list[Call] = [partial(call, function) for function in baseline.functions]
     return Contender(baseline.name, calls, share if baseline.peer else None, peer=baseline.peer)
-
-
-def named(baselines: Sequence[Baseline], name: str) -> list[Baseline]:
-    """The same baselines, the first of which has this name."""
-    first, *others = baselines
-    return [replace(first, name=name), *others]

@@ -64,8 +64,7 @@ def choose(
         nearest = near(found, operation, shape, here, within)
         specs = _of_record(nearest.record if nearest else None, operation, shape, device, requires)
         choice = carried(nearest, specs, default.spec, shape, here) or default
-        lenders = () if operation.family in found.came else lent(device.gpu)
-        unread += [reason for one in lenders for reason in one.unread]
+        unread += [why for one in lent(device.gpu, operation.family) for why in one.unread]
     choice = replace(choice, asked=asked)
     if not unread:
         return choice

@@ -59,7 +59,7 @@ def near(
     if record := known.records.nearest(operation, shape, here, within):
         every.append((record.nearness(shape, here), Near(record, here, own, own)))
     fitted = own.families.get(operation.family) if own else None
-    for lender in () if operation.family in known.came else lent(here.gpu):
+    for lender in lent(here.gpu, operation.family):
         # An own model knows better than another kind's record of another layer.
         further = 0.0 if fitted is None or fitted.fitted_on else lender.octaves
         if one := _lent(lender, operation, shape, here, within - further):

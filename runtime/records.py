@@ -72,11 +72,18 @@ def known(gpu: str) -> Known:
     return _known.setdefault(gpu, _read(gpu)) if found is None else found
 
 
-def lent(gpu: str) -> tuple[Lender, ...]:
+def lent(gpu: str, family_name: str | None = None) -> tuple[Lender, ...]:
     """Return what other kinds lend to one: those that the package has records of.
 
     Their files are read when they are first asked for, which a kind with records need not do.
+
+    Args:
+        gpu: The GPU kind that borrows.
+        family_name: Only what decides calls of this family: nothing, where the package has records
+            of it for `gpu`.
     """
+    if family_name in known(gpu).came:
+        return ()
     found = _lent.get(gpu)
     return _lent.setdefault(gpu, _lend(gpu)) if found is None else found
 

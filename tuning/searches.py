@@ -13,7 +13,7 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.model import Constants, rank
 from warploom.generator.records import Environment, Record, Records
 from warploom.generator.specification import KernelSpec
-from warploom.runtime import records as of_kind
+from warploom.runtime.records import lent
 from warploom.tuning.gpu import Batch
 from warploom.tuning.journal import Result
 from warploom.tuning.judgement import LIKELY, RUNNERS_UP, Judgement
@@ -67,8 +67,7 @@ def searched(
     operation, shape = problem.operation, problem.shape
     device = DeviceLimits(here.multiprocessors, here.gpu)
     ranked = rank(constants, problem.space, shape, here.multiprocessors)
-    lenders = () if operation.family in of_kind.known(here.gpu).came else of_kind.lent(here.gpu)
-    every = (records, *(one.records for one in lenders))
+    every = (records, *(one.records for one in lent(here.gpu, operation.family)))
     near = (one.nearest(operation, shape, here) for one in every)
     hints = [fitting(operation, shape, one.best.schedule, device.arch) for one in near if one]
     if not family(operation.family).constants:

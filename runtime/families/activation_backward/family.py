@@ -11,7 +11,7 @@ from warploom.generator.families.activation_backward import (
     ActivationBackwardOperation,
     ActivationBackwardShape,
 )
-from warploom.runtime.baselines import Baseline, both
+from warploom.runtime.baselines import Baseline, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.activation_backward import reference
@@ -54,7 +54,7 @@ class ActivationBackwardRuntime(
     ) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         given = [(one.dy, one.z, one.activation) for one in trial.sets]
-        return both(partial(_gradient, TORCH[operation.dz], operation.sums), given)
+        return eager_and_compiled(partial(_gradient, TORCH[operation.dz], operation.sums), given)
 
 
 def _gradient(

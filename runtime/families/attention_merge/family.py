@@ -11,7 +11,7 @@ from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
     AttentionMergeShape,
 )
-from warploom.runtime.baselines import Baseline, both
+from warploom.runtime.baselines import Baseline, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families.attention_merge import reference
@@ -52,7 +52,7 @@ class AttentionMergeRuntime(RuntimeFamily[AttentionMergeOperation, AttentionMerg
     ) -> list[Baseline]:
         """The expression in torch, eager and compiled."""
         given = [(one.out_a, one.lse_a, one.out_b, one.lse_b) for one in trial.sets]
-        return both(partial(_merged, TORCH[operation.out]), given)
+        return eager_and_compiled(partial(_merged, TORCH[operation.out]), given)
 
 
 def _merged(

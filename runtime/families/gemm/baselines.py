@@ -9,7 +9,7 @@ import torch
 
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation
-from warploom.runtime.baselines import COMPILED, Baseline, Results, compiled
+from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps.step import Item
@@ -27,12 +27,8 @@ def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseli
     taken = _scales(operation, sets[0].listed)
     whole = partial(_with_epilogue, bare, taken)
     plain = len(sets[0].listed) == taken
-    fast = compiled(whole)
     eager = f"{name} (cuBLAS)" if plain else f"{name} (cuBLAS), then its epilogue in eager torch"
-    found = [
-        Baseline(eager, [partial(whole, one) for one in sets]),
-        Baseline(COMPILED, [partial(fast, one) for one in sets]),
-    ]
+    found = eager_and_compiled(whole, [(one,) for one in sets], eager)
     if element(operation.a).bits == 16:
         by_lt = [partial(_by_cublaslt, whole, one) for one in sets]
         found.append(Baseline(eager.replace("cuBLAS", "cuBLASLt"), by_lt))

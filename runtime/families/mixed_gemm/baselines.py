@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from warploom.runtime.baselines import Baseline, Results, both, named
+from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.families._product.reference import apply, rounded
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
 
@@ -27,7 +27,7 @@ def baselines(sets: Sequence[MixedGemmCall]) -> list[Baseline]:
     name = f"torch.mm (cuBLAS), {str(wide).removeprefix('torch.')}, dequantized weight"
     each: list[Callable[[], Results]] = [partial(_each, one, wide) for one in sets]
     return [
-        *named(both(_product, operands), name),
+        *eager_and_compiled(_product, operands, name),
         Baseline("dequantize, then torch.mm, in each call", each, peer=False),
     ]
 
