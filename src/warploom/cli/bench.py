@@ -1,4 +1,4 @@
-"""`warploom bench`: Warploom beside its peers, at shapes of the user's or at the project's cells.
+"""`warploom bench`: Warploom and its baselines, at a user's shapes or the project's cases.
 
 With --shapes it runs from any installation (bench_shapes.py). The cells of benchmarks/cells.yaml
 need a checkout, whose benchmarks/ is no part of the package. The exit code is 3 where a
@@ -84,7 +84,7 @@ def command(
     one of the GPUs of a cluster.
 
     With --shapes, NAME is a family or the FILE of a configuration. Its kernels are verified and
-    timed at your shapes, beside the same in eager torch, in torch.compile and in cuBLAS, or for an
+    timed at your shapes, next to the same in eager torch, in torch.compile and in cuBLAS, or for an
     attention in each backend of torch's sdpa.
 
     \b
@@ -187,7 +187,8 @@ def benchmarks() -> Any:  # noqa: ANN401 (modules that a wheel does not have)
     if not (folder / "cells.yaml").is_file():
         raise ConfigurationError(
             "no benchmarks/ beside the package",
-            rule="cells, their peers and results are in the repository, not in the wheel",
+            rule="the project's cases, their baselines and results are in the repository, not in "
+            "the wheel",
             fix="clone it, `pip install -e .` there, and run this again; --shapes needs no clone",
         )
     if "benchmarks" not in sys.modules:

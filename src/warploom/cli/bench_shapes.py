@@ -1,4 +1,4 @@
-"""`warploom bench FAMILY|FILE --shapes ...`: a user's own shapes, beside the same in torch.
+"""`warploom bench FAMILY|FILE --shapes ...`: a user's own shapes, compared with the same in torch.
 
 It needs no checkout: what it measures is in the package.
 """
