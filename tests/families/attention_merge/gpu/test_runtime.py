@@ -112,8 +112,10 @@ def test_compiled_code_calls_the_operator() -> None:
 
 
 def test_torch_finds_no_fault_with_the_operator() -> None:
+    operands = parts(7, 5)
+    warploom.attention_merge(*operands)  # the operator is registered when the runtime is first used
     operator = torch.ops.warploom.attention_merge.default
-    torch.library.opcheck(operator, (*parts(7, 5), torch.float32, None))
+    torch.library.opcheck(operator, (*operands, torch.float32, None))
 
 
 def test_nothing_is_launched_for_no_rows() -> None:
