@@ -17,30 +17,9 @@ from warploom.generator import families
 ROOT = Path(__file__).parents[2]
 PLACES = gpu_records.places()
 # Files of tests, by place, that no GPU has passed on code like this yet; no other may be missing.
-AWAITED = {
-    "gpu": {"test_bench_shapes.py", "test_tuning.py"},
-    "integrations/gpu": {"test_examples.py"},
-}
+AWAITED: dict[str, set[str]] = {}
 # Places whose record is of the code before, and why; no other may be.
-_FENCE = (
-    "stages that warps read by themselves are given back behind a proxy fence, where an operand "
-    "of the arrival waited for the last read when the tests passed"
-)
-_ELSEWHERE = (
-    "kernels of attention_decode and mixed_gemm alone include what changed in common; the runtime "
-    "asks once who lends records, and times what torch computes"
-)
-STALE = dict.fromkeys(PLACES, _ELSEWHERE) | {
-    "families/attention_decode/gpu": _FENCE,
-    "families/mixed_gemm/gpu": _FENCE,
-    "families/gemm/gpu": "the second launch of split_k has two constants written as numbers; its "
-    "machine code is the same",
-    "integrations/gpu": _FENCE,
-    "families/attention_forward/gpu": "the bound of sinks beside a bias became finite, which "
-    "test_hidden_rows.py passed since; no kernel differs",
-    "families/attention_backward/gpu": "producers of 17 of 267 tested kernels branch in place of a "
-    "select that spilled; test_correctness.py and test_hidden_rows.py passed since",
-}
+STALE: dict[str, str] = {}
 FAMILIES = {place: name for place, name in PLACES.items() if place.startswith("families/")}
 
 
