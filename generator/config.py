@@ -25,6 +25,7 @@ from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import every, family, names
 from warploom.generator.families.family import Family
+from warploom.generator.knob import identities
 from warploom.generator.specification import Operation
 from warploom.suggestions import suggestion
 
@@ -185,10 +186,10 @@ def _of_another_family(value: Any) -> Iterator[tuple[Place, tuple[str, str, str]
                 rule = f"must be of {known}, as the entry's first one is"
                 place = ("kernels", index, "operations", number)
                 yield place, (f"an operation of {named}", rule, _own_entry(named))
-        own = _names(family(known).schedule)
+        own = _keys(family(known).schedule)
         for number, schedule in enumerate(_items(entry, "schedules")):
             fields = set(schedule) if isinstance(schedule, dict) else set()
-            others = (one.name for one in every() if fields <= _names(one.schedule))
+            others = (one.name for one in every() if fields <= _keys(one.schedule))
             if not fields <= own and (named := next(others, "")):
                 rule = f"must be of {known}, as the entry's operations are"
                 place = ("kernels", index, "schedules", number)
@@ -206,6 +207,11 @@ def _items(mapping: Any, name: str) -> list[Any]:  # noqa: ANN401 (what a file h
 
 def _names(source: type) -> set[str]:
     return {field.name for field in dataclasses.fields(source)}
+
+
+def _keys(source: type) -> set[str]:
+    """The names of a dataclass's fields, and the older ones that a file may have."""
+    return _names(source) | set(identities(source).values())
 
 
 def _fields_at(read: Document, place: Place) -> set[str]:

@@ -17,6 +17,7 @@ from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,7 +31,7 @@ from pydantic_core import PydanticCustomError
 from warploom.generator.architectures import ARCHITECTURES
 from warploom.generator.families import every
 from warploom.generator.families.family import Family
-from warploom.generator.knob import knobs, types
+from warploom.generator.knob import Knob, knobs, types
 
 TAGS = ("family", "step")  # the fields that say which dataclass is meant: always written
 
@@ -124,10 +125,16 @@ def _schedule_model(source: type) -> type[Model]:
 def _model(source: type, definitions: dict[str, tuple[Any, Any]]) -> type[Model]:
     """Return the model of a dataclass, with what is said of its fields, for editors to show."""
     described: dict[str, Any] = {
-        name: (Annotated[hint, Field(description=knobs(source)[name].doc or None)], default)
+        name: (Annotated[hint, _field(name, knobs(source)[name])], default)
         for name, (hint, default) in definitions.items()
     }
     return create_model(source.__name__, __base__=Model, __doc__=summary(source), **described)
+
+
+def _field(name: str, said: Knob) -> Any:
+    """Return what pydantic is told of a field: its meaning, and the older key that it may have."""
+    keys = AliasChoices(name, said.was) if said.was else None
+    return Field(description=said.doc or None, validation_alias=keys)
 
 
 def _ranged(source: type, name: str) -> Any:

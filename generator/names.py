@@ -146,7 +146,7 @@ def _tokens(kind: type) -> tuple[_Token, ...]:
             f"{kind.__name__}_{names[0]}",
             {name: hints[name] for name in names},
             {name: defaults[name] for name in names if name in defaults},
-            _forms(names[0], hints[names[0]], said[names[0]].name),
+            _forms(said[names[0]].was or names[0], hints[names[0]], said[names[0]].name),
             tuple(part for name in names for part in _parts(hints[name])),
         )
         for names in groups

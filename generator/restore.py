@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from warploom.errors import SpecificationError
+from warploom.generator.knob import identities
 from warploom.generator.limits import LARGEST
 
 T = TypeVar("T")
@@ -38,6 +39,15 @@ def restore(kind: type[T], value: Any, place: str = "") -> T:
 def _hints(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+@cache
+def _names(kind: type) -> dict[str, str]:
+    """The fields of a dataclass by the keys that values may have: their names, old ones too."""
+    names = _hints(kind)
+    return {key: name for name, key in identities(kind).items() if name in names} | dict(
+        zip(names, names, strict=True)
+    )
 
 
 @cache
@@ -77,10 +87,15 @@ def _restored(hint: Any, value: Any, place: str) -> Any:
 def _dataclass(kind: Any, value: Any, place: str) -> Any:
     if not isinstance(value, dict):
         raise _refusal(place, value, "must be a mapping of fields")
-    hints = _hints(kind)
-    if unknown := sorted(value.keys() - hints.keys()):
+    hints, names = _hints(kind), _names(kind)
+    if unknown := sorted(value.keys() - names.keys()):
         raise _refusal(place, unknown[0], f"must be one of the fields {', '.join(hints)}")
-    given = {name: _restored(hints[name], v, f"{place}.{name}") for name, v in value.items()}
+    given: dict[str, Any] = {}
+    for key, content in value.items():
+        if names[key] in given:
+            other = next(one for one in value if names[one] == names[key])
+            raise _refusal(f"{place}.{key}", key, f"must not stand beside {other}, the same field")
+        given[names[key]] = _restored(hints[names[key]], content, f"{place}.{key}")
     try:
         return kind(**given)
     except TypeError as error:  # a field without a default is missing

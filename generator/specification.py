@@ -26,7 +26,7 @@ def counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
     if is_dataclass(value):
         said = knobs(type(value))
         return {
-            one.name: counted(getattr(value, one.name))
+            said[one.name].was or one.name: counted(getattr(value, one.name))
             for one in fields(value)
             if not (said[one.name].later and getattr(value, one.name) == one.default)
         }

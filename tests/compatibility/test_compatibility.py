@@ -15,12 +15,15 @@ import pytest
 import torch
 
 import warploom
-from warploom import variables
+from warploom import quantization, variables
+from warploom.errors import SpecificationError
 from warploom.generator import records_file
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, complete
-from warploom.generator.knob import knob
+from warploom.generator.knob import frozen, knob
+from warploom.generator.names import short
+from warploom.generator.restore import restore
 from warploom.generator.space import expand_file
-from warploom.generator.specification import KernelSpec, parse_name
+from warploom.generator.specification import KernelSpec, counted, parse_name
 
 HERE = Path(__file__).parent
 NAMES = (HERE / "names.txt").read_text().split()
@@ -97,9 +100,32 @@ def test_a_field_that_joins_later_changes_no_kernel_that_does_without_it() -> No
     assert other.fields["schedule"]["warps"] == 8
 
 
+@frozen
+class Renamed:
+    """A schedule whose fields had other names."""
+
+    swap_ab: bool = knob(was="swap", default=False, doc="of nothing")
+    swizzle_size: int = knob(was="group", default=8, name="group{}", doc="of nothing")
+
+
+def test_a_field_with_a_new_name_keeps_its_old_one_in_what_is_stored() -> None:
+    """Digests, names and records would be other kernels'."""
+    schedule = Renamed(swap_ab=True, swizzle_size=4)
+    assert counted(schedule) == {"swap": True, "group": 4}
+    assert short(schedule) == "swap_group4"
+
+
+def test_a_field_is_read_by_its_old_name_and_its_new_one_but_not_by_both() -> None:
+    schedule = Renamed(swap_ab=True, swizzle_size=4)
+    assert restore(Renamed, {"swap": True, "group": 4}) == schedule
+    assert restore(Renamed, {"swap_ab": True, "swizzle_size": 4}) == schedule
+    with pytest.raises(SpecificationError, match="must not stand beside group"):
+        restore(Renamed, {"group": 4, "swizzle_size": 4})
+
+
 def test_files_of_weights_without_checksums_of_their_metadata_still_load() -> None:
     """Checksums were of the bytes alone; the files that have such ones are not lost."""
-    found = warploom.quantization.load(HERE / "packed_weights.safetensors")
+    found = quantization.load(HERE / "packed_weights.safetensors")
     draw = torch.Generator().manual_seed(0)
     for name, format, group in (("layers.0.int4", "int4", 128), ("b", "uint4", None)):
         kind = found[name].metadata
