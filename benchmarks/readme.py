@@ -1,7 +1,7 @@
 """`python -m benchmarks.readme --write README.md`: what the README shows, drawn from what is there.
 
-The picture, the table and the losses are those of results/*.json, the lines of a kernel those of
-emitted/golden, and the output is what the README's own program prints. Tests hold it to this.
+The picture, the table and the losses are those of results, the lines of a kernel are as they are
+rendered, and the output is what the README's own program prints. Tests hold it to this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from benchmarks.tables import summaries
 from benchmarks.wording import DocumentJson, by_kind, kind_name, losses
 from warploom.atomic_file import replace_file
 from warploom.generator.markdown import insert
+from warploom.generator.render import render
 from warploom.generator.space import expand_file
+from warploom.generator.specification import parse_name
 
 ROOT = Path(__file__).parents[1]
 _LOOP = re.compile(r"^  for \(int tile = cluster;.*?^  }$", re.MULTILINE | re.DOTALL)
@@ -81,11 +83,10 @@ def kernel(text: str) -> str:
 
 
 def excerpt(name: str) -> str:
-    """The producer's loop of a golden kernel, as it was emitted but for the indentation."""
-    path = ROOT / "emitted" / "golden" / f"{name}.cu"
-    found = _LOOP.search(path.read_text())
+    """The producer's loop of a kernel, as it is emitted but for the indentation."""
+    found = _LOOP.search(render(parse_name(name)))
     if found is None:
-        raise ValueError(f"{path.name}: no loop over tiles")
+        raise ValueError(f"{name}: no loop over tiles")
     return dedent(found.group())
 
 

@@ -1,42 +1,63 @@
-"""The rendered text of every smoke.yaml is tracked, so that a template change shows as a diff."""
+"""The text of every kernel of smoke.yaml is kept, or its digest: no change of a template hides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from goldens import (
+    COUNT,
+    GOLDEN,
+    MECHANISMS,
+    SHARE,
+    SPECS,
+    digest,
+    features,
+    recorded,
+    renew,
+    share,
+    texts,
+)
 
-from warploom.generator.configurations import smoke
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import every, family
-from warploom.generator.render import render
-from warploom.generator.space import expand_file
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "emitted" / "golden"
 GEMM = family("gemm")
-SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs}
+RENEW = "`python -m pytest tests/golden --update-golden` renews what is kept"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def renewed(request: pytest.FixtureRequest) -> None:
+    """Write what is kept first, where it is to be renewed."""
+    if request.config.getoption("--update-golden"):
+        renew()
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_template_change_is_seen(name: str, update_golden: bool) -> None:
+def test_a_template_change_is_seen(name: str) -> None:
     file = GOLDEN / f"{name}.cu"
-    if update_golden:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(render(SPECS[name]))
-    assert file.is_file(), "missing: pytest tests/golden --update-golden writes it"
-    assert file.read_text() == render(SPECS[name])
-
-
-def test_no_kernel_that_is_gone_stays_behind(update_golden: bool) -> None:
-    extra = [file for file in sorted(GOLDEN.iterdir()) if file.stem not in SPECS]
-    if update_golden:
-        for file in extra:
-            file.unlink()
+    if file.is_file():
+        assert file.read_text() == texts()[name], RENEW
     else:
-        assert extra == []
+        changed = "the text has changed: `python tools/golden_diff.py HEAD` shows how"
+        assert recorded().get(name) == digest(name), f"{changed}; {RENEW}"
+
+
+def test_every_sample_is_kept_once_and_none_that_is_gone() -> None:
+    kept = [file.stem for file in GOLDEN.iterdir()] + list(recorded())
+    assert sorted(kept) == sorted(SPECS), RENEW
+
+
+def test_few_kernels_show_almost_every_line_and_every_mechanism() -> None:
+    """Where they do not, a change of templates is read as digests, which say nothing."""
+    kept = {file.stem for file in GOLDEN.iterdir()}
+    assert len(kept) <= COUNT
+    assert share(kept) >= SHARE, RENEW
+    shown = {feature for name in kept for feature in features(SPECS[name])}
+    missing = {(name, word) for name, words in MECHANISMS.items() for word in words} - shown
+    assert missing == set(), RENEW
+    assert {SPECS[name].operation.family for name in kept} == {known.name for known in every()}
 
 
 def choices(source: type) -> Iterator[tuple[str, object]]:

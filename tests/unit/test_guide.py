@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import shell
+from goldens import texts
 
 import warploom
 from benchmarks import runner
@@ -166,17 +167,15 @@ def test_the_commands_and_exit_codes_of_the_guide_are_those_there_are() -> None:
     assert codes == [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
 
 
-def test_every_golden_kernel_is_laid_out_as_the_guide_says() -> None:
-    golden = list((ROOT / "emitted" / "golden").glob("*.cu"))
+def test_every_sample_kernel_is_laid_out_as_the_guide_says() -> None:
     told = 0
-    for path in golden:
-        text = path.read_text()
-        entry = text.index(f"{path.stem}(const __grid_constant__")
+    for kernel, text in texts().items():
+        entry = text.index(f"{kernel}(const __grid_constant__")
         if "// ---- Producer" in text:
             produce, consume = (
                 text.index(f"void {name}(const Parameters& p") for name in FUNCTIONS
             )
-            assert produce < consume < entry, path.name
+            assert produce < consume < entry, kernel
             told += 1
     assert told > 40  # all but small kernels
 
