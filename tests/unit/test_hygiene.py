@@ -1,4 +1,7 @@
-"""What no file of the repository may hold: too many lines, pickle or eval, a private path."""
+"""What no file of the repository may hold: too many lines, pickle or eval, a private path.
+
+A Python file is one concept, of 100 to 800 lines, and is not cut for its length alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,16 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MAXIMUM_LINES = 400
+MAXIMUM_LINES = 800
+ROOMS = ("generator", "runtime", "tuning", "quantization", "integrations", "src")
+# Lines of what is written by hand or kept, at most, and how many there are to be. A count that has
+# fallen is to take its limit with it.
+BUDGET = {
+    "product": (57_500, 43_000),
+    "tests": (71_500, 55_000),
+    "emitted": (18_500, 19_000),
+    "benchmarks/results": (59_000, 3_000),
+}
 PRIVATE_PATH = re.compile(rb"(?<![\w./-])/(?:home|root|work|Users)/\w[^\s\"'`)]*")
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "yaml.load"}
@@ -27,6 +39,22 @@ def test_no_python_file_is_longer_than_a_person_reads() -> None:
     lengths = {str(path): len(path.read_text().splitlines()) for path in tracked("*.py")}
     assert len(lengths) > 10
     assert {path: count for path, count in lengths.items() if count > MAXIMUM_LINES} == {}
+
+
+def lines_of(*patterns: str) -> int:
+    return sum(len(path.read_bytes().splitlines()) for one in patterns for path in tracked(one))
+
+
+def test_the_repository_does_not_grow_beyond_its_budget() -> None:
+    """What is there has to be read by whoever changes it: new code takes the place of old."""
+    counts = {
+        "product": lines_of(*(f"{room}/*.py" for room in ROOMS)),
+        "tests": lines_of("tests/*.py"),
+        "emitted": lines_of("emitted/*"),
+        "benchmarks/results": lines_of("benchmarks/results/*"),
+    }
+    over = {name: count for name, count in counts.items() if count > BUDGET[name][0]}
+    assert over == {}, "delete what is no longer needed before more is added"
 
 
 def test_nothing_deserialises_or_evaluates_code() -> None:
