@@ -5,7 +5,6 @@ It needs no checkout: what it measures is in the package.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -16,6 +15,7 @@ from warploom.atomic_file import replace_file
 from warploom.cli.arguments import STANDARD_INPUT
 from warploom.cli.operations import Fields, operations_of
 from warploom.errors import CompilationError, ConfigurationError, ResultError
+from warploom.json_lines import lines
 
 if TYPE_CHECKING:
     from warploom.cli.output import Output
@@ -137,4 +137,4 @@ def _write(path: Path, name: str, found: Mapping[str, Any], cells: Sequence[Cell
         "machine": {"date": date.today().isoformat(), "warploom": __version__, **machine},
         "cells": [cell.as_json() for cell in cells],
     }
-    replace_file(path, json.dumps(document, indent=1) + "\n")
+    replace_file(path, lines(document))
