@@ -1,7 +1,8 @@
 """What every test shares: a private kernel store, the skip of gpu tests, and `--update-golden`.
 
-Modules beside tests that are no tests are imported by their names, from any test; so each has a
-name of its own. What a session of gpu tests is beside that is in gpu/gpu_session.py.
+Modules beside tests that are no tests, and those in tools/, are imported by their names, from any
+test; so each has a name of its own. What a session of gpu tests is beside that is in
+gpu/gpu_session.py.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ with contextlib.suppress(ModuleNotFoundError):  # gpu tests do without
 LONGEST = (
     "compile/test_smoke.py",
     "unit/test_guide.py",
+    "tuning/test_bench_shapes.py",
     "families/attention_decode/test_emulated.py",
+    "families/gemm/test_odd_views.py",
     "property/test_compiled.py",
     "families/attention_backward/test_ranges.py",
     "tuning/test_worker.py",
@@ -77,7 +80,7 @@ helpers = {
     if not path.name.startswith("test_") and path.name != "conftest.py"
     if not path.with_name("__init__.py").is_file()
 }
-sys.path.extend(str(folder) for folder in sorted(helpers))
+sys.path.extend(str(folder) for folder in (*sorted(helpers), TESTS.parent / "tools"))
 pytest_plugins = ["gpu_session"]
 
 

@@ -1,16 +1,13 @@
-"""What the unit tests share: modules beside them and in tools/, and a wheel."""
+"""What the unit tests share: a wheel."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from warploom.generator.toolchain import Component
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 FILES = {"one.h": "#pragma once\n", "deep/two.h": "int two;\n"}
 

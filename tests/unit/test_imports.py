@@ -6,11 +6,11 @@ import ast
 import json
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import module_graph
 import pytest
 
 import warploom
@@ -65,65 +65,25 @@ assert len(names) > 5, names
 """
 
 
-@cache
-def modules() -> dict[str, Path]:
-    """Every module of the package, by its dotted name."""
-    package = ROOT / "src" / "warploom"
-    folders = {"warploom": package, **{f"warploom.{room}": ROOT / room for room in ROOMS}}
-    return {
-        ".".join([name, *path.relative_to(folder).with_suffix("").parts]).removesuffix(
-            ".__init__"
-        ): path
-        for name, folder in folders.items()
-        for path in folder.rglob("*.py")
-        if not any(parent.is_symlink() for parent in path.parents)
-    }
-
-
-def imported(node: ast.AST, module: str) -> Iterator[str]:
-    """Dotted names that a statement of `module` imports, modules' or what is in them."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        is_package = modules()[module].name == "__init__.py"
-        parents = module.split(".")[: len(module.split(".")) + is_package - node.level]
-        base = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
-        yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def statements(node: ast.AST, *, functions: bool) -> Iterator[ast.AST]:
-    """What runs when a module is imported; with `functions`, what runs when they are called too."""
-    for inner in ast.iter_child_nodes(node):
-        if isinstance(inner, ast.If) and "TYPE_CHECKING" in ast.unparse(inner.test):
-            continue
-        if functions or not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield inner
-            yield from statements(inner, functions=functions)
+MODULES = module_graph.modules(ROOT)
 
 
 @cache
 def edges(*, functions: bool = False) -> dict[str, set[str]]:
     """The modules that each module imports, and so the packages that these are in."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for module, path in modules().items():
-        for node in statements(ast.parse(path.read_text()), functions=functions):
-            for name in imported(node, module):
-                target = name if name in modules() else name.rpartition(".")[0]
-                parents = [target[:i] for i, letter in enumerate(target) if letter == "."]
-                around = [parent for parent in parents if not f"{module}.".startswith(f"{parent}.")]
-                found[module] |= ({target, *around} & modules().keys()) - {module}
-    return found
+    return module_graph.edges(MODULES, functions=functions)
+
+
+def imports(module: str) -> Iterator[str]:
+    """Dotted names that a module imports anywhere, for type checkers too."""
+    path = MODULES[module]
+    for node in ast.walk(ast.parse(path.read_text())):
+        yield from module_graph.imported(node, module, is_package=path.name == "__init__.py")
 
 
 def reached(start: str) -> set[str]:
     """Every module that importing `start` imports; `start` itself where that is a circle."""
-    found: set[str] = set()
-    ahead = [*edges()[start]]
-    while ahead:
-        if (module := ahead.pop()) not in found:
-            found.add(module)
-            ahead += edges()[module]
-    return found
+    return module_graph.closure(edges()[start], edges())
 
 
 def room(module: str) -> str:
@@ -132,8 +92,8 @@ def room(module: str) -> str:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Which of them could be imported first would depend on who asks."""
-    assert len(modules()) > 100
-    reach = {module: reached(module) for module in modules()}
+    assert len(MODULES) > 100
+    reach = {module: reached(module) for module in MODULES}
     circles = {
         frozenset(other for other in reach if other in reach[one] and one in reach[other])
         for one in reach
@@ -192,10 +152,9 @@ def test_generator_never_imports_torch_or_the_driver_even_inside_a_function() ->
     unwanted = ("torch.", "cuda.bindings.driver.")
     found = {
         (module, name)
-        for module, path in modules().items()
+        for module in MODULES
         if room(module) == "generator"
-        for node in ast.walk(ast.parse(path.read_text()))
-        for name in imported(node, module)
+        for name in imports(module)
         if f"{name}.".startswith(unwanted)
     }
     assert found == set()
@@ -205,9 +164,8 @@ def test_ray_is_imported_by_what_runs_on_it_alone_and_only_when_asked(tmp_path: 
     """It is an extra: everything else works without, and nothing waits two seconds for it."""
     found = {
         module
-        for module, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if any(name.partition(".")[0] == "ray" for name in imported(node, module))
+        for module in MODULES
+        if any(name.partition(".")[0] == "ray" for name in imports(module))
     }
     assert found == {"warploom.tuning.fleet.actor", "warploom.tuning.fleet.cluster"}
     code = "import warploom.tuning.fleet.gpus, warploom.cli.tune, warploom.cli.compile"
