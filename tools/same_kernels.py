@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import pkgutil
+import re
 import struct
 import sys
 import time
@@ -27,6 +28,9 @@ import yaml
 
 ARCH = "sm_90a"
 FLUSH_SECONDS = 60.0
+# Sections of a cubin with data, in memory and in constant banks but that of the parameters, and
+# with what a launch is told of an entry.
+DATA = re.compile(r"\.nv\.constant[1-9]|\.nv\.global|\.nv\.info\.|\.rodata|\.data|\.bss")
 Collection = dict[str, Any]  # "toolchain", and "kernels": a mapping by digest
 
 
@@ -165,9 +169,14 @@ def sections(cubin: bytes) -> Iterator[tuple[str, int, bytes]]:
 def compiled(artifact: Any) -> dict[str, dict[str, Any]]:
     """Return what each entry of an artifact is, by what its name has after the kernel's."""
     found = {name: (length, content) for name, length, content in sections(artifact.cubin)}
+    data = hashlib.sha256()  # what code reads of its module, by whichever entry
+    for name, (length, content) in sorted(found.items()):
+        if DATA.match(name):
+            data.update(f"{name.replace(artifact.name, '')} {length} ".encode() + content)
     return {
         entry.removeprefix(artifact.name): {
             "code": hashlib.sha256(found[f".text.{entry}"][1]).hexdigest(),
+            "data": data.hexdigest(),
             "code_bytes": found[f".text.{entry}"][0],
             "shared_bytes": found.get(f".nv.shared.{entry}", (0, b""))[0],
             "parameter_bytes": found[f".nv.constant0.{entry}"][0],
@@ -214,13 +223,17 @@ def collect(path: Path, sample: int | None, like: Path | None, jobs: int | None)
     collection: Collection = {"toolchain": toolchain, "kernels": kernels}
     click.echo(f"{len(specs)} kernels, {len(chosen)} to compile")
     write(path, collection)
-    _compile(chosen, jobs, kernels, lambda: write(path, collection))
+    compile_into(kernels, chosen, jobs, lambda: write(path, collection))
     write(path, collection)
 
 
-def _compile(
-    specs: list[Any], jobs: int | None, kernels: dict[str, Any], write: Callable[[], None]
+def compile_into(
+    kernels: dict[str, Any],
+    specs: list[Any],
+    jobs: int | None = None,
+    write: Callable[[], None] = lambda: None,
 ) -> None:
+    """Compile specs, and put what their entries are into `kernels`; call `write` each minute."""
     written = time.monotonic()
     with defined("Builder")(jobs=jobs) as builder:
         coming = [(spec, builder.submit(spec)) for spec in specs]
@@ -232,7 +245,7 @@ def _compile(
             if time.monotonic() - written > FLUSH_SECONDS:
                 write()
                 written = time.monotonic()
-                click.echo(f"{number + 1} of {len(specs)} compiled")
+                click.echo(f"{number + 1} of {len(specs)} compiled", err=True)
 
 
 def write(path: Path, collection: Collection) -> None:
@@ -256,14 +269,15 @@ def differences(old: Collection, new: Collection) -> list[str]:
             where = "only in the old" if after is None else "only in the new"
             lines.append(f"{(before or after)['name']}: {where} collection")
         elif before["entries"] is not None and after["entries"] is not None:
-            told = _entries(before["entries"], after["entries"])
+            told = entry_differences(before["entries"], after["entries"])
             lines += [f"{after['name']}: {difference}" for difference in told]
         elif before["text"] != after["text"]:
             lines.append(f"{after['name']}: another text, and not compiled in both")
     return lines
 
 
-def _entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def entry_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each way in which the entries of two versions of a kernel differ."""
     if old.keys() != new.keys():
         yield f"entries {sorted(old)}, now {sorted(new)}"
     for entry in sorted(old.keys() & new.keys()):

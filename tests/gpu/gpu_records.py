@@ -1,53 +1,41 @@
 """record.json beside gpu tests: which GPU passed them, with what, and on which state of the code.
 
 Each family has a record beside its gpu tests (families/NAME/gpu), integrations have one
-(integrations/gpu), and the machinery one here. A record's `digest` is of the files that decide what
-those tests see; a test on the CPU compares it, and the files of tests that passed with those there
-are. The tests may pass file by file, in several runs: `write` keeps what the same code passed on
-the same machine before. Nothing here needs a GPU until it is called.
+(integrations/gpu), and the machinery one here. A record's `digest` is of what those tests see: of
+the host code that runs the calls, and of the kernels and launches that the generator emits. A test
+on the CPU compares it, and the files of tests that passed with those there are. The tests may pass
+file by file, in several runs: `write` keeps what the same code passed on the same machine before.
+Nothing here needs a GPU until it is called.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import module_graph
+
 ROOT = Path(__file__).parents[2]
-# What makes and runs the kernels of every family. What only declares, names, stores or chooses
-# changes no kernel and no result: tests on the CPU hold it.
-MACHINERY = (
-    "generator/architectures.py",
-    "generator/elements.py",
-    "generator/epilogue.py",
-    "generator/families/family.py",
-    "generator/launches.py",
-    "generator/limits.py",
-    "generator/nvrtc*.py",
-    "generator/parameters.py",
-    "generator/render.py",
-    "generator/rules.py",
-    "generator/step.py",
-    "generator/tensor_maps.py",
-    "generator/wgmma.py",
-    "runtime/*.py",
-    "runtime/families/*.py",
-    "templates/common/*",
+# Packages whose modules count where a call may run them, by their syntax trees.
+HOST = ("runtime", "quantization", "integrations")
+# Modules of the generator that count in the same way: no kernel and no launch shows what host code
+# takes from them, such as which weights are packed how, or which rows may be read in place.
+HOST_GENERATOR = frozenset(
+    f"warploom.generator.{name}" for name in ("epilogue", "formats", "slabs", "step", "tensor_maps")
 )
-ROOMS = ("generator/families", "runtime/families", "templates")  # where a family has a folder
-# What lies elsewhere and decides what kernels see, of the families whose files import it.
-IMPORTED = {
-    "warploom.quantization": "quantization/*.py",
-    "warploom.generator.formats": "generator/formats.py",
-    "warploom.generator.slabs": "generator/slabs.py",
-}
-SOURCES = {".py", ".cuh", ".jinja"}
-# Of a family: which kernel is chosen, not what one does.
-CHOICE = {"constants.py", "model.py", "table.py"}
+# Those of all calls: they refuse what is too large, and compile.
+ALWAYS = frozenset(
+    f"warploom.generator.{name}" for name in ("limits", "nvrtc", "nvrtc_headers", "nvrtc_program")
+)
+# What decides what the generator emits; choices and records do not.
+EMITS = ("generator/**/*.py", "templates/**/*.*", "configs/*/smoke.yaml", "src/warploom/*.py")
 INTEGRATIONS = "integrations"  # how models use the families: they stand on all that there are
 
 
@@ -63,58 +51,91 @@ def places(root: Path = ROOT) -> dict[str, str | None]:
 
 
 def digest(subject: str | None, root: Path = ROOT) -> str:
-    """SHA-256, in hex, over the paths and bytes of what decides what the tests of a place see.
+    """Return the SHA-256, in hex, of what the tests of a place see, in the checkout at `root`."""
+    state = json.dumps({"host": host(subject, root), "device": device(subject, root)})
+    return hashlib.sha256(state.encode()).hexdigest()
 
-    Of a family, these are its folders, those that it shares with others, and the machinery; of
-    INTEGRATIONS its own files and those of every family; of None only the machinery.
+
+def host(subject: str | None, root: Path = ROOT) -> dict[str, str]:
+    """Return what each module that a place's calls may run does, as a hash by the module's name.
+
+    Of a family, these are the modules of its folder in runtime/families and all that they import,
+    in functions too; of INTEGRATIONS all of integrations and of the families; of None what runs
+    the calls of any family. Which family is called by its name decides no import.
     """
-    files = set(_machinery(root))
-    if subject == INTEGRATIONS:
-        files |= set(root.glob(f"{INTEGRATIONS}/**/*.py"))
-        for family in _families(root):
-            files |= _files(family, root)
-    elif subject is not None:
-        files |= _files(subject, root)
-    hashed = hashlib.sha256()
-    for path in sorted(files):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        hashed.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
-    return hashed.hexdigest()
-
-
-def _machinery(root: Path) -> Iterator[Path]:
-    for pattern in MACHINERY:
-        yield from (path for path in root.glob(pattern) if path.suffix in SOURCES)
-
-
-def _families(root: Path) -> Iterator[str]:
-    for folder in root.glob(f"{ROOMS[0]}/*"):
-        if folder.is_dir() and not folder.name.startswith("_"):
-            yield folder.name
-
-
-def _files(family: str, root: Path) -> set[Path]:
-    """The files in a family's folders, in the shared folders that files among these name, and of
-    what they import elsewhere.
-    """
-    shared = {path.name for room in ROOMS for path in root.glob(f"{room}/_*") if path.is_dir()}
-    shared.discard("__pycache__")
-    found: set[Path] = set()
-    ahead = {family}
-    while ahead:
-        name = ahead.pop()
-        shared.discard(name)
-        own = {path for room in ROOMS for path in root.glob(f"{room}/{name}/**/*")}
-        own = {path for path in own if path.suffix in SOURCES and path.name not in CHOICE}
-        texts = [path.read_text() for path in own]
-        ahead |= {
-            one for one in shared if any(f"families.{one}" in t or f"{one}/" in t for t in texts)
+    files = module_graph.modules(root)
+    families = "warploom.runtime.families"
+    if subject is None:
+        start = {
+            name
+            for name in files
+            if name == families
+            or (name.startswith("warploom.runtime.") and not name.startswith(f"{families}."))
         }
-        for module, pattern in IMPORTED.items():
-            if any(f"from {module}" in text for text in texts):
-                own |= set(root.glob(pattern))
-        found |= own
-    return found
+    elif subject == INTEGRATIONS:
+        rooms = (f"{families}.", f"warploom.{INTEGRATIONS}")
+        start = {name for name in files if name.startswith(rooms)}
+    else:
+        own = f"{families}.{subject}"
+        start = {name for name in files if f"{name}.".startswith(f"{own}.")}
+    counted = {name: path for name, path in files.items() if _counts(name)}
+    imports = module_graph.edges(counted, functions=True)
+    reached = module_graph.closure(start | (ALWAYS & files.keys()), imports)
+    return {name: module_graph.behaviour(files[name].read_text()) for name in sorted(reached)}
+
+
+def _counts(module: str) -> bool:
+    package = module.split(".")[1:2]
+    return module in HOST_GENERATOR | ALWAYS or any(package == [name] for name in HOST)
+
+
+def device(subject: str | None, root: Path = ROOT) -> dict[str, Any]:
+    """Return what the generator emits for a place's own kernels; all families' for INTEGRATIONS.
+
+    Names and digests of specs are left out. The machinery has no kernels of its own.
+    """
+    if subject is None:
+        return {}
+    content = emitted(root)
+    families = content["families"]
+    chosen = families if subject == INTEGRATIONS else {subject: families[subject]}
+    return {"options": content["options"]} | {
+        name: {
+            "kernels": sorted([one["text"], one["launches"]] for one in own["kernels"].values()),
+            "unseen": own["unseen"],
+        }
+        for name, own in sorted(chosen.items())
+    }
+
+
+def emitted(root: Path = ROOT) -> dict[str, Any]:
+    """Return what the checkout at `root` emits, as tools/emitted.py prints it: it takes seconds."""
+    hashed = hashlib.sha256()
+    for path in sorted(path for pattern in EMITS for path in root.glob(pattern)):
+        if path.is_file():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashed.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    key = hashed.hexdigest()
+    if key not in _emitted:
+        _emitted[key] = json.loads(run_emitted(root))
+    return _emitted[key]
+
+
+_emitted: dict[str, dict[str, Any]] = {}  # by the bytes of what decides it
+
+
+def run_emitted(root: Path, *arguments: str, given: str = "") -> str:
+    """Return what tools/emitted.py of this checkout prints about the one at `root`."""
+    path = (str(root / "src"), str(ROOT / "tools"), os.environ.get("PYTHONPATH", ""))
+    done = subprocess.run(
+        [sys.executable, "-P", str(ROOT / "tools" / "emitted.py"), str(root), *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        input=given,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
 
 
 def write(

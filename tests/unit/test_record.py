@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gpu_records
+import module_graph
 import pytest
 
 from warploom.generator import families
@@ -43,8 +48,9 @@ def test_every_family_has_tests_on_a_gpu() -> None:
 def test_no_kernel_was_changed_after_it_last_passed_on_a_gpu(place: str) -> None:
     fresh = recorded(place)["digest"] == gpu_records.digest(PLACES[place])
     assert fresh or place in STALE, (
-        "templates, generator or runtime changed since the tests last passed on a GPU: "
-        f"run `{command(place)}` on a GPU and commit tests/{place}/record.json"
+        "host code, kernels or launches changed since the tests last passed on a GPU: run "
+        f"`{command(place)}` on a GPU and commit tests/{place}/record.json; if only names changed, "
+        "`python tools/carry_records.py BASE` says so, where BASE is a commit of which it holds"
     )
     assert not (fresh and place in STALE), f"{place} was renewed: take it out of STALE"
 
@@ -65,57 +71,123 @@ def test_every_file_of_tests_passed_on_a_gpu(place: str) -> None:
 # ---- What a change asks for ----------------------------------------------------------------------
 
 ATTENTION = {"attention_forward", "attention_backward", "attention_decode"}
+SUBJECTS = (None, "integrations", *families.names())
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what decides digests, to change and to put back."""
+    root = tmp_path_factory.mktemp("copied")
+    rooms = ("generator", "integrations", "quantization", "runtime", "templates", "tuning")
+    for room in rooms:
+        shutil.copytree(ROOT / room, root / room)
+    shutil.copytree(ROOT / "src", root / "src", symlinks=True)
+    shutil.copytree(ROOT / "configs", root / "configs", ignore=shutil.ignore_patterns("records"))
+    return root
+
+
+@contextmanager
+def edited(root: Path, edits: Mapping[str, Callable[[str], str]]) -> Iterator[None]:
+    """Change files of a tree, by functions of their texts, as long as the context lasts."""
+    texts = {root / file: (root / file).read_text() for file in edits}
+    try:
+        for file, edit in edits.items():
+            changed = edit(texts[root / file])
+            assert changed != texts[root / file], f"{file} is not changed"
+            (root / file).write_text(changed)
+        yield
+    finally:
+        for path, text in texts.items():
+            path.write_text(text)
+
+
+def stale(root: Path) -> set[str | None]:
+    """The places whose digest differs from that of this tree."""
+    return {name for name in SUBJECTS if gpu_records.digest(name, root) != digests()[name]}
+
+
+@cache
+def digests() -> dict[str | None, str]:
+    return {name: gpu_records.digest(name) for name in SUBJECTS}
 
 
 @pytest.mark.parametrize(
-    ("file", "stale"),
+    ("file", "places"),
     [
-        ("generator/families/gemm/rules.py", {"gemm", "integrations"}),
-        ("templates/_product/epilogue/bias.cuh", {"gemm", "mixed_gemm", "integrations"}),
-        ("runtime/families/attention_forward/plan.py", {"attention_forward", "integrations"}),
-        ("templates/_attention/tile.cuh", {*ATTENTION, "integrations"}),
+        ("runtime/families/attention_merge/call.py", {"attention_merge", "integrations"}),
         ("runtime/families/_attention/mask.py", {*ATTENTION, "integrations"}),
-        ("generator/slabs.py", {"mixed_gemm", "integrations"}),
         ("quantization/slabs.py", {"mixed_gemm", "integrations"}),
-        ("runtime/kernel.py", {None, "integrations", *families.names()}),
+        ("runtime/kernel.py", {*SUBJECTS}),
+        ("runtime/explanation.py", {None, "integrations"}),
         ("integrations/__init__.py", {"integrations"}),
-        ("generator/families/gemm/model.py", set()),
-        ("generator/store.py", set()),
         ("tuning/search.py", set()),
     ],
 )
-def test_a_change_asks_for_the_tests_of_those_it_may_break_alone(
-    file: str, stale: set[str | None], tmp_path: Path
+def test_changed_host_code_asks_for_the_tests_of_those_that_may_run_it(
+    file: str, places: set[str | None], copied: Path
 ) -> None:
-    """One record for all made a comment in a family's rules ask for every other family's tests."""
-    for room in ("generator", "integrations", "quantization", "runtime", "templates", "tuning"):
-        shutil.copytree(ROOT / room, tmp_path / room)
-    with (tmp_path / file).open("a") as changed:
-        changed.write("// and more\n")
-    subjects = {None, "integrations", *families.names()}
-    found = {name for name in subjects if _digest(name, tmp_path) != _digest(name, ROOT)}
-    assert found == stale
+    with edited(copied, {file: lambda text: f"{text}\nMORE = 1\n"}):
+        assert stale(copied) == places
 
 
-def _digest(name: str | None, root: Path) -> str:
-    return str(gpu_records.digest(name, root))
+def test_comments_and_docstrings_ask_for_no_tests(copied: Path) -> None:
+    def documented(text: str) -> str:
+        return re.sub(r'\A""".*?"""', '"""Other."""', text, flags=re.DOTALL) + "\n# more\n"
+
+    python = [
+        path.relative_to(copied).as_posix()
+        for room in ("runtime", "generator", "integrations", "quantization")
+        for path in (copied / room).rglob("*.py")
+    ]
+    templates = [
+        path.relative_to(copied).as_posix() for path in (copied / "templates").rglob("*.cuh*")
+    ]
+    commented = dict.fromkeys(templates, lambda text: f"// more\n{text}")
+    with edited(copied, dict.fromkeys(python, documented) | commented):
+        assert stale(copied) == set()
 
 
-def test_every_file_that_a_digest_is_to_be_over_is_there() -> None:
-    """A file that moved would silently be none that decides."""
-    assert [one for one in gpu_records.MACHINERY if not any(ROOT.glob(one))] == []
+def test_a_changed_kernel_asks_for_the_tests_of_its_families(copied: Path) -> None:
+    edits = {
+        "templates/_product/epilogue/bias.cuh": lambda text: text.replace("+", "-"),
+        "templates/mixed_gemm/decode/mxfp4_fp16.cuh": lambda text: text.replace("16384", "8192"),
+    }
+    with edited(copied, edits):
+        assert stale(copied) == {"gemm", "mixed_gemm", "integrations"}
+
+
+def test_a_changed_launch_asks_for_the_tests_of_its_families(copied: Path) -> None:
+    edits = {
+        "generator/families/attention_merge/launch.py": lambda text: text.replace(
+            "early=True", "early=False"
+        ),
+        "generator/families/gemm/model.py": lambda text: f"{text}\nMORE = 1\n",
+        "generator/store.py": lambda text: f"{text}\nMORE = 1\n",
+    }
+    with edited(copied, edits):
+        assert stale(copied) == {"attention_merge", "integrations"}
+
+
+def test_every_module_that_counts_is_there() -> None:
+    """One that moved would silently be none that decides."""
+    modules = module_graph.modules(ROOT)
+    assert modules.keys() >= gpu_records.ALWAYS | gpu_records.HOST_GENERATOR
+    assert [pattern for pattern in gpu_records.EMITS if not any(ROOT.glob(pattern))] == []
 
 
 # ---- What a session notes ------------------------------------------------------------------------
 
+NOTHING: dict[str, Any] = {"kernels": {}, "unseen": []}
+EMITTED = {"options": [], "families": {"one": NOTHING, "two": NOTHING}}
 CONFTEST = f"""
 import sys
 from pathlib import Path
-sys.path.append({str(ROOT / "tests" / "gpu")!r})
+sys.path += [{str(ROOT / "tests" / "gpu")!r}, {str(ROOT / "tools")!r}]
 import gpu_records, pytest
 pytest_plugins = ["gpu_session"]
 here = Path(__file__).parents[1]
 gpu_records.write.__defaults__ = (here,)
+gpu_records.emitted = lambda root: {EMITTED!r}
 gpu_records._machine = lambda: {{"gpu": "one of paper"}}
 
 @pytest.fixture(scope="session")
@@ -138,13 +210,14 @@ FAILS = "import pytest\n@pytest.mark.gpu\ndef test_fails():\n    assert False\n"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of two families, `one` and `two`, with gpu tests and earlier records."""
+    monkeypatch.setattr(gpu_records, "emitted", lambda root: EMITTED)
     root = tmp_path / "tree"
     for name in ("one", "two"):
-        rules = root / "generator" / "families" / name / "rules.py"
-        rules.parent.mkdir(parents=True)
-        rules.touch()
+        call = root / "runtime" / "families" / name / "call.py"
+        call.parent.mkdir(parents=True)
+        call.touch()
     files = {
         "conftest.py": CONFTEST,
         "gpu/test_passes.py": PASSES,
@@ -195,7 +268,7 @@ def test_one_session_notes_each_family_in_its_own_record(tree: Path) -> None:
 
 
 def test_what_other_code_passed_is_noted_no_more(tree: Path) -> None:
-    (tree / "generator/families/two/rules.py").write_text("# other\n")
+    (tree / "runtime/families/two/call.py").write_text("other = 1\n")
     session(tree, "tests/families/two/gpu")
     (path,) = (tree / "noted").rglob("record.json")
     assert set(json.loads(path.read_text())["tests"]) == {"test_passes.py"}
