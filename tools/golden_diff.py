@@ -18,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -36,16 +37,21 @@ def rendered() -> Texts:
     return {spec.digest: (spec.name, render(spec)) for spec in samples()}
 
 
-def rendered_at(commit: str) -> Texts:
-    """Return every sample kernel of a commit."""
+@contextmanager
+def files_of(commit: str) -> Iterator[Path]:
+    """Put the files of a commit into a folder that is there until the context ends."""
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        raise click.ClickException(f"{commit}: must be a commit of this repository")
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(
-            ["git", "archive", commit], cwd=ROOT, capture_output=True, check=False
-        )
-        if archive.returncode:
-            raise click.ClickException(f"{commit}: must be a commit of this repository")
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def rendered_at(commit: str) -> Texts:
+    """Return every sample kernel of a commit."""
+    with files_of(commit) as folder:
         path = os.pathsep.join((f"{folder}/src", f"{ROOT}/tools"))
         program = "import json, golden_diff; print(json.dumps(golden_diff.rendered()))"
         done = subprocess.run(
