@@ -2,7 +2,8 @@
 # the only command. gpu-test takes $(PYTHON) as it is, since machines with a GPU bring their torch;
 # FAMILY may name the one family whose tests are to run, GPU_TESTS some of the files. What passes is
 # noted beside the tests, or in the folder RECORD, laid out like tests/: `cp -r RECORD/. tests/` brings
-# it back from another machine. WORKERS is the most processes that tests run in.
+# it back from another machine. WORKERS is the most processes that tests run in. `make quick` checks
+# what was changed since the branch left BASE, in a minute; `make test` checks all.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,6 +12,7 @@ FAMILY :=
 GPU_TESTS := $(if $(FAMILY),tests/families/$(FAMILY)/gpu,tests/gpu $(wildcard tests/integrations/gpu tests/families/*/gpu))
 RECORD := tests
 WORKERS := 4
+BASE := main
 # Tests that wait for a cluster of processes most of their time: beside the others, they cost little.
 WAITING := tests/tuning/test_fleet_ray.py
 # A pip of this year reads indices in half the time of the one that comes with Python 3.11. Of 12,000
@@ -19,7 +21,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --no-compil
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
-.PHONY: demo test cpu-test waiting-test lint gpu-test clean
+.PHONY: demo test quick cpu-test waiting-test lint gpu-test clean
 
 demo: $(INSTALLED)
 	$(VENV)/bin/python -m warploom.demo
@@ -27,6 +29,9 @@ demo: $(INSTALLED)
 # Side by side: each alone leaves cores idle.
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 3 lint waiting-test cpu-test
+
+quick: $(INSTALLED)
+	$(VENV)/bin/python tools/quick.py $(BASE)
 
 cpu-test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses $(WORKERS) --dist loadscope \
