@@ -86,7 +86,7 @@ pytest_plugins = ["gpu_session"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="rewrite emitted/golden instead of comparing"
+        "--update-golden", action="store_true", help="rewrite emitted/ instead of comparing"
     )
     parser.addoption(
         "--flash-attention",
