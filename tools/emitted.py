@@ -90,15 +90,56 @@ def tokens(text: str) -> list[str]:
     return read
 
 
+# Words after which no name is declared, and others that are no names.
+_BEFORE_USES = re.compile(
+    r"""and|case|const|constexpr|delete|else|explicit|extern|friend|goto|inline|mutable|namespace
+    |new|not|operator|or|return|sizeof|static|throw|virtual|volatile|xor""",
+    re.VERBOSE,
+)
+_KEYWORD = re.compile(
+    r"""auto|bool|break|char|class|continue|decltype|default|do|double|enum|false|final|float|for
+    |if|int|long|noexcept|nullptr|override|private|protected|public|short|signed|static_assert
+    |static_cast|struct|switch|template|this|true|typename|union|unsigned|using|void|while""",
+    re.VERBOSE,
+)
+_WORD = re.compile(r"(?!__)[A-Za-z_]\w*")
+_BEFORE_REFERENCES = {"*", "&", "&&", ">"}
+_AFTER_DECLARED = {"=", ";", ",", ")", "[", "{"}
+
+
+def form(read: list[str]) -> list[str]:
+    """Return tokens with numbers in place of the names that they declare, in the order of use.
+
+    Two texts of one form differ by other names at most, whatever sizes they are compiled for. Names
+    that the text does not seem to declare stay, as those of the headers do.
+    """
+    words = {token for token in {*read} if _WORD.fullmatch(token)}
+    types = {word for word in words if not _BEFORE_USES.fullmatch(word)}
+    names = {word for word in types if not _KEYWORD.fullmatch(word)}
+    declared = {
+        name
+        for before, name, after in zip(read, read[1:], read[2:], strict=False)
+        if name in names
+        if (before in types and after != "::")
+        or (before in _BEFORE_REFERENCES and after in _AFTER_DECLARED)
+    }
+    numbers: dict[str, int] = {}
+    return [
+        f"name {numbers.setdefault(token, len(numbers))}" if token in declared else token
+        for token in read
+    ]
+
+
 def described(spec: Any, text: str) -> dict[str, str]:
-    """Return the name of a kernel, its text and its launches, as hashes that know no name."""
-    text = text.replace(spec.name, "KERNEL")
+    """Return the name of a kernel, its text, form and launches, as hashes that know no name."""
+    read = tokens(text.replace(spec.name, "KERNEL"))
     block = families()[spec.operation.family].parameters(spec)
     values = {f.name: _value(f.kind.name, number) for number, f in enumerate(block.fields)}
     launches = {**launched(spec), "bytes": _hash(block.pack(values).hex())}
     return {
         "name": spec.name,
-        "text": _hash("\n".join(tokens(text))),
+        "text": _hash("\n".join(read)),
+        "form": _hash("\n".join(form(read))),
         "launches": _hash(json.dumps(launches, sort_keys=True)),
     }
 

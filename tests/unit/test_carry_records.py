@@ -12,14 +12,14 @@ import gpu_records
 import pytest
 from same_kernels import compiled, samples
 
-from emitted import tokens
+from emitted import form, tokens
 from warploom.generator import nvrtc
 from warploom.generator.render import render
 from warploom.generator.toolchain import find
 
 PLACE = "families/one/gpu"
 ENTRY = {"code": "c0de", "data": "d", "registers": 32}
-KERNEL = {"name": "kernel", "text": "t1", "launches": "l1"}
+KERNEL = {"name": "kernel", "text": "t1", "form": "f1", "launches": "l1"}
 EMITTED: dict[str, Any] = {
     "options": ["-O3"],
     "families": {
@@ -154,6 +154,20 @@ def test_what_no_machine_code_can_prove_is_not_carried_over(
     assert recorded(root) == before
 
 
+def test_a_text_that_differs_by_more_than_names_is_not_carried_over(trees: Tree) -> None:
+    """A condition on a size may change only machine code of kernels that are not compiled here."""
+
+    def change(content: dict[str, Any]) -> None:
+        put(content, *ONE, "text", to="t2")
+        put(content, *ONE, "form", to="f2")
+
+    base, root = trees(change)
+    before = recorded(root)
+    told = carry_records.carried(PLACE, base, root, no_compiler)
+    assert told == ["kernel: differs by more than names"]
+    assert recorded(root) == before
+
+
 def test_changed_host_code_is_not_carried_over_and_nothing_is_compiled(trees: Tree) -> None:
     base, root = trees(
         lambda content: put(content, *ONE, "text", to="t2"), text="def f(): return 2\n"
@@ -191,3 +205,6 @@ def test_machine_code_tells_a_name_from_a_fault() -> None:
     name, fault = text.replace("Place", "Row"), text.replace("at1 * step1", "at1 + step1")
     assert tokens(text) != tokens(name) and tokens(text) != tokens(fault)
     assert machine_code(text) == machine_code(name) != machine_code(fault)
+    elsewhere = text.replace("* kValues;", f"* kValues + (kDim == {2 * spec.operation.dim});")
+    assert machine_code(text) == machine_code(elsewhere) and text != elsewhere
+    assert form(tokens(text)) == form(tokens(name)) != form(tokens(elsewhere))

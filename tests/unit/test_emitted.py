@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from same_kernels import families, samples
 
-from emitted import code, described, grid, tokens, unseen
+from emitted import code, described, form, grid, tokens, unseen
 from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
 
@@ -39,6 +39,41 @@ def test_what_a_compiler_tells_apart_has_other_tokens(one: str, other: str) -> N
     assert tokens(one) != tokens(other)
 
 
+SAME_FORM = {
+    "a variable": ("int a = 1; f(a);", "int b = 1; f(b);"),
+    "a type": ("struct A { int a; }; const A b{};", "struct B { int a; }; const B b{};"),
+    "a pointer": ("const float* a = p; a[1];", "const float* b = p; b[1];"),
+    "a parameter of a template": ("template <typename A> A f();", "template <typename B> B f();"),
+}
+OTHER_FORM = {
+    "a condition on a size": ("int a = i * kDim;", "int a = i * kDim + (kDim == 512 ? 8 : 0);"),
+    "another rounding": ("int a = kDim / 8;", "int a = (kDim + 7) / 8;"),
+    "which variable": ("int a, b = 1; int c = a;", "int a, b = 1; int c = b;"),
+    "two variables as one": ("int a; int b; a = b;", "int a; int a; a = a;"),
+    "another function of a header": ("a = fmaxf(a, b);", "a = fminf(a, b);"),
+    "what is returned of it": ("return fmaxf(a, b);", "return fminf(a, b);"),
+    "its type": ("const half a = b;", "const bfloat a = b;"),
+    "its namespace": ("using namespace one; int a;", "using namespace other; int a;"),
+    "a keyword": ("int a = 1;", "long a = 1;"),
+    "a directive": ("#define A 1\nint a;", "#define B 1\nint a;"),
+    "a text": ('asm("a");', 'asm("b");'),
+    "a variable that hides one of a header": (
+        "int a = 1; f(a, threadIdx.x);",
+        "int threadIdx = 1; f(threadIdx, threadIdx.x);",
+    ),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME_FORM.values(), ids=SAME_FORM)
+def test_another_name_of_what_a_text_declares_is_the_same_form(one: str, other: str) -> None:
+    assert tokens(one) != tokens(other) and form(tokens(one)) == form(tokens(other))
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_FORM.values(), ids=OTHER_FORM)
+def test_more_than_a_name_is_another_form(one: str, other: str) -> None:
+    assert form(tokens(one)) != form(tokens(other))
+
+
 def test_no_token_of_a_kernel_is_lost() -> None:
     for spec in samples()[::10]:
         text = render(spec)
@@ -51,7 +86,8 @@ def test_a_kernel_is_told_by_text_and_launches_and_not_by_its_name() -> None:
     spec = next(s for s in samples() if s.operation.family == "gemm" and s.schedule.stages == 4)
     text = render(spec)
     one = described(spec, text)
-    assert described(spec, text.replace(spec.name, "other")) | {"text": one["text"]} == one
+    renamed = described(spec, text.replace(spec.name, "other"))
+    assert renamed | {"text": one["text"], "form": one["form"]} == one
     assert described(spec, text + "// more\n") == one
     assert described(spec, text + ";")["text"] != one["text"]
     fewer = KernelSpec(spec.arch, spec.operation, replace(spec.schedule, stages=3))
