@@ -168,6 +168,18 @@ def test_a_changed_launch_asks_for_the_tests_of_its_families(copied: Path) -> No
         assert stale(copied) == {"attention_merge", "integrations"}
 
 
+def test_another_order_of_addresses_asks_for_the_tests_of_its_family(copied: Path) -> None:
+    """Only host code calls what says it: no kernel and no launch shows it."""
+    edits = {
+        "generator/families/attention_append/launch.py": lambda text: text.replace(
+            "tuple(name for name, _, _ in _pointers(operation))",
+            "tuple(reversed([name for name, _, _ in _pointers(operation)]))",
+        ),
+    }
+    with edited(copied, edits):
+        assert stale(copied) == {"attention_append", "integrations"}
+
+
 def test_every_module_that_counts_is_there() -> None:
     """One that moved would silently be none that decides."""
     modules = module_graph.modules(ROOT)
