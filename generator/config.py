@@ -25,7 +25,7 @@ from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import STEPS
 from warploom.generator.families import every, family, names
 from warploom.generator.families.family import Family
-from warploom.generator.knob import identities
+from warploom.generator.knob import stored_names
 from warploom.generator.specification import Operation
 from warploom.suggestions import suggestion
 
@@ -211,7 +211,7 @@ def _names(source: type) -> set[str]:
 
 def _keys(source: type) -> set[str]:
     """The names of a dataclass's fields, and the older ones that a file may have."""
-    return _names(source) | set(identities(source).values())
+    return _names(source) | set(stored_names(source).values())
 
 
 def _fields_at(read: Document, place: Place) -> set[str]:

@@ -133,7 +133,7 @@ def _model(source: type, definitions: dict[str, tuple[Any, Any]]) -> type[Model]
 
 def _field(name: str, said: Knob) -> Any:
     """Return what pydantic is told of a field: its meaning, and the older key that it may have."""
-    keys = AliasChoices(name, said.was) if said.was else None
+    keys = AliasChoices(name, said.stored_as) if said.stored_as else None
     return Field(description=said.doc or None, validation_alias=keys)
 
 

@@ -31,7 +31,7 @@ class Knob:
     detail: bool = False
     follows: str | None = None
     later: bool = False
-    was: str | None = None
+    stored_as: str | None = None
 
     def nearest(self, value: int) -> int:
         """Return the integer that it takes which is nearest to `value`."""
@@ -58,7 +58,7 @@ def knob(
     detail: bool = False,
     follows: str | None = None,
     later: bool = False,
-    was: str | None = None,
+    stored_as: str | None = None,
 ) -> Any:  # noqa: ANN401 (as dataclasses.field)
     """Declare a field of a `frozen` class.
 
@@ -75,12 +75,12 @@ def knob(
                  with this, it is no part of the identity, and digests, names, store keys and
                  records stay what they were. A truth value is false there, as names without the
                  word say. It is given by name, since positions stay what they were, too
-    was          the field's name in version 0.1.0, which the identity, records and kernels' names
-                 keep, and which YAML still takes
+    stored_as    an older name of the field, which digests, records and kernels' names keep, and
+                 which YAML still takes
     """
     if later and (default is MISSING or default is True):
         raise TypeError(f"default {default!r} of a later field: must be what older names mean")
-    said = Knob(doc, name, after, least, most, auto, detail, follows, later, was)
+    said = Knob(doc, name, after, least, most, auto, detail, follows, later, stored_as)
     return field(default=default, kw_only=later, metadata={_KNOB: said})
 
 
@@ -95,9 +95,9 @@ def knobs(kind: type) -> Mapping[str, Knob]:
     return _declared(kind)[0]
 
 
-def identities(kind: type) -> Mapping[str, str]:
-    """Return the key that each field of a dataclass has in its identity, in order."""
-    return {name: said.was or name for name, said in knobs(kind).items()}
+def stored_names(kind: type) -> Mapping[str, str]:
+    """Return the name that each field of a dataclass has in what is stored, in order."""
+    return {name: said.stored_as or name for name, said in knobs(kind).items()}
 
 
 def types(kind: type) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from warploom.generator.architectures import ARCHITECTURES
-from warploom.generator.knob import every, knobs, types
+from warploom.generator.knob import every, knobs, stored_names, types
 
 _NUMBER = "[0-9]{1,9}"  # a pattern that no text of thousands of digits fits
 _FILE = 255  # characters, at most, of the name of a file
@@ -146,7 +146,7 @@ def _tokens(kind: type) -> tuple[_Token, ...]:
             f"{kind.__name__}_{names[0]}",
             {name: hints[name] for name in names},
             {name: defaults[name] for name in names if name in defaults},
-            _forms(said[names[0]].was or names[0], hints[names[0]], said[names[0]].name),
+            _forms(stored_names(kind)[names[0]], hints[names[0]], said[names[0]].name),
             tuple(part for name in names for part in _parts(hints[name])),
         )
         for names in groups

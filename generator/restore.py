@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from warploom.errors import SpecificationError
-from warploom.generator.knob import identities
+from warploom.generator.knob import stored_names
 from warploom.generator.limits import LARGEST
 
 T = TypeVar("T")
@@ -43,11 +43,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 @cache
 def _names(kind: type) -> dict[str, str]:
-    """The fields of a dataclass by the keys that values may have: their names, old ones too."""
-    names = _hints(kind)
-    return {key: name for name, key in identities(kind).items() if name in names} | dict(
-        zip(names, names, strict=True)
-    )
+    """The fields of a dataclass by the keys that values may have: their names, and stored ones."""
+    stored = stored_names(kind)
+    return {key: name for name in _hints(kind) for key in (name, stored[name])}
 
 
 @cache
@@ -93,8 +91,9 @@ def _dataclass(kind: Any, value: Any, place: str) -> Any:
     given: dict[str, Any] = {}
     for key, content in value.items():
         if names[key] in given:
-            other = next(one for one in value if names[one] == names[key])
-            raise _refusal(f"{place}.{key}", key, f"must not stand beside {other}, the same field")
+            other = next(earlier for earlier in value if names[earlier] == names[key])
+            rule = f"is the same field as {other}: give one of them"
+            raise _refusal(f"{place}.{key}", key, rule)
         given[names[key]] = _restored(hints[names[key]], content, f"{place}.{key}")
     try:
         return kind(**given)

@@ -18,15 +18,15 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.errors import SpecificationError, UnknownNameError
 from warploom.generator import names
 from warploom.generator.architectures import Architecture, architecture
-from warploom.generator.knob import knobs
+from warploom.generator.knob import knobs, stored_names
 
 
 def counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
     """What of a dataclass, or of a field's value, its identity is made of."""
     if is_dataclass(value):
-        said = knobs(type(value))
+        said, stored = knobs(type(value)), stored_names(type(value))
         return {
-            said[one.name].was or one.name: counted(getattr(value, one.name))
+            stored[one.name]: counted(getattr(value, one.name))
             for one in fields(value)
             if not (said[one.name].later and getattr(value, one.name) == one.default)
         }
