@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from warploom import line_json
 from warploom.atomic_file import replace_file
-from warploom.json_lines import lines
 from warploom.runtime.contest import Cell
 from warploom.runtime.trial import buffer_sets
 
@@ -91,7 +91,7 @@ class Record:
 
     def write(self) -> None:
         """Write the document as it stands."""
-        replace_file(self.path, lines(self.document))  # a run may be ended
+        replace_file(self.path, line_json.dumps(self.document))  # a run may be ended
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from warploom import line_json
 from warploom.atomic_file import replace_file
 from warploom.cli.arguments import STANDARD_INPUT
 from warploom.cli.operations import Fields, operations_of
 from warploom.errors import CompilationError, ConfigurationError, ResultError
-from warploom.json_lines import lines
 
 if TYPE_CHECKING:
     from warploom.cli.output import Output
@@ -137,4 +137,4 @@ def _write(path: Path, name: str, found: Mapping[str, Any], cells: Sequence[Cell
         "machine": {"date": date.today().isoformat(), "warploom": __version__, **machine},
         "cells": [cell.as_json() for cell in cells],
     }
-    replace_file(path, lines(document))
+    replace_file(path, line_json.dumps(document))

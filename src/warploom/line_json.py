@@ -1,4 +1,4 @@
-"""Documents in JSON of which a person reads the difference: an item of a list has a line."""
+"""JSON whose differences a person can read: each item of a list has a line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def lines(document: Mapping[str, Any]) -> str:
+def dumps(document: Mapping[str, Any]) -> str:
     """Return a document as JSON with a line for each field, and for each item of its lists.
 
     Args:
-        document: Values that JSON has, by their names. Fields that are lists, such as the cells of
-            a benchmark, have a line an item, so that a difference shows which of them changed.
+        document: JSON values by their names. A field that is a list, such as the cases of a
+            benchmark, has a line for each item, so that a difference shows which of them changed.
 
     Returns:
         The text, which ends in a line feed and is read by any parser of JSON.
