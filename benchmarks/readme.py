@@ -1,7 +1,8 @@
 """`python -m benchmarks.readme --write README.md`: what the README shows, drawn from what is there.
 
-The picture, the table and the losses are those of results, the lines of a kernel are as they are
-rendered, and the output is what the README's own program prints. Tests hold it to this.
+The picture, the table and the losses are those of results/*.json, the lines of a kernel are as the
+templates render them, and the output is what the README's own program prints. Tests hold it to
+this.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ def kernel(text: str) -> str:
 
 def excerpt(name: str) -> str:
     """The producer's loop of a kernel, as it is emitted but for the indentation."""
-    found = _LOOP.search(render(parse_name(name)))
-    if found is None:
+    loop = _LOOP.search(render(parse_name(name)))
+    if loop is None:
         raise ValueError(f"{name}: no loop over tiles")
-    return dedent(found.group())
+    return dedent(loop.group())
 
 
 def printed(text: str) -> str:

@@ -27,17 +27,14 @@ SPECS = {spec.name: spec for path in smoke() for spec in expand_file(path).specs
 
 COUNT = 24  # kernels whose text is kept
 SHARE = 0.77  # of all distinct lines, without their numbers, that these show at least
+FEATURES_SHARE = 0.8  # of the words of all names, family by family
 FEATURE = 30  # lines that a feature weighs as much as, where kernels are chosen
 
-# Words of kernels' names that the kept kernels of a family show; of others one kernel is enough.
+# Words of kernels' names, each of which at least one of the kept kernels shows.
 MECHANISMS = {
-    "gemm": {"swap", "pingpong", "split", "splitk", "promoted", "batched", "direct"},
-    "mixed_gemm": {"wgmma", "mma", "split"},
-    "attention_forward": {"packed", "dropout", "bias", "pingpong", "overlap", "dynamic"},
-    "attention_backward": {"packed", "dropout", "bias", "cluster", "rows", "deterministic"},
-    "attention_decode": {"packed", "window", "softcap", "cluster"},
-    "attention_append": {"paged", "packed"},
-    "activation_backward": {"sums"},
+    *("swap", "pingpong", "split", "splitk", "stream", "promoted", "batched", "direct", "cluster"),
+    *("wgmma", "mma", "overlap", "dynamic", "rows", "deterministic"),
+    *("packed", "paged", "window", "causal", "softcap", "sinks", "dropout", "bias", "blocks"),
 }
 
 
@@ -66,9 +63,9 @@ def chosen() -> list[str]:
     while len(kept) < COUNT:
         best = max(left, key=lambda name: (len(left[name]) + FEATURE * len(words[name]), name))
         kept.append(best)
-        shown, told = left[best], words[best]
+        shown, features_shown = left[best], words[best]
         left = {name: those - shown for name, those in left.items() if name != best}
-        words = {name: those - told for name, those in words.items() if name != best}
+        words = {name: those - features_shown for name, those in words.items() if name != best}
     return kept
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from goldens import (
     COUNT,
+    FEATURES_SHARE,
     GOLDEN,
     MECHANISMS,
     SHARE,
@@ -55,9 +56,10 @@ def test_few_kernels_show_almost_every_line_and_every_mechanism() -> None:
     assert len(kept) <= COUNT
     assert share(kept) >= SHARE, RENEW
     shown = {feature for name in kept for feature in features(SPECS[name])}
-    missing = {(name, word) for name, words in MECHANISMS.items() for word in words} - shown
-    assert missing == set(), RENEW
-    assert {SPECS[name].operation.family for name in kept} == {known.name for known in every()}
+    assert {word for _, word in shown} >= MECHANISMS, RENEW
+    assert {name for name, _ in shown} == {known.name for known in every()}, RENEW
+    all_features = {feature for spec in SPECS.values() for feature in features(spec)}
+    assert len(shown) >= FEATURES_SHARE * len(all_features), RENEW
 
 
 def choices(source: type) -> Iterator[tuple[str, object]]:

@@ -22,11 +22,11 @@ KNOWN = {
 
 
 def test_kernels_call_what_they_define() -> None:
-    found: dict[str, set[str]] = {}
+    unused: dict[str, set[str]] = {}
     for kernel, text in texts().items():
         for name in uncalled(text):
-            found.setdefault(SPECS[kernel].operation.family, set()).add(name)
-    assert found == KNOWN
+            unused.setdefault(SPECS[kernel].operation.family, set()).add(name)
+    assert unused == KNOWN
 
 
 KERNEL = """

@@ -168,7 +168,7 @@ def test_the_commands_and_exit_codes_of_the_guide_are_those_there_are() -> None:
 
 
 def test_every_sample_kernel_is_laid_out_as_the_guide_says() -> None:
-    told = 0
+    with_roles = 0
     for kernel, text in texts().items():
         entry = text.index(f"{kernel}(const __grid_constant__")
         if "// ---- Producer" in text:
@@ -176,8 +176,8 @@ def test_every_sample_kernel_is_laid_out_as_the_guide_says() -> None:
                 text.index(f"void {name}(const Parameters& p") for name in FUNCTIONS
             )
             assert produce < consume < entry, kernel
-            told += 1
-    assert told > 40  # all but small kernels
+            with_roles += 1
+    assert with_roles > 40  # all but small kernels
 
 
 def test_links_between_documents_lead_to_a_file_and_a_heading() -> None:
