@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAXIMUM_LINES = 800
-ROOMS = ("generator", "runtime", "tuning", "quantization", "integrations", "src")
-# Lines of what is written by hand or kept, at most, and how many there are to be. A count that has
-# fallen is to take its limit with it.
+PACKAGES = ("generator", "runtime", "tuning", "quantization", "integrations", "src")
+SLACK = 2_500  # lines below its limit at which a count asks for a lower one
+# Lines of what is written by hand or kept: the limit, and the aim.
 BUDGET = {
     "product": (57_500, 43_000),
     "tests": (71_500, 55_000),
@@ -48,13 +48,16 @@ def lines_of(*patterns: str) -> int:
 def test_the_repository_does_not_grow_beyond_its_budget() -> None:
     """What is there has to be read by whoever changes it: new code takes the place of old."""
     counts = {
-        "product": lines_of(*(f"{room}/*.py" for room in ROOMS)),
+        "product": lines_of(*(f"{package}/*.py" for package in PACKAGES)),
         "tests": lines_of("tests/*.py"),
         "emitted": lines_of("emitted/*"),
         "benchmarks/results": lines_of("benchmarks/results/*"),
     }
     over = {name: count for name, count in counts.items() if count > BUDGET[name][0]}
-    assert over == {}, "delete what is no longer needed before more is added"
+    assert over == {}, f"delete what is no longer needed before more is added; aims: {BUDGET}"
+    # A limit that stays behind lets all grow again that was deleted.
+    loose = {name: count for name, count in counts.items() if count < BUDGET[name][0] - SLACK}
+    assert loose == {}, "lower these limits"
 
 
 def test_nothing_deserialises_or_evaluates_code() -> None:
