@@ -36,7 +36,7 @@ def compiler(jobs: int | None = None) -> Compile:
     def compile_all(root: Path, digests: list[str]) -> Mapping[str, Mapping[str, Any]]:
         if missing := [digest for digest in digests if (root, digest) not in compiled]:
             arguments = ["--compile", *(["--jobs", str(jobs)] if jobs else [])]
-            printed = gpu_records.run_emitted(root, *arguments, given=json.dumps(missing))
+            printed = gpu_records.run_emitted(root, *arguments, standard_input=json.dumps(missing))
             for digest, entries in json.loads(printed).items():
                 compiled[root, digest] = entries
         known = [digest for digest in digests if (root, digest) in compiled]
@@ -50,24 +50,24 @@ def differences(subject: str | None, base: Path, root: Path, compile_all: Compil
 
     Kernels are compiled last, and only where nothing else differs.
     """
-    told = [*_host(gpu_records.host(subject, base), gpu_records.host(subject, root))]
+    reasons = [*_host(gpu_records.host(subject, base), gpu_records.host(subject, root))]
     if subject is not None:
         old, new = gpu_records.emitted(base), gpu_records.emitted(root)
         if old["options"] != new["options"]:
-            told.append(f"options of the compiler: {old['options']}, now {new['options']}")
+            reasons.append(f"options of the compiler: {old['options']}, now {new['options']}")
         every = subject == gpu_records.INTEGRATIONS
         names = sorted(old["families"].keys() | new["families"].keys()) if every else [subject]
         nothing: dict[str, Any] = {"kernels": {}, "unseen": []}
         for name in names:
             before, after = (one["families"].get(name, nothing) for one in (old, new))
-            told += _launches(before["kernels"], after["kernels"])
+            reasons += _launches(before["kernels"], after["kernels"])
             lines = {*before["unseen"]} ^ {*after["unseen"]}
-            told += [f"{line}: differs, and no kernel that is compared has it" for line in lines]
+            reasons += [f"{line}: differs, and no kernel that is compared has it" for line in lines]
             if not lines and before["unseen"] != after["unseen"]:
-                told.append(f"{name}: lines that no kernel has are in another order")
-            if not told:
-                told += _code(before["kernels"], after["kernels"], base, root, compile_all)
-    yield from told
+                reasons.append(f"{name}: lines that no kernel has are in another order")
+            if not reasons:
+                reasons += _code(before["kernels"], after["kernels"], base, root, compile_all)
+    yield from reasons
 
 
 def _host(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
@@ -117,10 +117,10 @@ def carried(place: str, base: Path, root: Path, compile_all: Compile) -> list[st
         return []
     if record["digest"] != gpu_records.digest(subject, base):
         return ["the record is neither of this code nor of BASE"]
-    told = [*differences(subject, base, root, compile_all)]
-    if not told:
+    reasons = [*differences(subject, base, root, compile_all)]
+    if not reasons:
         path.write_text(json.dumps({**record, "digest": digest}, indent=2) + "\n")
-    return told
+    return reasons
 
 
 @click.command()
@@ -136,11 +136,11 @@ def main(base: str, jobs: int | None) -> None:
     with files_of(base) as folder:
         for place in gpu_records.places(ROOT):
             before = (ROOT / "tests" / place / "record.json").read_text()
-            told = carried(place, folder, ROOT, compile_all)
+            reasons = carried(place, folder, ROOT, compile_all)
             same = before == (ROOT / "tests" / place / "record.json").read_text()
-            outcome = "is not carried over" if told else "holds" if same else "is carried over"
-            click.echo("\n  ".join([f"tests/{place}/record.json {outcome}", *told]))
-            failed |= bool(told)
+            outcome = "is not carried over" if reasons else "holds" if same else "is carried over"
+            click.echo("\n  ".join([f"tests/{place}/record.json {outcome}", *reasons]))
+            failed |= bool(reasons)
     sys.exit(failed)
 
 

@@ -164,14 +164,14 @@ def unseen(name: str, lines: Collection[str], root: Path) -> list[str]:
     A template without Jinja is in a kernel as a whole or not at all: where one line is not there,
     all of them count. Jinja's own statements count by the lines that they choose.
     """
-    found = []
+    lines_unseen = []
     for file in _templates(name, root):
         text = file.read_text()
         own = [*code(_JINJA_STATEMENT.sub("", text))]
         missing = [line for line in own if line not in lines and not _is_filled(line, lines)]
         missing = own if missing and not re.search(r"\{[{%]", text) else missing
-        found += [f"{file.relative_to(root).as_posix()}: {line}" for line in missing]
-    return found
+        lines_unseen += [f"{file.relative_to(root).as_posix()}: {line}" for line in missing]
+    return lines_unseen
 
 
 _JINJA_STATEMENT = re.compile(r"\{%.*?%\}|\{#.*?#\}", re.DOTALL)
@@ -220,14 +220,14 @@ def everything(root: Path) -> dict[str, Any]:
     specs = {spec.digest: spec for name in families() for spec in grid(name)}
     texts = {digest: render(spec) for digest, spec in specs.items()}
     lines = {line for text in texts.values() for line in code(text)}
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name in families():
         own = {digest: one for digest, one in specs.items() if one.operation.family == name}
-        found[name] = {
+        content[name] = {
             "kernels": {digest: described(one, texts[digest]) for digest, one in own.items()},
             "unseen": unseen(name, lines, root),
         }
-    return {"options": list(defined("find", "toolchain")().options(ARCH)), "families": found}
+    return {"options": list(defined("find", "toolchain")().options(ARCH)), "families": content}
 
 
 @click.command()

@@ -87,12 +87,12 @@ def shared(old: Texts, new: Texts) -> list[tuple[str, list[str]]]:
 
     Hunks that differ in numbers alone are one, and shown as the first of them is.
     """
-    found: dict[str, tuple[str, list[str]]] = {}
+    sharing: dict[str, tuple[str, list[str]]] = {}
     for digest in old.keys() & new.keys():
         before, (name, after) = old[digest], new[digest]
         for hunk in hunks(name, before[1].replace(before[0], name), after):
-            found.setdefault(re.sub(r"\d+", "0", hunk), (hunk, []))[1].append(name)
-    return sorted(found.values(), key=lambda item: (-len(item[1]), item[0]))
+            sharing.setdefault(re.sub(r"\d+", "0", hunk), (hunk, []))[1].append(name)
+    return sorted(sharing.values(), key=lambda item: (-len(item[1]), item[0]))
 
 
 @click.command()
@@ -107,12 +107,12 @@ def main(base: str, stat: bool) -> None:
     ):
         for name in sorted(names):
             click.echo(f"{name}: {title}")
-    found = shared(old, new)
+    changes = shared(old, new)
     if stat:
-        for name in sorted({name for _, names in found for name in names}):
+        for name in sorted({name for _, names in changes for name in names}):
             click.echo(name)
         return
-    for hunk, names in found:
+    for hunk, names in changes:
         others = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         click.echo(f"@@ in {len(names)}: {', '.join(sorted(names)[:NAMED])}{others}\n{hunk}\n")
 

@@ -16,7 +16,13 @@ from pathlib import Path
 PACKAGE = "warploom"
 # Directories at the top of a checkout that are subpackages, by links in src/warploom.
 SUBPACKAGES = (
-    *("configs", "generator", "integrations", "quantization", "runtime", "templates", "tuning"),
+    "configs",
+    "generator",
+    "integrations",
+    "quantization",
+    "runtime",
+    "templates",
+    "tuning",
 )
 # Where a module uses one of these, the names of its local variables may decide what it does.
 _READERS_OF_NAMES = {"currentframe", "_getframe", "dir", "eval", "exec", "locals", "vars"}

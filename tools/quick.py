@@ -34,7 +34,7 @@ HELD = {
     "Makefile": ("tests/unit/test_makefile.py",),
     "pyproject.toml": ("tests/unit/test_packaging.py",),
 }
-FAMILY_ROOMS = ("generator", "runtime", "templates", "configs")  # where a family has a folder
+WITH_FAMILIES = ("generator", "runtime", "templates", "configs")  # where a family has a folder
 MOST = 40  # files of tests that import one changed module; where there are more, none tells much
 WORKERS = 2
 
@@ -82,9 +82,9 @@ def _touched(file: str, root: Path) -> Iterator[str]:
         parts = Path(test).parts
         if parts[1] == "families" and path.parts[0] != "tests":
             own = parts[2] in path.parts or parts[2] == path.stem
-            # Of a family's page and its benchmarks, tests of the same name are all that there is.
+            # A family's page and its benchmarks have tests of these names, and no others.
             named = Path(test).stem in ("test_page", "test_bench")
-            if own and (named or path.parts[0] in FAMILY_ROOMS):
+            if own and (named or path.parts[0] in WITH_FAMILIES):
                 yield test
     if path.suffix == ".py":
         module, stem = _module(path), path.stem
@@ -147,12 +147,12 @@ def _noticed(root: Path) -> Mapping[str, set[str]]:
 def slowest(root: Path = ROOT) -> set[str]:
     """Return the files of tests that take longest, as tests/conftest.py lists them."""
     tree = ast.parse((root / "tests" / "conftest.py").read_text())
-    (listed,) = (
+    (files,) = (
         ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONGEST"
     )
-    return {f"tests/{file}" for file in listed}
+    return {f"tests/{file}" for file in files}
 
 
 # ---- What is run ---------------------------------------------------------------------------------

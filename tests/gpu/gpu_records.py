@@ -73,8 +73,8 @@ def host(subject: str | None, root: Path = ROOT) -> dict[str, str]:
             or (name.startswith("warploom.runtime.") and not name.startswith(f"{families}."))
         }
     elif subject == INTEGRATIONS:
-        rooms = (f"{families}.", f"warploom.{INTEGRATIONS}")
-        start = {name for name in files if name.startswith(rooms)}
+        packages = (f"{families}.", f"warploom.{INTEGRATIONS}")
+        start = {name for name in files if name.startswith(packages)}
     else:
         own = f"{families}.{subject}"
         start = {name for name in files if f"{name}.".startswith(f"{own}.")}
@@ -126,13 +126,13 @@ def emitted(root: Path = ROOT) -> dict[str, Any]:
 _emitted: dict[str, dict[str, Any]] = {}  # by the bytes of what decides it
 
 
-def run_emitted(root: Path, *arguments: str, given: str = "") -> str:
+def run_emitted(root: Path, *arguments: str, standard_input: str = "") -> str:
     """Return what tools/emitted.py of this checkout prints about the one at `root`."""
     path = (str(root / "src"), str(ROOT / "tools"), os.environ.get("PYTHONPATH", ""))
     done = subprocess.run(
         [sys.executable, "-P", str(ROOT / "tools" / "emitted.py"), str(root), *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        input=given,
+        input=standard_input,
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -47,7 +47,7 @@ def test_what_is_no_commit_is_named() -> None:
 def test_the_last_commit_can_be_rendered(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison runs another version's code: here that of HEAD beside no kernels at all."""
+    """The comparison runs another version's code: HEAD's, compared with no kernels."""
     monkeypatch.setattr("golden_diff.rendered", dict)
     result = CliRunner().invoke(main, ["HEAD", *arguments])
     assert result.exit_code == 0, result.output

@@ -59,7 +59,7 @@ def test_slow_tests_run_only_where_they_are_changed() -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A branch `mine` with a commit of its own, beside one on main that came later."""
+    """A branch `mine` with a commit of its own, where main has a later one."""
 
     def git(*arguments: str) -> None:
         names = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")

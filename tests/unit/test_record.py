@@ -78,11 +78,9 @@ SUBJECTS = (None, "integrations", *families.names())
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what decides digests, to change and to put back."""
     root = tmp_path_factory.mktemp("copied")
-    rooms = ("generator", "integrations", "quantization", "runtime", "templates", "tuning")
-    for room in rooms:
-        shutil.copytree(ROOT / room, root / room)
+    for name in module_graph.SUBPACKAGES:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("records"))
     shutil.copytree(ROOT / "src", root / "src", symlinks=True)
-    shutil.copytree(ROOT / "configs", root / "configs", ignore=shutil.ignore_patterns("records"))
     return root
 
 
@@ -136,8 +134,8 @@ def test_comments_and_docstrings_ask_for_no_tests(copied: Path) -> None:
 
     python = [
         path.relative_to(copied).as_posix()
-        for room in ("runtime", "generator", "integrations", "quantization")
-        for path in (copied / room).rglob("*.py")
+        for package in ("runtime", "generator", "integrations", "quantization")
+        for path in (copied / package).rglob("*.py")
     ]
     templates = [
         path.relative_to(copied).as_posix() for path in (copied / "templates").rglob("*.cuh*")
