@@ -13,7 +13,7 @@ _NOTHING: Mapping[str, str] = {}
 
 def register(
     name: str,
-    *fields: type[tuple[object, ...]],
+    *fields: type[tuple[object, ...]] | str,
     returns: str,
     run: Callable[..., object],
     fake: Callable[..., object],
@@ -26,6 +26,7 @@ def register(
     """Register `warploom::name`, whose arguments are the fields of named tuples, one after another.
 
     Each field is Annotated with its type in the schema, and what follows its name there: "=None".
+    A text is a part of the schema as it stands.
 
     returns   the schema's types of results
     run       what it does, on a GPU and on the CPU
@@ -54,10 +55,13 @@ def register(
         torch.library.register_vmap(f"warploom::{name}", vmap, lib=_LIBRARY)
 
 
-def _arguments(fields: tuple[type[Any], ...]) -> str:
+def _arguments(fields: tuple[type[Any] | str, ...]) -> str:
+    return ", ".join(part if isinstance(part, str) else _of_tuple(part) for part in fields)
+
+
+def _of_tuple(part: type[Any]) -> str:
     return ", ".join(
         f"{annotation.__metadata__[0]} {name}" + "".join(annotation.__metadata__[1:])
-        for part in fields
         for name, annotation in get_type_hints(part, include_extras=True).items()
     )
 

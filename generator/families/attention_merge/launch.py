@@ -18,7 +18,7 @@ from warploom.generator.parameters import Field, ParameterBlock, block, int32, i
 
 AtLaunch = data.AtLaunch[AttentionMergeOperation, AttentionMergeSchedule, AttentionMergeProblem]
 
-TENSORS = ("a", "b", "out", "lse_a", "lse_b", "lse")  # in the order of a call's addresses
+TENSORS = ("a", "b", "out", "lse_a", "lse_b", "lse")
 
 
 def parameters(spec: AttentionMergeSpec) -> ParameterBlock[AtLaunch]:

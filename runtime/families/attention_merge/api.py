@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import named
-from warploom.runtime.families.attention_merge import operators
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
-from warploom.runtime.plan import run
-from warploom.runtime.tensors import WithoutMemoryError
+from warploom.runtime.function import Function
+
+_merge = Function("attention_merge", AttentionMergeCall)
 
 
 def attention_merge(
@@ -42,14 +40,4 @@ def attention_merge(
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched; also for tensors that require grad.
     """
-    if forward_ad._current_level >= 0:
-        AttentionMergeCall(out_a, lse_a, out_b, lse_b, out).refuse_tangents()
-    # Compilers, and modes that decide by operator, see the operator.
-    operands = (out_a, lse_a, out_b, lse_b)
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(operands, out, lse, out_dtype, spec)
-    found = None if spec is None else named(spec)
-    try:
-        return run(AttentionMergeCall(*operands, out, lse, out_dtype, found))
-    except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(operands, out, lse, out_dtype, found)
+    return _merge(out_a, lse_a, out_b, lse_b, out, lse, out_dtype, spec)

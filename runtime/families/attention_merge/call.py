@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from warploom.arguments import require_dtype
-from warploom.errors import ProblemError
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
     AttentionMergeProblem,
     AttentionMergeShape,
 )
-from warploom.generator.families.attention_merge.launch import TENSORS
 from warploom.generator.families.attention_merge.shape import Steps
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.call import Arguments, Draft, Key
-from warploom.runtime.counters import counters
+from warploom.runtime.arguments import Arguments, declared, dtype, named_spec, result, tensor
+from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES
 from warploom.runtime.families.attention_merge import checks, reference
 from warploom.runtime.families.attention_merge.reference import Results
-from warploom.runtime.operands import dense_copy, refuse_overlap
-from warploom.runtime.tensors import (
-    Named,
-    refuse_dual,
-    require_memory,
-    require_one_device,
-    require_tensors,
-)
+from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.tensors import require_memory, require_one_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,98 +33,52 @@ class Details:
     copies: tuple[str, ...]  # of out_a and out_b, those that cannot be read where they lie
 
 
-@dataclass(slots=True)
-class AttentionMergeCall:
+@declared
+class AttentionMergeCall(Arguments[Details, Results]):
     """The arguments of `attention_merge`, which says what they mean."""
 
-    out_a: torch.Tensor
-    lse_a: torch.Tensor
-    out_b: torch.Tensor
-    lse_b: torch.Tensor
-    out: torch.Tensor | None = None
-    lse: torch.Tensor | None = None
-    out_dtype: torch.dtype | None = None
-    spec: KernelSpec | None = None
+    function = "attention_merge"
+    outputs = ("out", "lse")
+    no_gradient = (
+        "partial results that require grad",
+        "attention_merge is not differentiable",
+        "call it under torch.no_grad()",
+    )
 
-    @property
-    def device(self) -> int:
-        """Where the operands are; -1 is the CPU."""
-        return self.out_a.get_device()
-
-    def signature(self) -> Key:
-        """Everything that decides the plan: how each tensor lies, and what is asked for."""
-        return (
-            AttentionMergeCall,
-            _lies(self.out_a),
-            _lies(self.lse_a),
-            _lies(self.out_b),
-            _lies(self.lse_b),
-            None if self.out is None else _lies(self.out),
-            None if self.lse is None else _lies(self.lse),
-            self.out_dtype,
-            self.spec,
-        )
-
-    def named(self) -> tuple[tuple[str, torch.Tensor | None], ...]:
-        """The tensors of the call, by the names that messages have for them."""
-        return (
-            ("out_a", self.out_a),
-            ("lse_a", self.lse_a),
-            ("out_b", self.out_b),
-            ("lse_b", self.lse_b),
-            ("out", self.out),
-            ("lse", self.lse),
-        )
-
-    def written(self) -> Named:
-        """The tensors that are given for a kernel to write."""
-        return [("out", self.out), ("lse", self.lse)]
+    out_a: torch.Tensor = tensor(kernel="a")
+    lse_a: torch.Tensor = tensor()
+    out_b: torch.Tensor = tensor(kernel="b")
+    lse_b: torch.Tensor = tensor()
+    out: torch.Tensor | None = result(default=None)
+    lse: torch.Tensor | None = result(default=None)
+    out_dtype: torch.dtype | None = dtype(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        operands = ("out_a", "lse_a", "out_b", "lse_b")
-        require_tensors("attention_merge", self.named(), operands)
+        Arguments.require(self)
         if self.out_dtype is not None:
             require_dtype("out_dtype", self.out_dtype, checks.FLOATS)
-
-    def refuse(self) -> None:
-        """Raise ProblemError for tensors that autograd expects to see differentiated."""
-        if torch.is_grad_enabled() and (
-            self.out_a.requires_grad
-            or self.lse_a.requires_grad
-            or self.out_b.requires_grad
-            or self.lse_b.requires_grad
-            or (self.out is not None and self.out.requires_grad)
-        ):
-            raise ProblemError(
-                "partial results that require grad",
-                rule="attention_merge is not differentiable",
-                fix="call it under torch.no_grad()",
-            )
-
-    def refuse_tangents(self) -> None:
-        """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        refuse_dual("attention_merge", [one for _, one in self.named()])
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
         self.require()
         require_one_device([(name, one) for name, one in self.named() if one is not None])
         checks.check_shapes(self)
-        dtype = checks.result_type(self)
-        checks.check_results(self, dtype)
+        element = checks.result_type(self)
+        checks.check_results(self, element)
         a, b, dim = self.out_a, self.out_b, self.out_a.shape[-1]
-        operation = AttentionMergeOperation(NAMES[a.dtype], NAMES[b.dtype], NAMES[dtype], dim)  # type: ignore[arg-type]
+        operation = AttentionMergeOperation(NAMES[a.dtype], NAMES[b.dtype], NAMES[element], dim)  # type: ignore[arg-type]
         rows = a.shape[:-1].numel()
         choice = dispatch.choose(
-            operation, AttentionMergeShape(rows), spec=self.spec, device=target
+            operation, AttentionMergeShape(rows), spec=self.kernel, device=target
         )
         copies = tuple(
             name for name, one in (("out_a", a), ("out_b", b)) if not checks.loadable(one)
         )
-        details = Details(dtype, copies)
+        details = Details(element, copies)
         problem = self._problem(details) if rows else None
-        return Draft(choice, problem, TENSORS, (), copies, details)
+        return Draft(choice, problem, self.addressed(), (), copies, details)
 
     def _problem(self, details: Details) -> AttentionMergeProblem:
         """Where rows lie: of what is copied or made, as they will."""
@@ -161,19 +106,9 @@ class AttentionMergeCall:
             lse = torch.empty_like(self.lse_a)
         return out, lse
 
-    def copied(self, details: Details) -> AttentionMergeCall:
-        """The same call, of contiguous copies of what kernels cannot read."""
-        found: dict[str, Any] = {}
-        for name in details.copies:
-            found[name] = dense_copy(getattr(self, name))
-            counters.add("copies")
-        return replace(self, **found)
-
-    def arguments(self, details: Details, results: Results) -> Arguments:
-        """The addresses of the tensors, in the order of TENSORS."""
-        out, lse = results
-        read = (self.out_a.data_ptr(), self.out_b.data_ptr(), out.data_ptr())
-        return (*read, self.lse_a.data_ptr(), self.lse_b.data_ptr(), lse.data_ptr()), ()
+    def fake(self) -> Results:
+        """Both, as they lie by default."""
+        return self.results(Details(self.out_dtype or self.out_a.dtype, ()))
 
     def check(self, details: Details, results: Results) -> None:
         """Raise ProblemError for memory that is missing or shared.
@@ -198,17 +133,6 @@ class AttentionMergeCall:
             found = reference.attention_merge(*(one.float() for one in operands))
             out.copy_(found[0])
             lse.copy_(found[1])
-
-
-def _lies(one: torch.Tensor) -> Key:
-    return (
-        one.shape,
-        one.stride(),
-        one.dtype,
-        one.get_device(),
-        one.data_ptr() % checks.LOAD,
-        one.is_neg(),
-    )
 
 
 def made(

@@ -1,0 +1,351 @@
+"""The arguments of a function, declared once.
+
+A call is a dataclass whose fields say what they are: a tensor, a number that kernels are handed, an
+option, a result. From these follow the key of its plan, the names in messages, the addresses of a
+launch, and what an operator takes (function.py has the function).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast, dataclass_transform
+
+import torch
+
+from warploom.errors import ProblemError
+from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import call as calls
+from warploom.runtime import dispatch
+from warploom.runtime.call import Draft, Key
+from warploom.runtime.counters import counters
+from warploom.runtime.operands import dense_copy
+from warploom.runtime.tensors import refuse_dual, require_tensors
+
+# ---- How an argument is declared -----------------------------------------------------------------
+
+_ROLE = "role"  # in the metadata of a field
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """What is said of a field.
+
+    kind      tensor, result, number, option, dtype or spec
+    schema    its type in the schema of operators, and of a pair both types and names; "" for what
+              does not cross by position
+    aligned   whether the alignment of the tensor's address decides a plan
+    null      kernels are handed the address 0 where the tensor is left out
+    kernel    what kernels call the tensor; "" for the name of the argument
+    public    it is an argument of the function
+    """
+
+    kind: str
+    schema: str
+    aligned: bool = False
+    null: bool = False
+    kernel: str = ""
+    public: bool = True
+
+
+def _declared(default: object, role: _Role) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    return field(default=default, metadata={_ROLE: role})
+
+
+def tensor(
+    *,
+    default: Any = MISSING,  # noqa: ANN401 (as dataclasses.field)
+    schema: str | None = None,
+    aligned: bool = True,
+    null: bool = False,
+    kernel: str = "",
+) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare a tensor that kernels read; one with a default may be left out.
+
+    schema    other than `Tensor` or `Tensor?`; "" for one that crosses by keyword
+    aligned   False where its address may be any: a plan serves all
+    null      kernels are handed the address 0 where it is left out
+    kernel    what kernels call it, where that is another name
+    """
+    if schema is None:
+        schema = "Tensor" if default is MISSING else "Tensor?"
+    return _declared(default, _Role("tensor", schema, aligned, null, kernel))
+
+
+def number(*, default: Any = MISSING) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare a number that kernels are handed: whether there is one decides a plan."""
+    return _declared(default, _Role("number", "float?"))
+
+
+def option(*, default: Any = MISSING, schema: str) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare what decides a plan by its value. A schema of two types and names is a pair's."""
+    return _declared(default, _Role("option", schema))
+
+
+def dtype(*, default: Any = MISSING) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare the type of the first result; None stands for that of a tensor given for it."""
+    return _declared(default, _Role("dtype", "ScalarType?"))
+
+
+def result(
+    *,
+    default: Any = MISSING,  # noqa: ANN401 (as dataclasses.field)
+    aligned: bool = True,
+    public: bool = True,
+) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare where a result goes; the first such field is for the first result, and so on."""
+    return _declared(default, _Role("result", "", aligned, public=public))
+
+
+def named_spec(*, default: Any = MISSING) -> Any:  # noqa: ANN401 (as dataclasses.field)
+    """Declare the kernel to run, by itself or by its name."""
+    return _declared(default, _Role("spec", "str?"))
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What is said of the fields of a call.
+
+    names       of all arguments of the function, in order
+    tensors     names of what is read and of results, in order
+    required    those of them that cannot be left out
+    read, results, numbers, options   names by role; `options` are also dtype and spec
+    values      of `tensors`, `options` and `numbers`, taken from a call
+    aligned     of each of `tensors`, whether its alignment decides a plan
+    nulls       names of tensors whose address is 0 where they are left out
+    kernels     what kernels call what is read, by name
+    crossing    names, roles and types of what an operator takes by position
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[str, ...]
+    required: tuple[str, ...]
+    read: tuple[str, ...]
+    results: tuple[str, ...]
+    numbers: tuple[str, ...]
+    options: tuple[str, ...]
+    aligned: tuple[bool, ...]
+    nulls: tuple[str, ...]
+    kernels: Mapping[str, str]
+    crossing: tuple[tuple[str, str, str], ...]
+
+    @property
+    def schema(self) -> str:
+        """What an operator takes by position, in the notation of torch."""
+        return ", ".join(
+            types if "," in types else f"{types} {name}" for name, _, types in self.crossing
+        )
+
+
+def _declaration(kind: type[Any]) -> Declaration:
+    roles: list[tuple[Field[Any], _Role]] = [(one, one.metadata[_ROLE]) for one in fields(kind)]
+
+    def names(*kinds: str) -> tuple[str, ...]:
+        return tuple(one.name for one, role in roles if role.kind in kinds)
+
+    tensors = [(one, role) for one, role in roles if role.kind in ("tensor", "result")]
+    return Declaration(
+        names=tuple(one.name for one, role in roles if role.public),
+        tensors=names("tensor", "result"),
+        required=tuple(one.name for one, _ in tensors if one.default is MISSING),
+        read=names("tensor"),
+        results=names("result"),
+        numbers=names("number"),
+        options=names("option", "dtype", "spec"),
+        aligned=tuple(role.aligned for _, role in tensors),
+        nulls=tuple(one.name for one, role in tensors if role.null),
+        kernels={one.name: role.kernel or one.name for one, role in tensors},
+        crossing=tuple((one.name, role.kind, role.schema) for one, role in roles if role.schema),
+    )
+
+
+KindT = TypeVar("KindT")
+
+
+@dataclass_transform(
+    field_specifiers=(tensor, number, option, dtype, result, named_spec),
+)
+def declared(kind: type[KindT]) -> type[KindT]:
+    """Make a dataclass of a class of Arguments, whose fields are declared by the functions above.
+
+    Fields that are not public come last.
+    """
+    made: Any = dataclass(slots=True)(kind)
+    made.declaration = _declaration(made)
+    return cast("type[KindT]", made)
+
+
+# ---- A call --------------------------------------------------------------------------------------
+
+
+class Copying(Protocol):
+    """What a plan's details say of operands that kernels cannot read where they lie."""
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+
+DetailsT = TypeVar("DetailsT", bound=Copying)
+ResultsT = TypeVar("ResultsT", bound=tuple[torch.Tensor | None, ...])
+
+
+class Arguments(ABC, Generic[DetailsT, ResultsT]):
+    """What the calls of every declared function have. The first tensor says where one runs.
+
+    function     what users call, as messages name it
+    outputs      what kernels call the results
+    no_gradient  value, rule and fix of the error for tensors that require grad
+    """
+
+    __slots__ = ()
+    function: ClassVar[str]
+    outputs: ClassVar[tuple[str, ...]]
+    no_gradient: ClassVar[tuple[str, str, str]]
+    declaration: ClassVar[Declaration]
+
+    @abstractmethod
+    def draft(self, target: DeviceLimits) -> Draft[DetailsT]:
+        """Check the call and choose its kernel."""
+
+    @abstractmethod
+    def results(self, details: DetailsT) -> ResultsT:
+        """Where results go: as they were given, or new; None where one is not computed."""
+
+    @abstractmethod
+    def fake(self) -> ResultsT:
+        """New results of an unchecked call on tensors without data."""
+
+    @abstractmethod
+    def check(self, details: DetailsT, results: ResultsT) -> None:
+        """Raise ProblemError for memory that is missing or shared."""
+
+    @abstractmethod
+    def compute(self, details: DetailsT, results: ResultsT) -> None:
+        """Write the results by plain torch operations."""
+
+    def computed(self) -> tuple[bool, ...]:
+        """Which of the results there are."""
+        return (True,) * len(self.outputs)
+
+    def scalars(self, details: DetailsT) -> tuple[float, ...]:
+        """The numbers that kernels are handed."""
+        return ()
+
+    @property
+    def device(self) -> int:
+        """Where the operands are; -1 is the CPU."""
+        number: int = getattr(self, self.declaration.tensors[0]).get_device()
+        return number
+
+    @property
+    def kernel(self) -> KernelSpec | None:
+        """The spec to run, where the call names one."""
+        return dispatch.named(self.spec)  # type: ignore[attr-defined]
+
+    def signature(self) -> Key:
+        """Everything that decides the plan: how each tensor lies, and what is asked for."""
+        declaration, lie = self.declaration, list[Key | None]()
+        for name, aligned in zip(declaration.tensors, declaration.aligned, strict=True):
+            one = getattr(self, name)
+            if one is None:
+                lie.append(None)
+                continue
+            address = one.data_ptr() & 15 if aligned else 0
+            lie.append(
+                (one.shape, one.stride(), one.dtype, one.get_device(), address, one.is_neg())
+            )
+        return (
+            type(self),
+            *lie,
+            *[getattr(self, name) for name in declaration.options],
+            *[getattr(self, name) is None for name in declaration.numbers],
+        )
+
+    def named(self) -> list[tuple[str, torch.Tensor | None]]:
+        """The tensors of the call, by the names that messages have for them."""
+        return [(name, getattr(self, name)) for name in self.declaration.tensors]
+
+    def read(self) -> list[tuple[str, torch.Tensor]]:
+        """Every tensor that is read, by the name that messages have for it."""
+        pairs = ((name, getattr(self, name)) for name in self.declaration.read)
+        return [(name, one) for name, one in pairs if one is not None]
+
+    def written(self) -> list[tuple[str, torch.Tensor | None]]:
+        """The tensors that are given for a kernel to write."""
+        return [(name, getattr(self, name)) for name in self.declaration.results]
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        require_tensors(self.function, self.named(), self.declaration.required)
+        dispatch.named(self.spec)  # type: ignore[attr-defined]
+
+    def refuse(self) -> None:
+        """Raise ProblemError for tensors that autograd expects to see differentiated."""
+        if torch.is_grad_enabled():
+            for _, one in self.named():
+                if one is not None and one.requires_grad:
+                    value, rule, fix = self.no_gradient
+                    raise ProblemError(value, rule=rule, fix=fix)
+
+    def refuse_tangents(self) -> None:
+        """Raise ProblemError for tensors that carry a forward-mode derivative."""
+        refuse_dual(self.function, [one for _, one in self.named()])
+
+    def copied(self, details: DetailsT) -> Self:
+        """The same call, of contiguous copies of what kernels cannot read."""
+        copies: dict[str, Any] = {}
+        for name in details.copies:
+            copies[name] = dense_copy(getattr(self, name))
+            counters.add("copies")
+        return replace(self, **copies)  # type: ignore[type-var]
+
+    def addressed(self) -> tuple[str, ...]:
+        """What kernels call the tensors whose addresses they are handed, in order."""
+        kernels = self.declaration.kernels
+        outputs = zip(self.outputs, self.computed(), strict=True)
+        return (
+            *[kernels[name] for name, _ in self.read()],
+            *[name for name, is_computed in outputs if is_computed],
+            *[kernels[name] for name in self.declaration.nulls if getattr(self, name) is None],
+        )
+
+    def arguments(self, details: DetailsT, results: ResultsT) -> calls.Arguments:
+        """The addresses of tensors, as `addressed` names them, and the numbers."""
+        addresses = [one.data_ptr() for _, one in self.read()]
+        addresses += [one.data_ptr() for one in results if one is not None]
+        addresses += [0 for name in self.declaration.nulls if getattr(self, name) is None]
+        return tuple(addresses), self.scalars(details)
+
+    # ---- Operators -------------------------------------------------------------------------------
+
+    def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        """What the operator is handed, by position and by keyword."""
+        values: list[Any] = []
+        for name, role, schema in self.declaration.crossing:
+            value = getattr(self, name)
+            if "," in schema:  # a pair
+                values += (None, None) if value is None else value
+            elif role == "spec":
+                values.append(value.name if isinstance(value, KernelSpec) else value)
+            elif role == "dtype" and value is None:
+                given = getattr(self, self.declaration.results[0])
+                values.append(None if given is None else given.dtype)
+            else:
+                values.append(value)
+        return values, {}
+
+    @classmethod
+    def crossed(cls, *given: Any, **written: torch.Tensor | None) -> Self:
+        """The call of what an operator was handed."""
+        left, values = iter(given), {}
+        for name, _, schema in cls.declaration.crossing:
+            value = next(left)
+            if "," in schema:
+                pair = value, next(left)
+                value = None if pair == (None, None) else pair
+            values[name] = value
+        return cls(**values, **written)

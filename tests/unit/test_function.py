@@ -1,0 +1,168 @@
+"""Functions whose arguments are declared once: what users see is what is declared."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+
+import warploom
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import plan as plans
+from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
+from warploom.runtime.call import Draft
+from warploom.runtime.families.attention_merge.call import AttentionMergeCall
+from warploom.runtime.plan import Plan
+
+FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
+    warploom.attention_merge: AttentionMergeCall,
+}
+SHAPING = {"return_lse"}  # arguments that say what of the results is returned
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: one.__name__)
+def test_the_signature_that_users_see_is_the_declaration(function: Callable[..., object]) -> None:
+    """Names, order, defaults and types."""
+    kind = FUNCTIONS[function]
+    seen = inspect.signature(function).parameters
+    hints, types = get_type_hints(function), get_type_hints(kind)
+    public = [one for one in fields(kind) if one.name in kind.declaration.names]
+    assert [name for name in seen if name not in SHAPING] == [one.name for one in public]
+    for one in public:
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        assert seen[one.name].default is default, one.name
+        assert hints[one.name] == types[one.name], one.name
+    assert [one.name for one in fields(kind)][: len(public)] == [one.name for one in public]
+
+
+class _Details:
+    copies = ()
+
+
+@declared
+class _Call(Arguments[Any, tuple[torch.Tensor]]):
+    """The sum of one tensor or two, times a count."""
+
+    function = "warploom.sums"
+    outputs = ("out",)
+    no_gradient = ("operands that require grad", "must not", "detach them")
+
+    a: torch.Tensor = tensor(kernel="left")
+    b: torch.Tensor | None = tensor(default=None, aligned=False, null=True)
+    count: int = option(default=1, schema="SymInt")
+    pair: tuple[int | None, int | None] | None = option(
+        default=None, schema="SymInt? first, SymInt? second"
+    )
+    out: torch.Tensor | None = result(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
+
+    def draft(self, target: Any) -> Draft[Any]:  # noqa: ANN401
+        raise NotImplementedError
+
+    def results(self, details: object) -> tuple[torch.Tensor]:
+        return (torch.empty_like(self.a) if self.out is None else self.out,)
+
+    def fake(self) -> tuple[torch.Tensor]:
+        return self.results(None)
+
+    def check(self, details: object, results: tuple[torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def compute(self, details: object, results: tuple[torch.Tensor]) -> None:
+        raise NotImplementedError
+
+
+def test_what_follows_from_a_declaration() -> None:
+    a, b, out = (torch.zeros(4) for _ in range(3))
+    call = _Call(a, b, 2, (3, None), out)
+    assert _Call.declaration.schema == (
+        "Tensor a, Tensor? b, SymInt count, SymInt? first, SymInt? second, str? spec"
+    )
+    assert call.crossing() == ([a, b, 2, 3, None, None], {})
+    again = _Call.crossed(a, None, 2, None, None, None)
+    assert (again.b, again.pair, again.out) == (None, None, None)
+    assert call.addressed() == ("left", "b", "out")
+    assert call.arguments(_Details, (out,)) == ((a.data_ptr(), b.data_ptr(), out.data_ptr()), ())
+    assert again.addressed() == ("left", "out", "b")
+    assert again.arguments(_Details, (out,)) == ((a.data_ptr(), out.data_ptr(), 0), ())
+
+
+def test_the_alignment_of_an_address_decides_a_plan_where_it_is_declared() -> None:
+    memory = torch.zeros(9)
+    here, beside = memory[:8], memory[1:]
+    assert _Call(here).signature() != _Call(beside).signature()
+    assert _Call(here, here).signature() == _Call(here, beside).signature()
+    assert _Call(here, count=2).signature() != _Call(here).signature()
+
+
+# ---- Warm calls ----------------------------------------------------------------------------------
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
+    """The plans that were launched on addresses: on those of a call of the same plan."""
+    plans.forget()
+    noted: list[Plan[Any, Any]] = []
+    run_at: Callable[..., None] = Plan.run_at
+
+    def seen(self: Plan[Any, Any], arguments: Any, results: Any, call_of: Any, *given: Any) -> None:  # noqa: ANN401
+        run_at(self, arguments, results, call_of, *given)
+        call = call_of(*given)
+        assert call.signature() == self.key
+        assert call.arguments(self.details, results) == arguments
+        noted.append(self)
+
+    monkeypatch.setattr(Plan, "run_at", seen)
+    return noted
+
+
+def parts(dtype: torch.dtype = torch.float32) -> Parts:
+    a, b = torch.randn(5, 64).to(dtype), torch.randn(5, 64).to(dtype)
+    return a, torch.randn(5), b, torch.randn(5)
+
+
+def test_a_call_like_the_last_is_launched_on_addresses(launches: list[Plan[Any, Any]]) -> None:
+    for expected in (0, 1, 2):
+        warploom.attention_merge(*parts())
+        assert len(launches) == expected
+
+
+def test_results_that_are_operands_are_recognised(launches: list[Plan[Any, Any]]) -> None:
+    """A tensor that comes twice, in some calls and not in others, which have the same types."""
+    for in_place in (True, True, False, False, True, True):
+        a, lse_a, b, lse_b = given = parts()
+        out, lse = (a, lse_a) if in_place else (torch.empty_like(a), torch.empty_like(lse_a))
+        expected = warploom.attention_merge(*[one.clone() for one in given])
+        launches.clear()
+        warploom.attention_merge(a, lse_a, b, lse_b, out=out, lse=lse)
+        assert torch.equal(out, expected[0])
+        assert torch.equal(lse, expected[1])
+
+
+def test_kinds_of_calls_that_alternate_are_recognised(launches: list[Plan[Any, Any]]) -> None:
+    made = [parts(), parts(torch.bfloat16), (*parts(torch.bfloat16), torch.float32)]
+    for turn in range(3):
+        launches.clear()
+        for a, lse_a, b, lse_b, *rest in made:
+            out, _ = warploom.attention_merge(
+                a, lse_a, b, lse_b, out_dtype=rest[0] if rest else None
+            )
+            assert out.dtype == (rest[0] if rest else a.dtype)
+        assert len(launches) == (3 if turn else 0)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_tensors_that_guards_cannot_compare_are_refused(place: int) -> None:
+    """A nested tensor ends the process there."""
+    given: list[Any] = [*parts()]
+    for _ in range(2):
+        warploom.attention_merge(*given)
+    given[place] = torch.nested.nested_tensor([torch.zeros(5, 64)])
+    with pytest.raises(warploom.ProblemError, match="nested"):
+        warploom.attention_merge(*given)
