@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import named
-from warploom.runtime.families.activation_backward import operators
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall, Results
-from warploom.runtime.plan import run
-from warploom.runtime.tensors import WithoutMemoryError
+from warploom.runtime.function import Function
+
+
+def _sharding() -> None:
+    """Import what registers its rules: torch's distributed tensors take long to import."""
+    from warploom.runtime.families.activation_backward import sharding  # noqa: F401
+
+
+_backward = Function("activation_backward", ActivationBackwardCall, sharding=_sharding)
 
 
 def activation_backward(
@@ -39,13 +43,4 @@ def activation_backward(
     Runs on the current stream without waiting. On CPU tensors the reference computes the same.
     Raises ProblemError before anything is launched; also for tensors that require grad.
     """
-    if forward_ad._current_level >= 0:
-        ActivationBackwardCall(dy, z, out=out).refuse_tangents()
-    # Compilers, and modes that decide by operator, see the operator.
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(dy, z, activation, sums, out, out_dtype, spec)
-    found = None if spec is None else named(spec)
-    try:
-        return run(ActivationBackwardCall(dy, z, activation, sums, out, out_dtype, None, found))
-    except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(dy, z, activation, sums, out, out_dtype, found)
+    return _backward(dy, z, activation, sums, out, out_dtype, spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -18,19 +18,20 @@ from warploom.generator.families.activation_backward import (
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.call import Arguments, Draft, Key
-from warploom.runtime.counters import counters
+from warploom.runtime.arguments import (
+    Arguments,
+    declared,
+    dtype,
+    named_spec,
+    option,
+    result,
+    tensor,
+)
+from warploom.runtime.call import Draft
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families.activation_backward import reference
-from warploom.runtime.operands import dense_copy, refuse_overlap, refuse_repeated
-from warploom.runtime.tensors import (
-    Named,
-    refuse_dual,
-    require_memory,
-    require_one_device,
-    require_tensors,
-    shown,
-)
+from warploom.runtime.operands import refuse_overlap, refuse_repeated
+from warploom.runtime.tensors import require_memory, require_one_device, shown
 
 Results = tuple[torch.Tensor | None, torch.Tensor | None]  # dz, sums
 
@@ -46,57 +47,34 @@ class Details:
     copies: tuple[str, ...]  # of dy and z, those whose rows are not one pitch apart
 
 
-@dataclass(slots=True)
-class ActivationBackwardCall:
+@declared
+class ActivationBackwardCall(Arguments[Details, Results]):
     """The arguments of `activation_backward`, which says what they mean.
 
+    Kernels see for themselves how addresses align.
     sums_out    [n], fp32, contiguous: where the sums go; None: they are made
     """
 
-    dy: torch.Tensor
-    z: torch.Tensor | None = None
-    activation: str | None = None
-    sums: bool = False
-    out: torch.Tensor | None = None
-    out_dtype: torch.dtype | None = None
-    sums_out: torch.Tensor | None = None
-    spec: KernelSpec | None = None
+    function = "activation_backward"
+    outputs = ("dz", "sums")
+    no_gradient = (
+        "dy, z or out that requires grad",
+        "activation_backward is not differentiable",
+        "call it under torch.no_grad()",
+    )
 
-    @property
-    def device(self) -> int:
-        """Where the operands are; -1 is the CPU."""
-        return self.dy.get_device()
-
-    def signature(self) -> Key:
-        """Everything that decides the plan; kernels see for themselves how addresses align."""
-        dy, z, out, sums_out = self.dy, self.z, self.out, self.sums_out
-        return (
-            ActivationBackwardCall,
-            dy.shape,
-            dy.stride(),
-            dy.dtype,
-            dy.get_device(),
-            dy.is_neg(),
-            None if z is None else _lies(z),
-            None if out is None else _lies(out),
-            None if sums_out is None else _lies(sums_out),
-            self.activation,
-            self.sums,
-            self.out_dtype,
-            self.spec,
-        )
-
-    def named(self) -> Named:
-        """The tensors of the call, by the names that messages have for them."""
-        return [("dy", self.dy), ("z", self.z), ("out", self.out), ("sums_out", self.sums_out)]
-
-    def written(self) -> Named:
-        """The tensors that are given for a kernel to write."""
-        return [("out", self.out), ("sums_out", self.sums_out)]
+    dy: torch.Tensor = tensor(aligned=False)
+    z: torch.Tensor | None = tensor(default=None, aligned=False)
+    activation: str | None = option(default=None, schema="str?")
+    sums: bool = option(default=False, schema="bool")
+    out: torch.Tensor | None = result(default=None, aligned=False)
+    out_dtype: torch.dtype | None = dtype(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
+    sums_out: torch.Tensor | None = result(default=None, aligned=False, public=False)
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        require_tensors("activation_backward", self.named(), ("dy",))
+        Arguments.require(self)
         require_boolean("sums", self.sums)
         if self.out_dtype is not None:
             require_dtype("out_dtype", self.out_dtype, _FLOATS)
@@ -106,24 +84,6 @@ class ActivationBackwardCall:
                 rule=f"must be one of {', '.join(FUNCTIONS)}, or None",
                 fix="use one of them",
             )
-
-    def refuse(self) -> None:
-        """Raise ProblemError for tensors that autograd expects to see differentiated."""
-        z, out = self.z, self.out
-        if torch.is_grad_enabled() and (
-            self.dy.requires_grad
-            or (z is not None and z.requires_grad)
-            or (out is not None and out.requires_grad)
-        ):
-            raise ProblemError(
-                "dy, z or out that requires grad",
-                rule="activation_backward is not differentiable",
-                fix="call it under torch.no_grad()",
-            )
-
-    def refuse_tangents(self) -> None:
-        """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        refuse_dual("activation_backward", (self.dy, self.z, self.out))
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
@@ -140,7 +100,7 @@ class ActivationBackwardCall:
         )
         m, n = _extents(self.dy)
         shape = ActivationBackwardShape(m, n)
-        choice = dispatch.choose(operation, shape, spec=self.spec, device=target)
+        choice = dispatch.choose(operation, shape, spec=self.kernel, device=target)
         read = [(name, one) for name, one in (("dy", self.dy), ("z", self.z)) if one is not None]
         copies = tuple(name for name, one in read if _pitch(one) is None)
         lying = [one for _, one in read]
@@ -151,8 +111,7 @@ class ActivationBackwardCall:
         if self.z is not None and self.out is None:
             pitches.append(n)
         problem = ActivationBackwardProblem(m, n, *pitches) if m and n else None
-        tensors = (*operation.tensors, "sums") if self.sums else operation.tensors
-        return Draft(choice, problem, tensors, (), copies, Details(dz_dtype, copies))
+        return Draft(choice, problem, self.addressed(), (), copies, Details(dz_dtype, copies))
 
     def _check_extents(self) -> None:
         given = [(name, one) for name, one in self.named() if isinstance(one, torch.Tensor)]
@@ -192,11 +151,11 @@ class ActivationBackwardCall:
                 rule="must be left out: dz is dy",
                 fix="leave it out",
             )
-        dtype = self.out_dtype or (dy.dtype if out is None else out.dtype)
+        element = self.out_dtype or (dy.dtype if out is None else out.dtype)
         for name, one in (
             ("dy", dy.dtype),
             ("z", None if self.z is None else self.z.dtype),
-            ("out_dtype", dtype),
+            ("out_dtype", element),
         ):
             if one is not None and one not in _FLOATS:
                 raise ProblemError(
@@ -206,10 +165,10 @@ class ActivationBackwardCall:
                 )
         if out is not None:
             refuse_repeated("out", out)
-            if out.dtype != dtype or (out.numel() and _pitch(out) is None):
+            if out.dtype != element or (out.numel() and _pitch(out) is None):
                 raise ProblemError(
                     f"out {out.dtype} with strides {list(out.stride())}",
-                    rule=f"must be {dtype}, with a contiguous last dimension and one pitch "
+                    rule=f"must be {element}, with a contiguous last dimension and one pitch "
                     "through all rows",
                     fix="leave it out to have it made",
                 )
@@ -222,7 +181,7 @@ class ActivationBackwardCall:
                     rule=f"must be contiguous, [{dy.shape[-1]}] of torch.float32, with sums=True",
                     fix="leave it out to have it made",
                 )
-        return dtype
+        return element
 
     def results(self, details: Details) -> Results:
         """dz and the sums: as they were given, or new; None where they are not computed."""
@@ -233,21 +192,13 @@ class ActivationBackwardCall:
             sums = dy.new_empty(dy.shape[-1], dtype=torch.float32)
         return dz, sums
 
-    def copied(self, details: Details) -> ActivationBackwardCall:
-        """The same call, of contiguous copies of what kernels cannot read."""
-        found: dict[str, Any] = {}
-        for name in details.copies:
-            found[name] = dense_copy(getattr(self, name))
-            counters.add("copies")
-        return replace(self, **found)
+    def computed(self) -> tuple[bool, bool]:
+        """Of dz, where there is an activation; of the sums, where they are asked for."""
+        return self.z is not None, self.sums
 
-    def arguments(self, details: Details, results: Results) -> Arguments:
-        """The addresses of the tensors that there are."""
-        dz, sums = results
-        addresses: tuple[int, ...] = (self.dy.data_ptr(),)
-        if self.z is not None and dz is not None:
-            addresses = (*addresses, self.z.data_ptr(), dz.data_ptr())
-        return addresses if sums is None else (*addresses, sums.data_ptr()), ()
+    def fake(self) -> Results:
+        """Both, where they are computed."""
+        return self.results(Details(self.out_dtype or self.dy.dtype, ()))
 
     def check(self, details: Details, results: Results) -> None:
         """Raise ProblemError for memory that is missing or shared."""
@@ -270,10 +221,6 @@ class ActivationBackwardCall:
                 dz.copy_(found)
             if sums is not None:
                 sums.copy_(reference.column_sums(found))
-
-
-def _lies(one: torch.Tensor) -> Key:
-    return one.shape, one.stride(), one.dtype, one.get_device(), one.is_neg()
 
 
 def _extents(tensor: torch.Tensor) -> tuple[int, int]:
