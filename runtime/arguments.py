@@ -348,4 +348,9 @@ class Arguments(ABC, Generic[DetailsT, ResultsT]):
                 pair = value, next(left)
                 value = None if pair == (None, None) else pair
             values[name] = value
-        return cls(**values, **written)
+        return cls(**{**values, **cls.keywords(written)})
+
+    @classmethod
+    def keywords(cls, written: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
+        """The arguments that an operator was handed by keyword."""
+        return {**written}

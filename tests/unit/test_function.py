@@ -17,11 +17,13 @@ from warploom.runtime.arguments import Arguments, declared, named_spec, option, 
 from warploom.runtime.call import Draft
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
+from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.plan import Plan
 
 FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
     activation_backward: ActivationBackwardCall,
+    warploom.attention_append: AttentionAppendCall,
     warploom.attention_merge: AttentionMergeCall,
 }
 SHAPING = {"return_lse"}  # arguments that say what of the results is returned

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.dispatch import named
-from warploom.runtime.families.attention_append import operators
-from warploom.runtime.families.attention_append.call import AttentionAppendCall
-from warploom.runtime.plan import run
-from warploom.runtime.tensors import WithoutMemoryError
+from warploom.runtime.families.attention_append.call import WRITTEN, AttentionAppendCall
+from warploom.runtime.function import Function
+
+_append = Function("attention_append", AttentionAppendCall, written=WRITTEN)
 
 
 def attention_append(
@@ -58,15 +56,22 @@ def attention_append(
     Runs on the current stream without waiting, in one launch. On CPU tensors the reference has the
     same bits. Raises ProblemError before anything is launched; also for tensors that require grad.
     """
-    given = (k_cache, v_cache, k, v, lengths, page_table, cu_seqlens, q, cos, sin, interleaved)
-    others = (scale_k, scale_v, lengths_after, out)
-    if forward_ad._current_level >= 0:
-        AttentionAppendCall(*given, *others).refuse_tangents()
-    # Compilers, and modes that decide by operator, see the operator.
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return operators.call(given, *others, spec)
-    found = None if spec is None else named(spec)
-    try:
-        return run(AttentionAppendCall(*given, *others, found))
-    except WithoutMemoryError:  # torch knows which code is to see these tensors
-        return operators.call(given, *others, found)
+    (turned,) = _append(
+        k_cache,
+        v_cache,
+        k,
+        v,
+        lengths,
+        page_table,
+        cu_seqlens,
+        q,
+        cos,
+        sin,
+        interleaved,
+        scale_k,
+        scale_v,
+        lengths_after,
+        out,
+        spec,
+    )
+    return turned

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,132 +11,76 @@ import torch
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_append import AttentionAppendShape
-from warploom.generator.families.attention_append.launch import tensors
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
-from warploom.runtime.call import Arguments, Draft, Key
-from warploom.runtime.counters import counters
+from warploom.runtime.arguments import Arguments, declared, named_spec, option, result, tensor
+from warploom.runtime.call import Draft
 from warploom.runtime.families.attention_append import checks, reference
 from warploom.runtime.families.attention_append.problem import copies_of, operation_of, problem_of
-from warploom.runtime.operands import dense_copy, refuse_overlap
-from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
+from warploom.runtime.operands import refuse_overlap
+from warploom.runtime.tensors import require_memory
 
-REQUIRED = ("k_cache", "v_cache", "k", "v", "lengths")
+Results = tuple[torch.Tensor | None]  # q, turned
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
     """What calls of a kind have in common."""
 
-    names: tuple[str, ...]  # of the tensors of launches
     copies: tuple[str, ...]  # of what cannot be read where it lies
 
 
-@dataclass(slots=True)
-class AttentionAppendCall:
+@declared
+class AttentionAppendCall(Arguments[Details, Results]):
     """The arguments of `attention_append`, which says what they mean."""
 
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    lengths: torch.Tensor
-    page_table: torch.Tensor | None = None
-    cu_seqlens: torch.Tensor | None = None
-    q: torch.Tensor | None = None
-    cos: torch.Tensor | None = None
-    sin: torch.Tensor | None = None
-    interleaved: bool = False
-    scale_k: torch.Tensor | None = None
-    scale_v: torch.Tensor | None = None
-    lengths_after: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    spec: KernelSpec | None = None
+    function = "attention_append"
+    outputs = ("out",)
+    no_gradient = (
+        "k, v, q or caches that require grad",
+        "attention_append is not differentiable",
+        "call it under torch.no_grad()",
+    )
 
-    @property
-    def device(self) -> int:
-        """Where the operands are; -1 is the CPU."""
-        return self.k.get_device()
+    k_cache: torch.Tensor = tensor(schema="Tensor(a!)")
+    v_cache: torch.Tensor = tensor(schema="Tensor(b!)")
+    k: torch.Tensor = tensor()
+    v: torch.Tensor = tensor()
+    lengths: torch.Tensor = tensor(aligned=False)
+    page_table: torch.Tensor | None = tensor(default=None, aligned=False)
+    cu_seqlens: torch.Tensor | None = tensor(default=None, aligned=False)
+    q: torch.Tensor | None = tensor(default=None)
+    cos: torch.Tensor | None = tensor(default=None)
+    sin: torch.Tensor | None = tensor(default=None)
+    interleaved: bool = option(default=False, schema="bool")
+    scale_k: torch.Tensor | None = tensor(default=None)
+    scale_v: torch.Tensor | None = tensor(default=None)
+    lengths_after: torch.Tensor | None = tensor(default=None, schema="", aligned=False, null=True)
+    out: torch.Tensor | None = result(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
 
     @property
     def batch(self) -> int:
         """Sequences."""
         return self.k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
-    def signature(self) -> Key:
-        """Everything that decides the plan: how each tensor lies, and what is asked for."""
-        table, starts, after = self.page_table, self.cu_seqlens, self.lengths_after
-        return (
-            AttentionAppendCall,
-            _lies(self.k_cache),
-            _lies(self.v_cache),
-            _lies(self.k),
-            _lies(self.v),
-            _listed(self.lengths),
-            None if table is None else _listed(table),
-            None if starts is None else _listed(starts),
-            None if self.q is None else _lies(self.q),
-            None if self.cos is None else _lies(self.cos),
-            None if self.sin is None else _lies(self.sin),
-            self.interleaved,
-            None if self.scale_k is None else _lies(self.scale_k),
-            None if self.scale_v is None else _lies(self.scale_v),
-            None if after is None else _listed(after),
-            None if self.out is None else _lies(self.out),
-            self.spec,
-        )
+    @property
+    def scales_tokens(self) -> bool:
+        """Whether scales are those of each row, which are written."""
+        return self.scale_k is not None and self.scale_k.dim() == 3
 
-    def named(self) -> Named:
-        """The tensors of the call, by the names that messages have for them."""
-        return [
-            (name, getattr(self, name))
-            for name in (
-                *REQUIRED,
-                "page_table",
-                "cu_seqlens",
-                "q",
-                "cos",
-                "sin",
-                "scale_k",
-                "scale_v",
-                "lengths_after",
-                "out",
-            )
-        ]
-
-    def written(self) -> list[tuple[str, torch.Tensor]]:
+    def written(self) -> list[tuple[str, torch.Tensor | None]]:
         """The tensors that are given for a kernel to write; of scales, those of each row."""
-        given = [("k_cache", self.k_cache), ("v_cache", self.v_cache)]
-        if self.scale_k is not None and self.scale_v is not None and self.scale_k.dim() == 3:
-            given += [("scale_k", self.scale_k), ("scale_v", self.scale_v)]
-        if self.lengths_after is not None:
-            given.append(("lengths_after", self.lengths_after))
-        return given if self.out is None else [*given, ("out", self.out)]
+        names = ("k_cache", "v_cache", "scale_k", "scale_v", "lengths_after", "out")
+        scales = () if self.scales_tokens else ("scale_k", "scale_v")
+        given = [(name, getattr(self, name)) for name in names if name not in scales]
+        return [(name, one) for name, one in given if one is not None]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        require_tensors("attention_append", self.named(), REQUIRED)
+        Arguments.require(self)
         require_boolean("interleaved", self.interleaved)
-
-    def refuse(self) -> None:
-        """Raise ProblemError for tensors that autograd expects to see differentiated."""
-        if torch.is_grad_enabled() and (
-            self.k.requires_grad
-            or self.v.requires_grad
-            or self.k_cache.requires_grad
-            or self.v_cache.requires_grad
-            or (self.q is not None and self.q.requires_grad)
-        ):
-            raise ProblemError(
-                "k, v, q or caches that require grad",
-                rule="attention_append is not differentiable",
-                fix="call it under torch.no_grad()",
-            )
-
-    def refuse_tangents(self) -> None:
-        """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        refuse_dual("attention_append", (self.k, self.v, self.q))
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel."""
@@ -143,40 +88,48 @@ class AttentionAppendCall:
         checks.check(self)
         operation, problem = operation_of(self), problem_of(self)
         shape = AttentionAppendShape(problem.tokens, problem.kv_heads, problem.heads)
-        choice = dispatch.choose(operation, shape, spec=self.spec, device=target)
+        choice = dispatch.choose(operation, shape, spec=self.kernel, device=target)
         copies = copies_of(self)
-        names = tensors(operation)
-        nothing = not (problem.tokens and problem.rows)
-        details = Details(names, copies)
-        return Draft(choice, None if nothing else problem, names, (), copies, details)
+        laid_out = problem if problem.tokens and problem.rows else None
+        return Draft(choice, laid_out, self.addressed(), (), copies, Details(copies))
 
-    def results(self, details: Details) -> torch.Tensor | None:
+    def results(self, details: Details) -> Results:
         """Where q goes, turned: as it was given, or new; None without q."""
         q = self.q
-        return q.new_empty(q.shape) if self.out is None and q is not None else self.out
+        return (q.new_empty(q.shape) if self.out is None and q is not None else self.out,)
 
-    def copied(self, details: Details) -> AttentionAppendCall:
-        """The same call, of contiguous copies of what kernels cannot read."""
-        found: dict[str, Any] = {}
-        for name in details.copies:
-            found[name] = dense_copy(getattr(self, name))
-            counters.add("copies")
-        return replace(self, **found)
+    def computed(self) -> tuple[bool]:
+        """Without q there is nothing to return."""
+        return (self.q is not None,)
 
-    def arguments(self, details: Details, results: torch.Tensor | None) -> Arguments:
-        """The addresses of the tensors, in the order of their names; 0 of what is not asked for."""
-        addresses = []
-        for name in details.names:
-            one = results if name == "out" else getattr(self, name)
-            addresses.append(0 if one is None else one.data_ptr())
-        return tuple(addresses), ()
+    def fake(self) -> Results:
+        """q, turned."""
+        return self.results(Details(()))
 
-    def check(self, details: Details, results: torch.Tensor | None) -> None:
+    def crossing(self) -> tuple[list[Any], dict[str, torch.Tensor | None]]:
+        """What the operator is handed: scales of rows as keywords of their own, to be written."""
+        values, written = Arguments.crossing(self)
+        written["lengths_after"] = self.lengths_after
+        if self.scales_tokens:
+            written |= {"scales_k": self.scale_k, "scales_v": self.scale_v}
+            values[SCALES] = (None, None)
+        return values, written
+
+    @classmethod
+    def keywords(cls, written: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
+        """The arguments that the operator was handed by keyword."""
+        handed = {"lengths_after": written.get("lengths_after")}
+        if written.get("scales_k") is not None:
+            handed |= {"scale_k": written["scales_k"], "scale_v": written["scales_v"]}
+        return handed
+
+    def check(self, details: Details, results: Results) -> None:
         """Raise ProblemError for memory that is missing or shared.
 
         q is turned where it is, or elsewhere. Caches may lie between each other's rows.
         """
-        require_memory([*self.named(), ("out", results)])
+        (out,) = results
+        require_memory([*self.named(), ("out", out)])
         read = [("k", self.k), ("v", self.v), ("lengths", self.lengths)]
         read += [("q", self.q)] if self.q is not None else []
         written = [one for one in self.written() if one[0] != "out"]
@@ -188,19 +141,19 @@ class AttentionAppendCall:
                 rule="must not be one tensor",
                 fix="allocate one for each",
             )
-        if results is not None:
+        if out is not None:
             # q in its own place may lie beside k and v in one tensor.
-            others = written if _is_same(results, self.q) else [*read, *written]
-            refuse_overlap(results, others, "do not overlap, but where out is q")
+            others = written if _is_same(out, self.q) else [*read, *written]
+            refuse_overlap(out, others, "do not overlap, but where out is q")
 
-    def compute(self, details: Details, results: torch.Tensor | None) -> None:
+    def compute(self, details: Details, results: Results) -> None:
         """Write caches, and q, by plain torch operations."""
         with torch.no_grad(), torch.autocast(self.k.device.type, enabled=False):
-            q, after = self.q, self.lengths_after
-            if q is not None and results is not None:
+            (out,), q, after = results, self.q, self.lengths_after
+            if q is not None and out is not None:
                 heads, places = self._tokens(q)
                 found = self._turned(heads, places)
-                into = results if self.cu_seqlens is not None else results.transpose(1, 2)
+                into = out if self.cu_seqlens is not None else out.transpose(1, 2)
                 into.copy_(found.view(into.shape))
             for cache, scale, one in (
                 (self.k_cache, self.scale_k, self.k),
@@ -230,20 +183,13 @@ class AttentionAppendCall:
         return reference.turned(rows, positions, cos, sin, interleaved=self.interleaved)
 
 
-def _listed(one: torch.Tensor) -> Key:
-    """What of a list of integers decides the plan: not how its address is aligned."""
-    return one.shape, one.stride(), one.dtype, one.get_device(), one.is_neg()
-
-
-def _lies(one: torch.Tensor) -> Key:
-    return (
-        one.shape,
-        one.stride(),
-        one.dtype,
-        one.get_device(),
-        one.data_ptr() % checks.LOAD,
-        one.is_neg(),
-    )
+_SCHEMA = [name for name, _, _ in AttentionAppendCall.declaration.crossing]
+SCALES = slice(_SCHEMA.index("scale_k"), _SCHEMA.index("scale_v") + 1)  # places, as they cross
+WRITTEN = {
+    "scales_k": "Tensor(c!)?",  # of rows; those that are only read are `scale_k`
+    "scales_v": "Tensor(d!)?",
+    "lengths_after": "Tensor(e!)?",
+}
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

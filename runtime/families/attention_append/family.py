@@ -11,7 +11,7 @@ from warploom.generator.families.attention_append import (
 from warploom.runtime.baselines import Baseline
 from warploom.runtime.call import Call
 from warploom.runtime.families.attention_append.api import attention_append
-from warploom.runtime.families.attention_append.call import REQUIRED, AttentionAppendCall
+from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.families.attention_append.trial import AttentionAppendTrial, baselines, draw
 from warploom.runtime.family import RuntimeFamily
 
@@ -20,7 +20,7 @@ class AttentionAppendRuntime(RuntimeFamily[AttentionAppendOperation, AttentionAp
     """Calls of `attention_append`."""
 
     function = staticmethod(attention_append)
-    operands = len(REQUIRED)
+    operands = len(AttentionAppendCall.declaration.required)
 
     def call(self, *operands: Any, **keywords: Any) -> AttentionAppendCall:
         """The call that `attention_append` makes, for `explain`."""

@@ -101,7 +101,7 @@ def expected(call: AttentionAppendCall) -> dict[str, torch.Tensor]:
     """What the reference leaves in copies of what a call writes."""
     copies: dict[str, Any] = {name: one.clone() for name, one in written(call).items()}
     other = replace(call, **copies)
-    other.compute(None, other.out)  # type: ignore[arg-type]
+    other.compute(None, (other.out,))  # type: ignore[arg-type]
     return copies
 
 
@@ -113,7 +113,7 @@ def baselines(sets: Sequence[AttentionAppendCall]) -> list[Baseline]:
         copies.append(replace(one, **own))
 
     def append(one: AttentionAppendCall) -> list[torch.Tensor]:
-        one.compute(None, one.out)  # type: ignore[arg-type]
+        one.compute(None, (one.out,))  # type: ignore[arg-type]
         return list(written(one).values())
 
     return [Baseline("torch, eager", [partial(append, one) for one in copies])]

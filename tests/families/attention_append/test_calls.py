@@ -11,7 +11,9 @@ import warploom
 from warploom.generator.families.attention_append import AttentionAppendShape
 from warploom.runtime import plan
 from warploom.runtime.families import family
-from warploom.runtime.families.attention_append.call import REQUIRED, AttentionAppendCall
+from warploom.runtime.families.attention_append.call import AttentionAppendCall
+
+REQUIRED = AttentionAppendCall.declaration.required
 
 # ---- Results -------------------------------------------------------------------------------------
 

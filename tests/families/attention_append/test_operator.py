@@ -10,8 +10,10 @@ from append_arguments import BF16, CASES, bits, given
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.attention_append.call import REQUIRED, AttentionAppendCall
+from warploom.runtime.families.attention_append.call import AttentionAppendCall
 from warploom.runtime.families.attention_append.trial import written
+
+REQUIRED = AttentionAppendCall.declaration.required
 
 # ---- Errors --------------------------------------------------------------------------------------
 
