@@ -199,12 +199,15 @@ class Arguments(ABC, Generic[DetailsT, ResultsT]):
     function     what users call, as messages name it
     outputs      what kernels call the results
     no_gradient  value, rule and fix of the error for tensors that require grad
+    nested, gradients   end the advice for nested tensors, and where torch.func wants gradients
     """
 
     __slots__ = ()
     function: ClassVar[str]
     outputs: ClassVar[tuple[str, ...]]
     no_gradient: ClassVar[tuple[str, str, str]]
+    nested: ClassVar[str] = ""
+    gradients: ClassVar[str] = ""
     declaration: ClassVar[Declaration]
 
     @abstractmethod
@@ -274,13 +277,20 @@ class Arguments(ABC, Generic[DetailsT, ResultsT]):
         pairs = ((name, getattr(self, name)) for name in self.declaration.read)
         return [(name, one) for name, one in pairs if one is not None]
 
-    def written(self) -> list[tuple[str, torch.Tensor | None]]:
+    def written(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that are given for a kernel to write."""
-        return [(name, getattr(self, name)) for name in self.declaration.results]
+        pairs = ((name, getattr(self, name)) for name in self.declaration.results)
+        return [(name, one) for name, one in pairs if one is not None]
 
     def require(self) -> None:
         """Raise ProblemError for arguments that are of no type that they may have."""
-        require_tensors(self.function, self.named(), self.declaration.required)
+        require_tensors(
+            self.function,
+            self.named(),
+            self.declaration.required,
+            nested=self.nested,
+            gradients=self.gradients,
+        )
         dispatch.named(self.spec)  # type: ignore[attr-defined]
 
     def refuse(self) -> None:

@@ -18,12 +18,15 @@ from warploom.runtime.call import Draft
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
+from warploom.runtime.families.attention_decode.api import _Keywords
+from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.plan import Plan
 
 FUNCTIONS: dict[Callable[..., object], type[Arguments[Any, Any]]] = {
     activation_backward: ActivationBackwardCall,
     warploom.attention_append: AttentionAppendCall,
+    warploom.attention_decode: AttentionDecodeCall,
     warploom.attention_merge: AttentionMergeCall,
 }
 SHAPING = {"return_lse"}  # arguments that say what of the results is returned
@@ -42,6 +45,12 @@ def test_the_signature_that_users_see_is_the_declaration(function: Callable[...,
         assert seen[one.name].default is default, one.name
         assert hints[one.name] == types[one.name], one.name
     assert [one.name for one in fields(kind)][: len(public)] == [one.name for one in public]
+
+
+def test_overloads_take_the_keywords_that_the_function_takes() -> None:
+    keywords = AttentionDecodeCall.declaration.names[3:]
+    types = get_type_hints(AttentionDecodeCall)
+    assert get_type_hints(_Keywords) == {name: types[name] for name in keywords}
 
 
 class _Details:

@@ -70,7 +70,7 @@ class AttentionAppendCall(Arguments[Details, Results]):
         """Whether scales are those of each row, which are written."""
         return self.scale_k is not None and self.scale_k.dim() == 3
 
-    def written(self) -> list[tuple[str, torch.Tensor | None]]:
+    def written(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that are given for a kernel to write; of scales, those of each row."""
         names = ("k_cache", "v_cache", "scale_k", "scale_v", "lengths_after", "out")
         scales = () if self.scales_tokens else ("scale_k", "scale_v")

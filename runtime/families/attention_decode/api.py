@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
-from torch.autograd import forward_ad
 
 from warploom.arguments import require_boolean
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Window
-from warploom.runtime.families.attention_decode import operators, repeated
-from warploom.runtime.families.attention_decode.arguments import Keywords
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
-from warploom.runtime.plan import Plan, planned
-from warploom.runtime.tensors import WithoutMemoryError, explained, lowered
+from warploom.runtime.function import Function
+from warploom.runtime.tensors import lowered
+
+_decode = Function("attention_decode", AttentionDecodeCall, into=True)
+
+
+class _Keywords(TypedDict, total=False):
+    """What a call may be given beside q, k and v, and `return_lse`, for the overloads."""
+
+    lengths: torch.Tensor | None
+    starts: torch.Tensor | None
+    page_table: torch.Tensor | None
+    causal: bool
+    window: Window | None
+    softcap: float | None
+    scale: float | None
+    sinks: torch.Tensor | None
+    scale_k: torch.Tensor | None
+    scale_v: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    batch_invariant: bool
+    out: torch.Tensor | None
+    spec: KernelSpec | str | None
 
 
 @overload
@@ -24,7 +45,7 @@ def attention_decode(
     v: torch.Tensor,
     *,
     return_lse: Literal[False] = False,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[_Keywords],
 ) -> torch.Tensor: ...
 
 
@@ -35,7 +56,7 @@ def attention_decode(
     v: torch.Tensor,
     *,
     return_lse: Literal[True],
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[_Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -46,7 +67,7 @@ def attention_decode(
     v: torch.Tensor,
     *,
     return_lse: bool,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[_Keywords],
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -116,17 +137,7 @@ def attention_decode(
         require_boolean("return_lse", return_lse)
     if torch._C._is_any_autocast_enabled():
         q = lowered(q)
-    asked = None
-    lists = (lengths, starts, page_table)
-    optional = (*lists, sinks, scale_k, scale_v, cu_seqlens_q, cu_seqlens_k, out)
-    if spec is None and not torch.compiler.is_dynamo_compiling():
-        options = (max_seqlen_q, max_seqlen_k, batch_invariant)
-        asked = repeated.asked(causal, window, softcap, options, optional)
-    if asked is not None:
-        found = repeated.again(asked, (scale, softcap), q, k, v, optional)
-        if found is not None:
-            return found if return_lse else found[0]
-    call = AttentionDecodeCall(
+    results = _decode(
         q,
         k,
         v,
@@ -148,19 +159,4 @@ def attention_decode(
         out,
         spec,
     )
-    if forward_ad._current_level >= 0:
-        call.refuse_tangents()
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        result = operators.attention_decode(call)
-    else:
-        try:
-            plan = planned(call, Plan)
-            call.refuse()
-            result = plan.run(call)
-            if asked is not None:
-                repeated.keep(asked, plan, call, result)
-        except WithoutMemoryError:
-            result = operators.attention_decode(call)
-        except Exception as error:
-            raise explained(error, call.require) from error.__cause__
-    return result if return_lse else result[0]
+    return results if return_lse else results[0]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from warploom.errors import ProblemError
 from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families._attention.operands import in_place
-from warploom.runtime.families.attention_decode.arguments import Arguments
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
+
 
 PAGES = (16, 32, 64, 128, 256)
 QUANTIZED = {torch.float8_e4m3fn: "e4m3", torch.int8: "int8"}
 
 
-def check_types(call: Arguments) -> None:
+def check_types(call: AttentionDecodeCall) -> None:
     """Raise ProblemError for types of q, k and v that no kernel has."""
     q, k, v = call.q.dtype, call.k.dtype, call.v.dtype
     if NAMES.get(q) not in ("fp16", "bf16"):
@@ -28,7 +33,7 @@ def check_types(call: Arguments) -> None:
         )
 
 
-def check_places(call: Arguments) -> None:
+def check_places(call: AttentionDecodeCall) -> None:
     """Raise ProblemError for a cache that TMA cannot read where it lies: none is copied."""
     for name, tensor in (("k", call.k), ("v", call.v)):
         if tensor.numel() and not in_place(tensor):
@@ -80,7 +85,7 @@ def check_list(name: str, values: torch.Tensor, count: int | None) -> None:
         )
 
 
-def check_sinks(call: Arguments, heads: int) -> None:
+def check_sinks(call: AttentionDecodeCall, heads: int) -> None:
     """Raise ProblemError for sinks that are not one score for each head of q."""
     sinks = call.sinks
     if sinks is None:
@@ -97,7 +102,7 @@ def check_sinks(call: Arguments, heads: int) -> None:
 # ---- Scales --------------------------------------------------------------------------------------
 
 
-def check_scales(call: Arguments) -> None:
+def check_scales(call: AttentionDecodeCall) -> None:
     """Raise ProblemError for scales that the cache does not have, or lacks."""
     name = name_of(call.k.dtype, "k")
     given = {"scale_k": call.scale_k, "scale_v": call.scale_v}

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
+from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
 from warploom.generator.families.attention_decode import DecodeProblem
 from warploom.generator.launches import DeviceLimits
-from warploom.runtime import call as calls
+from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
+from warploom.runtime.arguments import (
+    Arguments,
+    declared,
+    named_spec,
+    number,
+    option,
+    result,
+    tensor,
+)
 from warploom.runtime.call import Draft
 from warploom.runtime.families._attention.mask import Band, band
-from warploom.runtime.families._attention.operands import (
-    check_out,
-    contiguous_copy,
-    in_place,
-    ordered_strides,
-)
-from warploom.runtime.families._attention.problem import check_numbers
+from warploom.runtime.families._attention.operands import check_out, in_place, ordered_strides
+from warploom.runtime.families._attention.problem import Arguments as Plain
+from warploom.runtime.families._attention.problem import Window, check_numbers
 from warploom.runtime.families.attention_decode import cache, contents, reference
-from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents, extents
 from warploom.runtime.families.attention_decode.operation import operation, problem, shape
 from warploom.runtime.operands import refuse_overlap
-from warploom.runtime.tensors import refuse_dual, require_memory
+from warploom.runtime.tensors import require_memory, shown
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -50,9 +56,83 @@ class Details:
     copies: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class AttentionDecodeCall(Arguments):
-    """The arguments of a call, whose results are out and lse."""
+@declared
+class AttentionDecodeCall(Arguments[Details, Pair]):
+    """The arguments of `warploom.attention_decode`, which says what they mean."""
+
+    function = "warploom.attention_decode"
+    outputs = ("o", "lse")
+    nested = ", or packed queries (cu_seqlens_q) and lengths"
+    gradients = "; for gradients, use warploom.attention with torch.autograd"
+    no_gradient = (
+        "warploom.attention_decode of tensors that require grad",
+        "must be called without: it has no gradient",
+        "call it under torch.no_grad(), or warploom.attention, which is differentiable",
+    )
+
+    q: torch.Tensor = tensor()
+    k: torch.Tensor = tensor()
+    v: torch.Tensor = tensor()
+    lengths: torch.Tensor | None = tensor(default=None)
+    starts: torch.Tensor | None = tensor(default=None)
+    page_table: torch.Tensor | None = tensor(default=None)
+    causal: bool = option(default=True, schema="bool")
+    window: Window | None = option(default=None, schema="SymInt? left, SymInt? right")
+    softcap: float | None = number(default=None)
+    scale: float | None = number(default=None)
+    sinks: torch.Tensor | None = tensor(default=None)
+    scale_k: torch.Tensor | None = tensor(default=None)
+    scale_v: torch.Tensor | None = tensor(default=None)
+    cu_seqlens_q: torch.Tensor | None = tensor(default=None)
+    cu_seqlens_k: torch.Tensor | None = tensor(default=None)
+    max_seqlen_q: int | None = option(default=None, schema="SymInt?")
+    max_seqlen_k: int | None = option(default=None, schema="SymInt?")
+    batch_invariant: bool = option(default=False, schema="bool")
+    out: torch.Tensor | None = result(default=None)
+    spec: KernelSpec | str | None = named_spec(default=None)
+
+    def __post_init__(self) -> None:
+        """A softcap of 0 is none, as FlashAttention has it; a list of two bounds is a window."""
+        softcap, window = self.softcap, self.window
+        if softcap is not None and isinstance(softcap, Real) and softcap == 0:
+            self.softcap = None
+        if isinstance(window, list):
+            self.window = tuple(window)
+
+    @property
+    def scaling(self) -> float:
+        """The factor of the products before the softmax."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def plain(self) -> Plain:
+        """The call as the checks see it that are those of `warploom.attention`."""
+        aligned = "bottom_right" if self.causal else False
+        plain = Plain(self.q, self.k, self.v, aligned, self.window)  # type: ignore[arg-type]
+        plain.softcap, plain.scale, plain.out = self.softcap, self.scale, self.out
+        return plain
+
+    def require(self) -> None:
+        """Raise ProblemError for arguments that are of no type that they may have."""
+        Arguments.require(self)
+        if self.window is not None and not isinstance(self.window, tuple):
+            raise ProblemError(
+                f"window {shown(self.window)}",
+                rule="must be (left, right): how many keys beside the diagonal",
+                fix="(128, 0) for the last 129 keys: None is no bound",
+            )
+        fix = "pass a boolean: the diagonal always ends at the last key"
+        require_boolean("causal", self.causal, fix=fix)
+        require_boolean("batch_invariant", self.batch_invariant)
+        for name in ("max_seqlen_q", "max_seqlen_k"):
+            longest = getattr(self, name)
+            if longest is not None and (type(longest) is not int or longest < 0):
+                raise ProblemError(
+                    f"{name} {shown(longest)}",
+                    rule="must be an int of at least 0, so that no call waits for the GPU to "
+                    "learn it",
+                    fix="use int(...)",
+                )
 
     def draft(self, target: DeviceLimits) -> Draft[Details]:
         """Check the call and choose its kernel for a GPU."""
@@ -69,14 +149,7 @@ class AttentionDecodeCall(Arguments):
         return Draft(
             choice,
             None if sizes.empty else self._problem(details),
-            (
-                "q",
-                "k",
-                "v",
-                "o",
-                "lse",
-                *[name for name, one in self.optional() if one is not None],
-            ),
+            self.addressed(),
             ("scale", "softcap") if self.softcap is not None else ("scale",),
             copies,
             details,
@@ -88,22 +161,6 @@ class AttentionDecodeCall(Arguments):
             out = torch.empty_strided(self.q.shape, details.out_strides, device="meta")
         return problem(self, details.sizes, details.band, out, details.copies)
 
-    def refuse(self) -> None:
-        """Raise ProblemError for tensors that require grad: decoding has no gradient."""
-        if not torch.is_grad_enabled():
-            return
-        tensors = (self.q, self.k, self.v, self.sinks, self.scale_k, self.scale_v, self.out)
-        if any(one is not None and one.requires_grad for one in tensors):
-            raise ProblemError(
-                "warploom.attention_decode of tensors that require grad",
-                rule="must be called without: it has no gradient",
-                fix="call it under torch.no_grad(), or warploom.attention, which is differentiable",
-            )
-
-    def refuse_tangents(self) -> None:
-        """Raise ProblemError for tensors that carry a forward-mode derivative."""
-        refuse_dual("warploom.attention_decode", (one for _, one in self.named()))
-
     def results(self, details: Details) -> Pair:
         """Out, as it was given or new, and a new lse."""
         q, out = self.q, self.out
@@ -111,23 +168,17 @@ class AttentionDecodeCall(Arguments):
             out = q.new_empty_strided(q.shape, details.out_strides)
         return out, q.new_empty(details.sizes.lse_shape, dtype=torch.float32)
 
-    def copied(self, details: Details) -> AttentionDecodeCall:
-        """The same call, of a copy of queries that kernels cannot read."""
-        return replace(self, q=contiguous_copy(self.q)) if details.copies else self
+    def fake(self) -> Pair:
+        """Both, of a call whose tensors fit each other."""
+        q = self.q
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
+        out = torch.empty_like(result_like(q), device=q.device)
+        return out, q.new_empty(shape, dtype=torch.float32)
 
-    def arguments(self, details: Details, results: Pair) -> calls.Arguments:
-        """The addresses of q, k, v, out, lse and what else is read; the scale, and any softcap."""
-        out, lse = results
-        addresses: tuple[int, ...] = (
-            self.q.data_ptr(),
-            self.k.data_ptr(),
-            self.v.data_ptr(),
-            out.data_ptr(),
-            lse.data_ptr(),
-            *[one.data_ptr() for _, one in self.optional() if one is not None],
-        )
+    def scalars(self, details: Details) -> tuple[float, ...]:
+        """The scale, and a softcap where there is one."""
         scale = details.scale if self.scale is None else self.scale
-        return addresses, (scale,) if self.softcap is None else (scale, self.softcap)
+        return (scale,) if self.softcap is None else (scale, self.softcap)
 
     def check(self, details: Details, results: Pair) -> None:
         """Raise ProblemError for missing memory, bad numbers or lists, and a shared out."""

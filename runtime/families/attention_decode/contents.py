@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 
 from warploom.errors import ProblemError
-from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.tensors import shown
 
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 
-def check(call: Arguments, sizes: Extents) -> None:
+
+def check(call: AttentionDecodeCall, sizes: Extents) -> None:
     """Raise ProblemError for lengths, pages or offsets that lead out of their tensors."""
     if call.cu_seqlens_q is not None:
         longest = call.max_seqlen_q or 0

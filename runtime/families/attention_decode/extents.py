@@ -8,13 +8,16 @@ Nothing here reads a tensor's contents.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from warploom.errors import ProblemError
 from warploom.runtime.families._attention import extents as attention
 from warploom.runtime.families.attention_decode import cache
-from warploom.runtime.families.attention_decode.arguments import Arguments, require_kinds
 from warploom.runtime.tensors import require_one_device
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
+
 
 DIMS = (64, 96, 128, 256)
 ROWS = 256  # query rows times the heads that share one of k and v, at most
@@ -41,9 +44,9 @@ class Extents(attention.Extents):
     pages: int = 0
 
 
-def extents(call: Arguments) -> Extents:
+def extents(call: AttentionDecodeCall) -> Extents:
     """Return the sizes of a call, or raise ProblemError for tensors that do not go together."""
-    require_kinds(call)
+    call.require()
     require_one_device(call.read())
     packed, keys = call.cu_seqlens_q is not None, _keys(call)
     _check_ranks(call, keys, packed=packed)
@@ -87,7 +90,7 @@ def extents(call: Arguments) -> Extents:
     )
 
 
-def _keys(call: Arguments) -> Keys:
+def _keys(call: AttentionDecodeCall) -> Keys:
     """How the keys lie; ProblemError for lists that do not go together."""
     if call.cu_seqlens_k is None:
         return "fixed" if call.page_table is None else "paged"
@@ -101,7 +104,7 @@ def _keys(call: Arguments) -> Keys:
     return "packed"
 
 
-def _check_ranks(call: Arguments, keys: Keys, *, packed: bool) -> None:
+def _check_ranks(call: AttentionDecodeCall, keys: Keys, *, packed: bool) -> None:
     q, k, v = call.q, call.k, call.v
     if packed is (call.max_seqlen_q is None):
         raise ProblemError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from warploom.generator.families.attention_decode import (
@@ -14,13 +16,16 @@ from warploom.runtime.families._attention.extents import Extents as AttentionExt
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.operands import Strides, placed, strides
 from warploom.runtime.families.attention_decode import cache
-from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
+
 
 INVARIANT = (64, 4096)  # sequences, and keys of each, that batch_invariant kernels are chosen for
 
 
-def operation(call: Arguments, sizes: Extents, band: Band) -> DecodeOperation:
+def operation(call: AttentionDecodeCall, sizes: Extents, band: Band) -> DecodeOperation:
     """The operation that computes a call with the least work."""
     sinks = call.sinks
     return DecodeOperation(
@@ -51,7 +56,11 @@ def shape(sizes: AttentionExtents, *, batch_invariant: bool = False) -> DecodeSh
 
 
 def problem(
-    call: Arguments, sizes: Extents, band: Band, out: torch.Tensor, copies: tuple[str, ...]
+    call: AttentionDecodeCall,
+    sizes: Extents,
+    band: Band,
+    out: torch.Tensor,
+    copies: tuple[str, ...],
 ) -> DecodeProblem:
     """What a launch is laid out for, of a result that lies as `out` does."""
     packed_keys, table = sizes.keys == "packed", call.page_table
@@ -78,7 +87,7 @@ def problem(
     )
 
 
-def _scales(call: Arguments) -> str:
+def _scales(call: AttentionDecodeCall) -> str:
     """Scales of k and v as a kernel has them: where they lie apart, as those of tokens."""
     if call.scale_k is None:
         return "none"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +16,6 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
 from warploom.runtime.families.attention_forward.scores import (
@@ -23,6 +23,10 @@ from warploom.runtime.families.attention_forward.scores import (
     FLOAT_ROUNDOFF,
     TANH_ERROR,
 )
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
+
 
 _CHUNK = 1 << 25  # scores held at a time
 
@@ -50,7 +54,7 @@ def exact(one: Sequence, function: Function) -> Pair:
     return _attention(one, function, torch.float64)
 
 
-def of_call(call: Arguments, sizes: Extents, band: Band, compute: Attention) -> Pair:
+def of_call(call: AttentionDecodeCall, sizes: Extents, band: Band, compute: Attention) -> Pair:
     """Apply `compute` to the sequences of a call. Reads lengths, and so waits for a GPU.
 
     out is as q is, lse [batch, heads, rows], packed [heads, total]; both as wide as computed.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from warploom.generator.families.attention_decode import DecodeOperation, DecodeShape
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families.attention_decode.arguments import Keywords
 from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.trial import wrong
 
@@ -85,10 +86,10 @@ class _Draws:
         drawn = torch.rand(extents, generator=self.random, device=self.device) + 0.5
         return drawn / _SPREAD.get(self.operation.cache, 1.0)
 
-    def lists(self) -> Keywords:
+    def lists(self) -> dict[str, Any]:
         """Lengths, offsets and a table, as far as the operation has them."""
         operation, shape = self.operation, self.shape
-        found: Keywords = {}
+        found: dict[str, Any] = {}
         if operation.page:
             pages = shape.batch * self._columns
             order = torch.randperm(pages, generator=self.random, device=self.device)

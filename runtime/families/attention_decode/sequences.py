@@ -8,13 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_decode import cache
-from warploom.runtime.families.attention_decode.arguments import Arguments
 from warploom.runtime.families.attention_decode.extents import Extents
+
+if TYPE_CHECKING:
+    from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Sequence:
 
 
 def sequences(
-    call: Arguments, sizes: Extents, band: Band
+    call: AttentionDecodeCall, sizes: Extents, band: Band
 ) -> Iterator[tuple[slice | int, Sequence]]:
     """Yield each sequence that has rows, and where its rows are in q.
 
@@ -72,7 +75,7 @@ def sequences(
             )
 
 
-def _places(call: Arguments, sizes: Extents) -> list[int] | list[slice]:
+def _places(call: AttentionDecodeCall, sizes: Extents) -> list[int] | list[slice]:
     """Where in q the rows of each sequence are."""
     if call.cu_seqlens_q is None:
         return list(range(sizes.batch))
@@ -83,7 +86,7 @@ def _places(call: Arguments, sizes: Extents) -> list[int] | list[slice]:
     ]
 
 
-def _lengths(call: Arguments, sizes: Extents) -> list[tuple[int, int]]:
+def _lengths(call: AttentionDecodeCall, sizes: Extents) -> list[tuple[int, int]]:
     """Of each sequence, where its keys begin in packed keys, and how many count."""
     if call.cu_seqlens_k is not None:
         ends = [min(max(end, 0), sizes.total_k) for end in call.cu_seqlens_k.tolist()]
@@ -100,7 +103,7 @@ def _lengths(call: Arguments, sizes: Extents) -> list[tuple[int, int]]:
 class Reader:
     """Where the keys of one sequence lie, `length` from `first` or in pages, but the `hidden`."""
 
-    call: Arguments
+    call: AttentionDecodeCall
     sizes: Extents
     index: int
     first: int

@@ -24,7 +24,7 @@ from warploom.generator.families.attention_decode import DecodeOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families.attention_decode import reference
-from warploom.runtime.families.attention_decode.arguments import Arguments
+from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
 from warploom.runtime.families.attention_decode.extents import extents
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -73,7 +73,7 @@ class Call:
             },
         )
         poison(clean, 0, 1.0)
-        call = Arguments(*clean.tensors, **clean.keywords)
+        call = AttentionDecodeCall(*clean.tensors, **clean.keywords)
         sizes = extents(call)
         return reference.of_call(call, sizes, band(call.plain, sizes), compute)
 
