@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, cast
 
@@ -57,37 +58,26 @@ class _Form:
 class _Kind:
     """What is known of a kind of call: its plan, and where addresses and numbers come from.
 
-    results   of each that is computed, the index of the argument that it goes to, or its maker
-    missing   indices of results that are not computed
+    Of a call's arguments and what `makers` make, `addressed` takes the tensors whose addresses
+    kernels are handed, and `results` what is returned.
     nulls     addresses of tensors that are left out
     scalars   the numbers, but for those that are arguments: `numbers` are places and indices
     """
 
     plan: Plan[Any, Any]
-    read: Callable[[Values], tuple[torch.Tensor, ...]]
-    results: tuple[int | Callable[[], torch.Tensor], ...]
-    missing: tuple[int, ...]
+    makers: tuple[Callable[[], torch.Tensor], ...]
+    addressed: Callable[[Values], tuple[torch.Tensor, ...]]
+    results: Callable[[Values], tuple[Any, ...]]
     nulls: tuple[int, ...]
     scalars: tuple[float, ...]
     numbers: tuple[tuple[int, int], ...]
 
-    def launch(self, values: Values, call_of: Callable[[Values], Any]) -> tuple[Any, ...]:
-        results: list[Any] = [
-            values[source] if type(source) is int else source()  # type: ignore[operator]
-            for source in self.results
-        ]
-        addresses = (*map(_address, self.read(values)), *map(_address, results), *self.nulls)
-        scalars = self.scalars
-        if self.numbers:
-            changed = [*scalars]
-            for place, index in self.numbers:
-                changed[place] = values[index]
-            scalars = tuple(changed)
-        for index in self.missing:
-            results.insert(index, None)
-        made = tuple(results)
-        self.plan.run_at((addresses, scalars), made, call_of, values)
-        return made
+    def replaced(self, values: Values) -> tuple[float, ...]:
+        """The numbers, with those that are arguments."""
+        scalars = [*self.scalars]
+        for place, index in self.numbers:
+            scalars[place] = values[index]
+        return tuple(scalars)
 
 
 class Function(Generic[ResultsT]):
@@ -143,12 +133,9 @@ class Function(Generic[ResultsT]):
     def __call__(self, *values: Any) -> ResultsT:
         """Run a call: like an earlier one, by a plan, or as an operator where one is seen."""
         if not torch.compiler.is_compiling():
-            kind = self._find(values)
-            if kind is not None:
-                try:
-                    return cast("ResultsT", kind.launch(values, self._of))
-                except UnlikeError:  # their addresses, which are new
-                    pass
+            results = self._again(values)
+            if results is not None:
+                return results  # type: ignore[return-value]
         call = self._of(values)
         if forward_ad._current_level >= 0:
             call.refuse_tangents()
@@ -157,21 +144,21 @@ class Function(Generic[ResultsT]):
         try:
             plan: Plan[Any, ResultsT] = planned(call, Plan)
             call.refuse()
-            results = plan.run(call)
+            made = plan.run(call)
         except WithoutMemoryError:  # torch knows which code is to see these tensors
             return self._operator(call)
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
-        self._keep(values, call, plan, results)
-        return results
+        self._keep(values, call, plan, made)
+        return made
 
     def _of(self, values: Values) -> Arguments[Any, ResultsT]:
         return self._call(*values)
 
     # ---- Calls like an earlier one ---------------------------------------------------------------
 
-    def _find(self, values: Values) -> _Kind | None:
-        """What is kept of calls like this one; None for those of a new kind.
+    def _again(self, values: Values) -> tuple[Any, ...] | None:
+        """Results of a call like an earlier one; None for others.
 
         Types of all arguments are compared before any value is: a tensor may equal a number.
         """
@@ -187,11 +174,22 @@ class Function(Generic[ResultsT]):
                 if values[one] is not values[other]:
                     return None
             tensors = form.tensors(values)
-            if True in map(_nested, tensors):  # of which guards ask what ends the process
+            if any(map(_nested, tensors)):  # of which guards ask what ends the process
                 return None
-            return self._kinds.find(form, *tensors)
+            kind = self._kinds.find(form, *tensors)
         except Exception:  # arguments of no type that they may have: the call says so
             return None
+        if kind is None:
+            return None
+        pool = (*values, *[make() for make in kind.makers]) if kind.makers else values
+        addresses = (*map(_address, kind.addressed(pool)), *kind.nulls)
+        scalars = kind.replaced(values) if kind.numbers else kind.scalars
+        results = kind.results(pool)
+        try:
+            kind.plan.run_at((addresses, scalars), results, self._of, values)
+        except UnlikeError:  # their addresses, which are new
+            return None
+        return results
 
     def _keep(
         self,
@@ -208,6 +206,8 @@ class Function(Generic[ResultsT]):
             return
         numbers = [name for name in declaration.numbers if values[places[name]] is not None]
         if any(type(values[places[name]]) not in _NUMBERS for name in numbers):
+            return
+        if {*numbers} - {*plan.draft.scalars}:  # a number that stands for none, as a softcap of 0
             return
         if call.kernel is not None:
             return
@@ -233,28 +233,25 @@ class Function(Generic[ResultsT]):
         plan: Plan[Any, ResultsT],
         results: ResultsT,
     ) -> _Kind:
-        places, given = self._places, dict.fromkeys(range(len(results)))
-        for index, name in enumerate(call.declaration.results):
-            if name in places and values[places[name]] is not None:
-                given[index] = places[name]
+        places, sources = self._places, list[int]()
+        makers = list[Callable[[], torch.Tensor]]()
+        for one, name in zip_longest(results, call.declaration.results):
+            place = places.get(name or "", places["spec"])  # None in all calls that are kept
+            if one is not None and values[place] is None:
+                place = len(values) + len(makers)
+                makers.append(maker(one))
+            sources.append(place)
+        written = [i for i, one in zip(sources, results, strict=True) if one is not None]
         _, scalars = call.arguments(plan.details, results)
-        names = plan.draft.scalars
+        numbers = [(place, places[name]) for place, name in enumerate(plan.draft.scalars)]
         return _Kind(
             plan,
-            _getter([places[name] for name, _ in call.read()]),
-            tuple(
-                maker(one) if (place := given[index]) is None else place
-                for index, one in enumerate(results)
-                if one is not None
-            ),
-            tuple(index for index, one in enumerate(results) if one is None),
+            tuple(makers),
+            _getter([*[places[name] for name, _ in call.read()], *written]),
+            _getter(sources),
             (0,) * sum(getattr(call, name) is None for name in call.declaration.nulls),
             scalars,
-            tuple(
-                (index, places[name])
-                for index, name in enumerate(names)
-                if values[places[name]] is not None
-            ),
+            tuple([(place, index) for place, index in numbers if values[index] is not None]),
         )
 
     # ---- Operators -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from warploom.runtime.alike import guard, properties
 from warploom.runtime.bounded import remember
 
 KindT = TypeVar("KindT")
-Entry = tuple[object, Callable[..., bool], KindT]
+Entry = tuple[bool, object, Callable[..., bool], KindT]  # grad mode, options, guard, what is kept
 
 _lock = ForkLock()
 _places: WeakSet[Kinds[object]] = WeakSet()
@@ -55,25 +55,24 @@ class Kinds(Generic[KindT]):
         """
         if torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0:
             return None
-        asked = torch.is_grad_enabled(), options
-        last = self._last
-        if last is not None and last[0] == asked and last[1](*tensors):
-            return last[2]
+        grad, last = torch.is_grad_enabled(), self._last
+        if last is not None and last[0] is grad and last[1] == options and last[2](*tensors):
+            return last[3]
         if not self._known:
             return None
-        found = self._known.get((asked, *properties(*tensors)))
-        if found is None or not found[1](*tensors):
+        entry = self._known.get((grad, options, *properties(*tensors)))
+        if entry is None or not entry[2](*tensors):
             return None
-        self._last = found
-        return found[2]
+        self._last = entry
+        return entry[3]
 
     def keep(self, kind: KindT, options: object, *tensors: torch.Tensor) -> None:
         """Keep `kind` for calls like this one, unless a tensor comes twice: guards take none."""
         fits = guard(*tensors) if len({id(one) for one in tensors}) == len(tensors) else None
         if fits is not None:
-            asked = torch.is_grad_enabled(), options
-            self._last = (asked, fits, kind)
-            remember(self._known, (asked, *properties(*tensors)), self._last, self._bound)
+            grad = torch.is_grad_enabled()
+            self._last = (grad, options, fits, kind)
+            remember(self._known, (grad, options, *properties(*tensors)), self._last, self._bound)
 
     def clear(self) -> None:
         """Forget all."""

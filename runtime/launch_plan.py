@@ -23,7 +23,7 @@ from warploom.runtime import driver, kept
 from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
-from warploom.runtime.operands import without_memory
+from warploom.runtime.operands import maker, without_memory
 from warploom.runtime.template import POINTER, Bound, Template
 
 Launches = tuple[Prepared, ...]
@@ -58,7 +58,7 @@ class LaunchPlan:
         self._number = next(_numbers)  # of no other plan of the process
         self._place = torch.device("cuda", self.device)
         self._own = threading.local()
-        self._like: torch.Tensor | None = None  # of a call's workspaces
+        self._make_room: Callable[[], torch.Tensor] | None = None  # for a call's workspaces
         self._room_bytes, self._offsets = _laid_out([w for w in self.workspaces if not w.kept])
         self._kept_bytes, self._kept_offsets = _laid_out([w for w in self.workspaces if w.kept])
         self._configured: dict[int, Launches] = {}  # by stream
@@ -105,15 +105,15 @@ class LaunchPlan:
         On the per-thread default stream, which torch takes for one stream, it would hand on to
         another thread what a kernel of this one still uses; so a thread keeps its own there.
         """
-        like = self._like
-        if like is None:
-            like = without_memory((self._room_bytes,), torch.uint8, self._place)
-            self._like = like
+        make = self._make_room
+        if make is None:
+            make = maker(without_memory((self._room_bytes,), torch.uint8, self._place))
+            self._make_room = make
         if stream != driver.PER_THREAD_STREAM or torch.cuda.is_current_stream_capturing():
-            return torch.empty_like(like)
+            return make()
         own: dict[str, torch.Tensor] = self._own.__dict__
         if "room" not in own:
-            own["room"] = torch.empty_like(like)
+            own["room"] = make()
         return own["room"]
 
     def _bind(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 from launch_plans import WORKSPACES, ZEROS, Kernel, encoded, make
 
-from warploom.runtime import driver, kept
+from warploom.runtime import driver, kept, launch_plan
 
 __all__ = ["encoded"]  # a fixture
 
@@ -35,7 +36,7 @@ def test_workspaces_are_apart_and_aligned_and_those_that_are_kept_are_the_stream
         sizes.append(like.numel())
         return rooms[-1]
 
-    monkeypatch.setattr(torch, "empty_like", used_before)
+    monkeypatch.setattr(launch_plan, "maker", lambda like: partial(used_before, like))
     monkeypatch.setattr(kept, "zeros", lambda device, stream, size: sizes.append(size) or ZEROS)
     kernel = Kernel()
     made = make(WORKSPACES, kernel)
