@@ -142,7 +142,7 @@ def test_a_problem_that_memory_has_no_room_for_is_refused_by_name(
     def full(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("warploom.runtime.families.gemm.trial.GemmTrial.operands", full)
+    monkeypatch.setattr("warploom.runtime.families.gemm.samples.GemmTrial.operands", full)
     with pytest.raises(DeviceError, match=r"33x48x64: CUDA out of memory.*must fit the GPU's"):
         cells("gemm", "", "", "33x48x64")
 

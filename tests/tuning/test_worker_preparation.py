@@ -43,7 +43,7 @@ from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmSh
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import families, trial
-from warploom.runtime.families.gemm.trial import GemmTrial
+from warploom.runtime.families.gemm.samples import GemmTrial
 from warploom.tuning import worker as workers
 from warploom.tuning.worker import Worker
 

@@ -18,6 +18,7 @@ from warploom.generator.parameters import Kind
 from warploom.runtime.families._product.steps import KINDS, OUTPUTS, operand, step_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item as Item
+from warploom.runtime.operands import refuse_overlap
 from warploom.runtime.tensors import shown
 
 
@@ -198,3 +199,48 @@ def check_items(listed: Sequence[Item]) -> None:
     """Raise ProblemError for items of no kind, or of another length than theirs."""
     for item in listed:
         step_of(item)
+
+
+def unseen(name: str) -> ProblemError:
+    """The error of a call with such an output."""
+    if name == "out":
+        return ProblemError(
+            "out with a tensor that requires grad",
+            rule="autograd differentiates results that it has not seen before",
+            fix="leave out=None, or call under torch.no_grad()",
+        )
+    return ProblemError(
+        f"{name} that requires grad",
+        rule="must not: it is an output of its step, which autograd does not see",
+        fix=f"pass {name}.detach(), or a tensor of its own",
+    )
+
+
+def check_apart(
+    out: torch.Tensor, operands: Sequence[tuple[str, torch.Tensor]], listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError when `out` shares memory with an operand, unless it is the residual; or
+    when what a step fills does, with anything.
+    """
+    read, stored = [*operands], list[tuple[str, torch.Tensor]]()
+    for item in listed:
+        if isinstance(item[1], torch.Tensor):
+            step = step_of(item)
+            beside = stored if step.overwrites else read
+            beside += [item[:2]] * (not (step.in_place and _same(item[1], out)))
+    refuse_overlap(out, (*read, *stored), "do not overlap; out may be exactly the residual")
+    for index, (kind, value) in enumerate(stored):
+        refuse_overlap(value, (*read, *stored[:index]), "do not overlap: one is stored", kind)
+
+
+def _same(operand: torch.Tensor, out: torch.Tensor) -> bool:
+    """True when each element of an operand is read where the result's is written."""
+    return (
+        operand.data_ptr() == out.data_ptr()
+        and operand.dtype == out.dtype
+        and operand.numel() == out.numel()
+        and (
+            (operand.shape, operand.stride()) == (out.shape, out.stride())
+            or (operand.is_contiguous() and out.is_contiguous())
+        )
+    )

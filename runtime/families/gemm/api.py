@@ -15,9 +15,8 @@ from warploom.runtime.families._product.epilogue import Item, Keywords
 from warploom.runtime.families._product.epilogue import items as epilogue_items
 from warploom.runtime.families.gemm import gradient, operators
 from warploom.runtime.families.gemm import plan as plans
-from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
-from warploom.runtime.families.gemm.operands import check_gradient_options
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 

@@ -4,29 +4,315 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple, cast, get_args, get_type_hints
 
 import torch
 
-from warploom.arguments import require_dtype
-from warploom.generator.families.gemm import Accumulation
+from warploom.arguments import require_dtype, shown
+from warploom.errors import ProblemError
+from warploom.generator.elements import element
+from warploom.generator.families._product import Store
+from warploom.generator.families.gemm import (
+    Accumulation,
+    GemmOperation,
+    GemmProblem,
+    GemmShape,
+)
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
-from warploom.runtime.elements import NAMES
+from warploom.runtime.elements import NAMES, name_of
 from warploom.runtime.families._product import epilogue
-from warploom.runtime.families._product.epilogue import Item
-from warploom.runtime.families._product.operands import check_apart
+from warploom.runtime.families._product.epilogue import BoundEpilogue, Keywords, check_apart, unseen
+from warploom.runtime.families._product.operands import (
+    Copy,
+    broadcast,
+    check_out,
+    place_operand,
+    result_type,
+    storing,
+)
+from warploom.runtime.families._product.steps import OUTPUTS
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
-from warploom.runtime.families.gemm.operands import named, refuse_grad
-from warploom.runtime.families.gemm.problem import (
-    CheckedCall,
-    Options,
-    check_call,
-    require_accumulation,
+from warploom.runtime.negation import refuse_negated
+from warploom.runtime.operands import refuse_repeated
+from warploom.runtime.tensors import (
+    Named,
+    refuse_dual,
+    require_memory,
+    require_one_device,
+    require_tensors,
 )
-from warploom.runtime.tensors import Named, refuse_dual, require_memory, require_tensors
+
+
+def layouts(a: torch.Tensor, spec: KernelSpec | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The layouts in which A and B may be read in place, the one that a copy takes first."""
+    if spec is not None:
+        operation = cast("GemmOperation", spec.operation)
+        return (operation.layout_a,), (operation.layout_b,)
+    if element(name_of(a.dtype, "a")).bits == 16:
+        return ("row", "col"), ("col", "row")
+    return ("row",), ("col",)
+
+
+def refuse_grad(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> None:
+    """Raise ProblemError where a call would write what autograd is to know of."""
+    name = written_unseen(a, b, out, listed)
+    if name is not None:
+        raise unseen(name)
+
+
+def written_unseen(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> str | None:
+    """Return the name of what a call would write and autograd is to know of."""
+    if out is not None and requiring_grad(a, b, out, listed) is not None:
+        return "out"
+    for item in listed:
+        if item[0] in OUTPUTS and item[1].requires_grad:
+            return str(item[0])
+    return None
+
+
+def requiring_grad(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> torch.Tensor | None:
+    """Return a tensor of a call that requires grad. Every call asks, so it is asked shortly."""
+    if a.requires_grad:
+        return a
+    if b.requires_grad:
+        return b
+    if out is not None and out.requires_grad:
+        return out
+    for item in listed:
+        if isinstance(item[1], torch.Tensor) and item[1].requires_grad:
+            return item[1]
+    return None
+
+
+def check_gradient_options(
+    b: torch.Tensor,
+    preactivation: object,
+    accumulate_into: torch.Tensor | None,
+    gradient_dtype: torch.dtype | None,
+) -> None:
+    """Raise ProblemError for what gradients cannot be computed by, or added to."""
+    if preactivation not in ("save", "recompute"):
+        raise ProblemError(
+            f"preactivation {shown(preactivation)}",
+            rule="must be save or recompute",
+            fix="leave it out: what the activation is given is then kept for the backward pass",
+        )
+    if gradient_dtype not in (None, torch.bfloat16, torch.float8_e5m2):
+        raise ProblemError(
+            f"gradient_dtype {shown(gradient_dtype)}",
+            rule="must be torch.bfloat16 or torch.float8_e5m2",
+            fix="leave it out for bf16; operands of 16 bits are multiplied in their own type",
+        )
+    if accumulate_into is not None:
+        _check_accumulate_into(b, accumulate_into)
+
+
+def _check_accumulate_into(b: torch.Tensor, into: torch.Tensor) -> None:
+    if not isinstance(into, torch.Tensor) or into.dtype != torch.float32:
+        told = into.dtype if isinstance(into, torch.Tensor) else shown(into)
+        raise ProblemError(
+            f"accumulate_into of {told}", rule="must be an fp32 tensor", fix="use .float()"
+        )
+    if into.shape != b.shape or into.device != b.device:
+        raise ProblemError(
+            f"accumulate_into {list(into.shape)} on {into.device}",
+            rule=f"must be as b, {list(b.shape)} on {b.device}",
+            fix="a weight [N, K] that is passed as b by .t() has its sums passed by .t() too",
+        )
+    if into.requires_grad:
+        raise ProblemError(
+            f"accumulate_into {list(into.shape)} that requires grad",
+            rule="must not: gradients are added to it in place",
+            fix="pass accumulate_into.detach()",
+        )
+    if torch.is_grad_enabled() and not b.requires_grad:
+        raise ProblemError(
+            f"accumulate_into beside b {list(b.shape)} that does not require grad",
+            rule="must be of a b whose gradient is wanted",
+            fix="leave it out, or call under torch.no_grad()",
+        )
+    if not torch.compiler.is_dynamo_compiling():  # which does not trace is_neg()
+        refuse_negated([("accumulate_into", into)])
+    refuse_repeated("accumulate_into", into)
+
+
+def named(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
+) -> list[tuple[str, object]]:
+    """The tensors of a call, by the names that messages have for them."""
+    read = [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
+    return [("a", a), ("b", b), ("out", out), *read]
+
+
+INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])
+
+
+class Options(NamedTuple):
+    """What a call asks for beside its tensors."""
+
+    out_dtype: torch.dtype | None = None
+    accumulation: Accumulation = "fast"
+    spec: KernelSpec | None = None
+
+
+class PlanKeywords(Keywords, total=False):
+    """The keywords of `warploom.plan`: those of the epilogue, `out` and the fields of Options."""
+
+    out: torch.Tensor | None
+    out_dtype: torch.dtype | None
+    accumulation: Accumulation
+    spec: KernelSpec | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """A call that kernels can run: what it computes, on which extents and pitches, and how."""
+
+    operation: GemmOperation
+    problem: GemmProblem
+    epilogue: BoundEpilogue
+    options: Options
+    store: Store  # how D can be stored where it lies
+    out_shape: tuple[int, ...]
+    out_dtype: torch.dtype
+    copy_a: Copy | None  # where TMA cannot read it
+    copy_b: Copy | None
+
+    @property
+    def shape(self) -> GemmShape:
+        """What of the problem decides its time."""
+        problem = self.problem
+        return GemmShape(problem.m, problem.n, problem.k, problem.batches)
+
+    @property
+    def empty(self) -> bool:
+        """True when D has no element, or no product is left to compute."""
+        problem = self.problem
+        return not all((problem.m, problem.n, problem.k, problem.batches))
+
+
+def check_call(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    listed: Sequence[Item],
+    out: torch.Tensor | None,
+    options: Options,
+) -> CheckedCall:
+    """Check the tensors of a call and place its operands, in the layouts of a spec if given.
+
+    Raises ProblemError naming the tensor, the rule and the fix.
+    """
+    shape, shared = _extents(a, b, options.spec)
+    *lead, m, n = shape
+    device = a.get_device()
+    bound = epilogue.bind(listed, shape[:-2], m, n, device, batched=shared is not None)
+    shared, shape = shape[:-2] if bound.batched else None, (*lead, m, bound.columns)
+    m, k = (m if shared is not None else prod(lead) * m), a.shape[-1]
+    d_type = result_type(a, out, options.out_dtype, len(listed) > 0)
+    pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
+    allowed_a, allowed_b = layouts(a, options.spec)
+    at_a, batches_a, copy_a = place_operand(a, allowed_a, shared)
+    at_b, batches_b, copy_b = place_operand(b, allowed_b, shared)
+    operation = GemmOperation(
+        a=name_of(a.dtype, "a"),  # type: ignore[arg-type]
+        b=name_of(b.dtype, "b"),  # type: ignore[arg-type]
+        d=NAMES[d_type],  # type: ignore[arg-type]
+        layout_a=at_a.layout,  # type: ignore[arg-type]
+        layout_b=at_b.layout,  # type: ignore[arg-type]
+        accumulation=_accumulation(options),
+        batched=shared is not None,
+        epilogue=bound.steps,
+    )
+    problem = GemmProblem(
+        *(m, n, k),
+        *(at_a.pitch, at_b.pitch, pitch_d),
+        pitch_c=bound.pitch_c,
+        batches=prod(shared or ()),
+        batches_a=batches_a,
+        batches_b=batches_b,
+        batch_pitch_d=batch_pitch_d,
+        batch_pitch_steps=bound.batch_pitches,
+    )
+    return CheckedCall(
+        operation=operation,
+        problem=problem,
+        epilogue=bound,
+        options=options,
+        store=storing(out, bound.columns, (pitch_d, batch_pitch_d), d_type, paired=bound.paired),
+        out_shape=shape,
+        out_dtype=d_type,
+        copy_a=copy_a,
+        copy_b=copy_b,
+    )
+
+
+def _extents(
+    a: torch.Tensor, b: torch.Tensor, spec: KernelSpec | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """The shape of D, and its batches; None where B has none, and A's are rows of one matrix."""
+    try:
+        if min(a.dim(), b.dim()) < 2 or a.shape[-1] != b.shape[-2]:
+            raise RuntimeError
+        shared = broadcast(a, b)
+    except RuntimeError:
+        raise ProblemError(
+            f"a {list(a.shape)} by b {list(b.shape)}",
+            rule="a is [.., M, K] and b is [.., K, N], with one K, and batches that broadcast",
+            fix="a torch weight [N, K] is b after .t()",
+        ) from None
+    for name, operand in (("a", a), ("b", b)):
+        if NAMES.get(operand.dtype) not in INPUTS:
+            raise ProblemError(
+                f"{name} of {operand.dtype}",
+                rule=f"element types of operands are {', '.join(INPUTS)}",
+                fix=f"convert with {name}.to(torch.bfloat16)",
+            )
+    mixed = a.dtype != b.dtype
+    if mixed and not all(element(name_of(t.dtype, "an operand")).is_fp8 for t in (a, b)):
+        raise ProblemError(
+            f"a {a.dtype} by b {b.dtype}",
+            rule="must have one type, or are both fp8",
+            fix="convert one",
+        )
+    require_one_device((("a", a), ("b", b)))
+    if spec is not None and not isinstance(spec.operation, GemmOperation):
+        raise ProblemError(
+            f"spec {spec.name}",
+            rule=f"must be a kernel of gemm, not of {spec.operation.family}",
+            fix="leave spec out, or pass one of this operation",
+        )
+    asked = spec is not None and cast("GemmOperation", spec.operation).batched
+    batched = b.dim() > 2 or (asked and a.dim() == 2)
+    return (*shared, a.shape[-2], b.shape[-1]), shared if batched else None
+
+
+def require_accumulation(given: object) -> None:
+    """Raise ProblemError for no name of a way to accumulate."""
+    if given not in get_args(Accumulation):
+        raise ProblemError(
+            f"accumulation {shown(given)}",
+            rule=f"must be one of {', '.join(get_args(Accumulation))}",
+            fix="leave it out for the fast one",
+        )
+
+
+def _accumulation(options: Options) -> Accumulation:
+    require_accumulation(options.accumulation)
+    if options.spec is not None and options.accumulation == "fast":
+        return cast("GemmOperation", options.spec.operation).accumulation
+    return options.accumulation
 
 
 @dataclass(slots=True)

@@ -2,23 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
-from warploom.runtime.baselines import Baseline
+from warploom.runtime.baselines import Baseline, Results, eager_and_compiled
 from warploom.runtime.call import Call
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._product.reference import apply, rounded, write_outputs
 from warploom.runtime.families._product.steps import step_of
+from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import api
-from warploom.runtime.families.gemm.baselines import baselines
 from warploom.runtime.families.gemm.call import GemmCall
 from warploom.runtime.families.gemm.plan import GemmPlan
-from warploom.runtime.families.gemm.samples import GemmData
-from warploom.runtime.families.gemm.trial import GemmTrial
+from warploom.runtime.families.gemm.samples import GemmData, GemmTrial, Operands
 from warploom.runtime.family import RuntimeFamily
 from warploom.runtime.plan import make
+
+_SCALES = ({"scale", "scale_a", "scale_b"}, {"scale_row", "scale_column"})  # cuBLAS's, of 8 bits
+
+
+def baselines(operation: GemmOperation, sets: Sequence[Operands]) -> list[Baseline]:
+    """cuBLAS by torch, with the epilogue in eager torch and by torch.compile.
+
+    Of 16 bits without an epilogue, cuBLASLt is another. With one, the bare matmul is shown too.
+    """
+    name, bare = _product(operation, torch.ones((), device=sets[0].a.device))
+    taken = _scales(operation, sets[0].listed)
+    whole = partial(_with_epilogue, bare, taken)
+    plain = len(sets[0].listed) == taken
+    eager = f"{name} (cuBLAS)" if plain else f"{name} (cuBLAS), then its epilogue in eager torch"
+    found = eager_and_compiled(whole, [(one,) for one in sets], eager)
+    if element(operation.a).bits == 16:
+        by_lt = [partial(_by_cublaslt, whole, one) for one in sets]
+        found.append(Baseline(eager.replace("cuBLAS", "cuBLASLt"), by_lt))
+    if not plain:
+        alone = [partial(bare, one, one.listed[:taken]) for one in sets]
+        found.append(Baseline(f"{name} (cuBLAS), without the epilogue", alone, peer=False))
+    return found
+
+
+def _product(
+    operation: GemmOperation, ones: torch.Tensor
+) -> tuple[str, Callable[[Operands, Sequence[Item]], torch.Tensor]]:
+    """torch's function for the types of a product, and a call of it; `ones` is a scale of 1."""
+    fast = operation.accumulation == "fast"
+    if operation.a == "int8":
+        return "torch._int_mm", lambda one, _: torch._int_mm(one.a, one.b)
+    if element(operation.a).bits == 16:
+        name = "torch.bmm" if operation.batched else "torch.mm"
+        return name, lambda one, _: torch.matmul(one.a, one.b)
+    wide = TORCH[operation.d] if element(operation.d).bits > 8 else torch.bfloat16
+
+    def scaled(one: Operands, scales: Sequence[Item]) -> torch.Tensor:
+        given = [value for _, value, *_ in scales]
+        if any(item[0] in _SCALES[1] for item in scales):
+            a, b = given[0].reshape(-1, 1), given[1].reshape(1, -1)
+        else:
+            a, b = (value.reshape(()) for value in (*given, *[ones] * (2 - len(given))))
+        return torch._scaled_mm(
+            one.a, one.b, scale_a=a, scale_b=b, out_dtype=wide, use_fast_accum=fast
+        )
+
+    return "torch._scaled_mm", scaled
+
+
+def _scales(operation: GemmOperation, listed: Sequence[Item]) -> int:
+    """How many items of the epilogue cuBLAS takes as scales of operands in fp8."""
+    if not element(operation.a).is_fp8:
+        return 0
+    kinds = [item[0] for item in listed[:2]]
+    if kinds == ["scale_row", "scale_column"]:
+        return 2
+    tensors = [isinstance(item[1], torch.Tensor) for item in listed[:2]]
+    own = [kind in _SCALES[0] and given for kind, given in zip(kinds, tensors, strict=True)]
+    return own.index(False) if False in own else len(own)
+
+
+def _with_epilogue(
+    bare: Callable[[Operands, Sequence[Item]], torch.Tensor], taken: int, one: Operands
+) -> Results:
+    """D, in the type of the matmul's own result until it is rounded."""
+    x, rest = bare(one, one.listed[:taken]), one.listed[taken:]
+    if not rest:
+        return x if x.dtype == one.out.dtype else rounded(x, one.out.dtype)
+    x = x.float() if x.dtype == torch.int32 else x
+    write_outputs(x, rest)
+    return rounded(apply(x, rest), one.out.dtype)
+
+
+def _by_cublaslt(whole: Callable[[Operands], Results], one: Operands) -> Results:
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        return whole(one)
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 class GemmRuntime(RuntimeFamily[GemmOperation, GemmShape]):

@@ -20,7 +20,7 @@ from warploom.runtime.families.gemm import (
     gradient_products,
 )
 from warploom.runtime.families.gemm import plan as plans
-from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.call import GemmCall, requiring_grad
 from warploom.runtime.families.gemm.gradient_epilogue import Passing
 from warploom.runtime.families.gemm.gradient_plans import Ways, simple
 from warploom.runtime.families.gemm.gradient_products import Gradient
@@ -37,7 +37,6 @@ from warploom.runtime.families.gemm.gradient_rule import (
     storing_items,
     way_of,
 )
-from warploom.runtime.families.gemm.operands import requiring_grad
 from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.operands import dense_copy
 from warploom.runtime.plan import planned

@@ -13,8 +13,7 @@ from math import prod
 import torch
 
 from warploom.generator.families.gemm import Accumulation
-from warploom.runtime.families._product.batches import broadcast
-from warploom.runtime.families._product.operands import matrix
+from warploom.runtime.families._product.operands import broadcast, matrix
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall

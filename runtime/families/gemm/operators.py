@@ -15,14 +15,18 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
-from warploom.runtime.families._product.batches import broadcast
-from warploom.runtime.families._product.operands import unseen
-from warploom.runtime.families._product.result import result_type
+from warploom.runtime.families._product.epilogue import unseen
+from warploom.runtime.families._product.operands import broadcast, result_type
 from warploom.runtime.families._product.steps import KINDS, flatten
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import plan as gemms
 from warploom.runtime.families.gemm import vmap
-from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.call import (
+    GemmCall,
+    refuse_grad,
+    requiring_grad,
+    written_unseen,
+)
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
     Preactivation,
@@ -32,11 +36,6 @@ from warploom.runtime.families.gemm.gradient_rule import (
     way_of,
 )
 from warploom.runtime.families.gemm.graph_trees import keep_in_place, refuse_copied
-from warploom.runtime.families.gemm.operands import (
-    refuse_grad,
-    requiring_grad,
-    written_unseen,
-)
 from warploom.runtime.families.gemm.operator_gradients import (
     WIDTH,
     Call,

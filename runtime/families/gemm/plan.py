@@ -21,9 +21,7 @@ from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import Keywords
-from warploom.runtime.families.gemm.call import GemmCall
-from warploom.runtime.families.gemm.operands import requiring_grad
-from warploom.runtime.families.gemm.problem import CheckedCall
+from warploom.runtime.families.gemm.call import CheckedCall, GemmCall, requiring_grad
 from warploom.runtime.launch_plan import LaunchPlan
 from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.template import Bound

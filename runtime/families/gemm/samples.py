@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 
 from warploom.generator.epilogue import columns
 from warploom.generator.families.gemm import GemmOperation, GemmShape
+from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families._product.samples import items
+from warploom.runtime.families._product import steps
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws, Item
-from warploom.runtime.trial import generator, wrong
+from warploom.runtime.families.gemm import api, reference
+from warploom.runtime.measure import Call, largest_share
+from warploom.runtime.trial import generator, sets_for, wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,59 @@ class GemmData:
         at = Extents(self._batches, shape.m, shape.n)
         extents = (*self._batches, shape.m, columns(operation.epilogue, shape.n))
         out = torch.empty(extents, dtype=TORCH[operation.d], device=self.device)
-        return Operands(a, b, tuple(items(operation.epilogue, self._draws, at)), wrong(out))
+        return Operands(a, b, tuple(steps.samples(operation.epilogue, self._draws, at)), wrong(out))
 
     def _matrix(self, element: str, rows: int, columns: int, *, across: bool) -> torch.Tensor:
         """A matrix of so many rows and columns, column by column in memory if `across`."""
         extents = (columns, rows) if across else (rows, columns)
         found = self._draws.values(element, (*self._batches, *extents))
         return found.mT if across else found
+
+
+class GemmTrial(GemmData):
+    """A GEMM on random data."""
+
+    def __init__(self, operation: GemmOperation, shape: GemmShape, device: str, seed: int) -> None:
+        super().__init__(operation, shape, device, seed)
+        one = self.operands()
+        moved = sum(t.numel() * t.element_size() for t in (one.a, one.b, one.out))
+        more = sets_for(moved, device) - 1
+        self.sets = [one, *(self.operands() for _ in range(more))]
+
+    def calls(self, spec: KernelSpec) -> list[Call]:
+        """One call of `spec` for each set of operands."""
+        return [
+            partial(
+                api.gemm,
+                one.a,
+                one.b,
+                out=one.out,
+                epilogue=one.listed,
+                accumulation=self.operation.accumulation,
+                spec=spec,
+            )
+            for one in self.sets
+        ]
+
+    def error_share(self, spec: KernelSpec) -> float:
+        """Run `spec` on the first set and return its largest error as a share of its bound."""
+        self.sets[0].out.copy_(wrong(self.sets[0].out))
+        self.calls(spec)[0]()
+        return self.held_share()
+
+    def held_share(self) -> float:
+        """The largest error of what the first set holds, as a share of its bound."""
+        exact, bound = self._expected
+        return largest_share(self.sets[0].out.reshape(exact.shape), exact, bound)
+
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """D of the first set."""
+        return [self.sets[0].out]
+
+    @cached_property
+    def _expected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        one = self.sets[0]
+        return reference.gemm_bound(
+            one.a, one.b, one.listed, one.out.dtype, self.operation.accumulation
+        )

@@ -16,7 +16,7 @@ from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.quantization import Metadata, PackedWeight
 from warploom.runtime.families._product.examples import Dimension, Examples, items
-from warploom.runtime.families._product.result import result_type
+from warploom.runtime.families._product.operands import result_type
 from warploom.runtime.families._product.steps import KINDS, flatten, step_of, unflatten
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Given, Item

@@ -9,7 +9,7 @@ from warploom.generator.families.mixed_gemm import MixedGemmOperation, MixedGemm
 from warploom.quantization import Metadata, PackedWeight
 from warploom.quantization.codes import numbers
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families._product.samples import items
+from warploom.runtime.families._product import steps
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Draws
 from warploom.runtime.families.mixed_gemm.call import MixedGemmCall
@@ -37,7 +37,7 @@ def draw(
     return MixedGemmCall(
         draws.values(operation.a, (shape.m, shape.k)),
         weight(operation, shape, draws),
-        tuple(items(operation.epilogue, draws, at)),
+        tuple(steps.samples(operation.epilogue, draws, at)),
         wrong(out),
     )
 

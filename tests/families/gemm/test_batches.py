@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 import warploom
 from warploom.generator.families._product import Batches
-from warploom.runtime.families._product.batches import batches, broadcast, stacked, step_pitch
-from warploom.runtime.families._product.operands import Copy
-from warploom.runtime.families.gemm.problem import Options, check_call
+from warploom.runtime.families._product.operands import (
+    Copy,
+    batches,
+    broadcast,
+    stacked,
+    step_pitch,
+)
+from warploom.runtime.families.gemm.call import Options, check_call
 
 BF16 = torch.bfloat16
 Shape = tuple[int, ...]

@@ -17,7 +17,7 @@ from benchmarks.peers._products import PEERS, TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
 from warploom.runtime.contest import Cell
 from warploom.runtime.families.gemm import reference
-from warploom.runtime.families.gemm.problem import Accumulation
+from warploom.runtime.families.gemm.call import Accumulation
 from warploom.runtime.families.gemm.reference import error_share
 
 

@@ -11,7 +11,7 @@ import torch
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.gemm.problem import CheckedCall, Options, check_call
+from warploom.runtime.families.gemm.call import CheckedCall, Options, check_call
 
 BF16 = torch.bfloat16
 M, N = 5, 16  # an odd m: what is read by rows lies an odd number of elements apart

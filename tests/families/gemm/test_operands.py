@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from warploom.runtime.counters import counters
-from warploom.runtime.families._product.placement import Placement, padded_copy, place
+from warploom.runtime.families._product.operands import Placement, padded_copy, place
 from warploom.runtime.operands import extent_bytes, overlap
 
 EITHER = ("row", "col")

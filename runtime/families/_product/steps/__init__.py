@@ -21,19 +21,22 @@ The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from warploom.errors import ProblemError
+from warploom.generator.epilogue import EpilogueStep
 from warploom.runtime.families._product.steps.activation import TorchActivation
 from warploom.runtime.families._product.steps.activation_gradient import TorchActivationGradient
 from warploom.runtime.families._product.steps.amax import TorchAmax
 from warploom.runtime.families._product.steps.bias import TorchBias
 from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
+from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
 from warploom.runtime.families._product.steps.residual import TorchResidual
 from warploom.runtime.families._product.steps.scale import TorchScale
-from warploom.runtime.families._product.steps.step import Flat, Given, Item, TorchStep
+from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
 from warploom.runtime.tensors import shown
 
 STEPS: dict[str, TorchStep[Any]] = {
@@ -89,3 +92,10 @@ def step_of(item: Item) -> TorchStep[Any]:
         rule=f"an item is (kind, value), the kind one of {', '.join(KINDS)}{''.join(longer)}",
         fix=f"for example {', '.join(one.example for one in STEPS.values() if one.example)}",
     )
+
+
+def samples(steps: Sequence[EpilogueStep], draws: Draws, at: Extents) -> Iterator[Item]:
+    """A random item for each step, in order, of an epilogue whose accumulators are `at`."""
+    for step in steps:
+        yield STEPS[step.step].sample(step, draws, at)
+        at = replace(at, n=step.columns(at.n))

@@ -14,7 +14,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.step import Reads
 from warploom.runtime.elements import name_of
-from warploom.runtime.families._product.batches import step_pitch
+from warploom.runtime.families._product.operands import step_pitch
 from warploom.runtime.operands import refuse_repeated
 from warploom.runtime.tensors import shown
 
