@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import torch
@@ -37,6 +37,7 @@ _BOUND = 4096  # plans remembered
 known: dict[Key, Any] = {}  # of all families, by signature: what a warm call looks up
 _numbers = itertools.count()
 _alive: WeakValueDictionary[int, Plan[Any, Any]] = WeakValueDictionary()
+_types: dict[type, type[Plan[Any, Any]]] = {}  # of the plans of some types of calls
 
 os.register_at_fork(after_in_child=known.clear)  # a forked call is planned anew, and so refused
 
@@ -59,6 +60,11 @@ class Plan(Generic[DetailsT, ResultsT]):
     device: int
     draft: Draft[DetailsT]
     number: int = field(default_factory=_numbers.__next__, compare=False, repr=False)
+
+    def __init_subclass__(cls, of: type | None = None) -> None:
+        """Have calls of the type `of` planned by this class, whoever plans them."""
+        if of is not None:
+            _types[of] = cls
 
     def __post_init__(self) -> None:
         _alive[self.number] = self
@@ -188,10 +194,18 @@ def _require_all(call: Call[Any, Any], unlaunched: Plan[Any, Any]) -> None:
     require(needed, store())
 
 
-def planned(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:
-    """The plan of a call, which is made where there is none."""
-    found: PlanT | None = known.get(call.signature())
-    return found or make(call, kind)
+@overload
+def planned(call: Call[DetailsT, ResultsT]) -> Plan[DetailsT, ResultsT]: ...
+
+
+@overload
+def planned(call: Call[Any, Any], kind: type[PlanT]) -> PlanT: ...
+
+
+def planned(call: Call[Any, Any], kind: type[Plan[Any, Any]] | None = None) -> Plan[Any, Any]:
+    """The plan of a call, which is made where there is none: of its type's class, or this one."""
+    plan: Plan[Any, Any] | None = known.get(call.signature())
+    return plan or make(call, kind or _types.get(type(call), Plan))
 
 
 def run(call: Call[Any, ResultsT]) -> ResultsT:

@@ -44,15 +44,6 @@ LATE = {
     ("warploom.generator.specification", "warploom.generator.families.family"),
     # A compiled call is an operator, and what the operator runs is the plan of an eager call.
     ("warploom.runtime.families.attention_forward.plan", OPERATORS.format("attention_forward")),
-    ("warploom.runtime.families.gemm.plan", OPERATORS.format("gemm")),
-    # The gradient of a product is products.
-    ("warploom.runtime.families.gemm.plan", "warploom.runtime.families.gemm.gradient"),
-    ("warploom.runtime.families.gemm.gradient_products", OPERATORS.format("gemm")),
-    # Of distributed tensors, gradients are those of their shards.
-    (
-        "warploom.runtime.families.gemm.operator_gradients",
-        "warploom.runtime.families.gemm.sharding",
-    ),
 }
 
 FAMILIES = "warploom.runtime.families"

@@ -13,11 +13,12 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.dispatch import named
 from warploom.runtime.families._product.epilogue import Item, Keywords
 from warploom.runtime.families._product.epilogue import items as epilogue_items
-from warploom.runtime.families.gemm import gradient, operators
+from warploom.runtime.families.gemm import operators
 from warploom.runtime.families.gemm import plan as plans
 from warploom.runtime.families.gemm.call import GemmCall, check_gradient_options
 from warploom.runtime.families.gemm.gradient_rule import Preactivation
 from warploom.runtime.families.gemm.plan import GemmPlan
+from warploom.runtime.plan import make
 from warploom.runtime.tensors import WithoutMemoryError, explained, inside_vmap, lowered
 
 
@@ -106,7 +107,7 @@ def gemm(
     found = None if spec is None else named(spec)
     call = GemmCall(a, b, listed, out, out_dtype, accumulation, found, *gradients)
     try:
-        return gradient.gemm(call)
+        return plans.gemm(call)
     except WithoutMemoryError:  # torch knows which code is to see these tensors
         return operators.call(a, b, listed, out, out_dtype, accumulation, found, *gradients)
     except Exception as error:
@@ -134,7 +135,7 @@ def plan(
         a, b, out=out, out_dtype=out_dtype, accumulation=accumulation, spec=spec, **keywords
     )
     call.require()
-    return plans.plan(call)
+    return make(call, GemmPlan)
 
 
 def asked(

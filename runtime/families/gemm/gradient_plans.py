@@ -16,9 +16,8 @@ import torch
 from warploom.runtime.families._product.operands import matrix
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
-from warploom.runtime.families.gemm.call import GemmCall
+from warploom.runtime.families.gemm.call import CheckedCall, GemmCall
 from warploom.runtime.families.gemm.gradient_rule import A, B, Rule
-from warploom.runtime.families.gemm.plan import GemmPlan
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import dense_copy, without_memory
 from warploom.runtime.plan import Plan, planned
@@ -95,7 +94,7 @@ class _Product:
     turned   the transpose of that is the gradient
     """
 
-    plan: GemmPlan
+    plan: Plan[CheckedCall, torch.Tensor]
     call_of: Callable[[torch.Tensor, torch.Tensor], GemmCall]
     left: bool
     like: torch.Tensor
@@ -206,7 +205,7 @@ def _product(
     turned: bool = False,
 ) -> _Product:
     call = call_of(operand, dz) if left else call_of(dz, operand)
-    plan = planned(call, GemmPlan)
+    plan = planned(call)
     details = plan.details
     like = without_memory(details.out_shape, details.out_dtype, dz.device)
     return _Product(plan, call_of, left, like, turned)

@@ -7,7 +7,9 @@ which are written, cross beside `out`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import torch
@@ -16,36 +18,41 @@ from warploom.errors import ProblemError
 from warploom.generator.families.gemm import Accumulation
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families._product.epilogue import unseen
-from warploom.runtime.families._product.operands import broadcast, result_type
+from warploom.runtime.families._product.examples import Dimension, Examples, items, unfit
+from warploom.runtime.families._product.operands import result_type
 from warploom.runtime.families._product.steps import KINDS, flatten
+from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
-from warploom.runtime.families.gemm import plan as gemms
-from warploom.runtime.families.gemm import vmap
 from warploom.runtime.families.gemm.call import (
     GemmCall,
     refuse_grad,
     requiring_grad,
     written_unseen,
 )
+from warploom.runtime.families.gemm.gradient import gradients, once
 from warploom.runtime.families.gemm.gradient_rule import (
     FLOATS,
+    GradientOptions,
     Preactivation,
     kept_type,
+    numbers_of,
+    read_by,
+    rule,
     storing_items,
     tensors_of,
     way_of,
 )
-from warploom.runtime.families.gemm.graph_trees import keep_in_place, refuse_copied
-from warploom.runtime.families.gemm.operator_gradients import (
+from warploom.runtime.families.gemm.operator_arguments import (
     WIDTH,
     Call,
     Gradients,
     Outputs,
-    backward,
+    dispatched,
+    empty_result,
     listed_of,
-    save,
 )
-from warploom.runtime.operator import is_distributed, register
+from warploom.runtime.operator import is_distributed, no_gradient, register
+from warploom.runtime.plan import planned
 
 
 class _Refused(NamedTuple):
@@ -70,9 +77,8 @@ def _run(
     found = parse_name(call.spec) if call.spec else None
     listed = listed_of(call, written)
     with torch.no_grad():
-        return gemms.gemm(
-            GemmCall(call.a, call.b, listed, out, call.out_dtype, call.accumulation, found)
-        )
+        gemm = GemmCall(call.a, call.b, listed, out, call.out_dtype, call.accumulation, found)
+        return planned(gemm).run(gemm)
 
 
 def _gemm(*given: Any) -> torch.Tensor:
@@ -106,13 +112,9 @@ def _refuse_grad(
         refuse_grad(given[0], given[1], out, listed_of(Call(*given), written))
 
 
-def _made(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    return a.new_empty((*broadcast(a, b), a.shape[-2], b.shape[-1]), dtype=out_dtype)
-
-
 def _fake(*given: Any) -> torch.Tensor:
     call = Call(*given[:WIDTH])
-    return _made(call.a, call.b, call.out_dtype)
+    return empty_result(call.a, call.b, call.out_dtype)
 
 
 def _fake_outputs(*given: Any) -> list[torch.Tensor]:
@@ -126,7 +128,104 @@ def _fake_out(*given: Any, **written: torch.Tensor | None) -> None:
 
 def _fake_refused(*given: Any) -> torch.Tensor:
     call = _Refused(*given)
-    return _made(call.a, call.b, call.out_dtype)
+    return empty_result(call.a, call.b, call.out_dtype)
+
+
+# ---- Gradients and vmap --------------------------------------------------------------------------
+
+
+def _save(
+    ctx: Any,  # noqa: ANN401 (torch's own type lacks what is kept on it)
+    inputs: tuple[Any, ...],
+    output: torch.Tensor | Sequence[torch.Tensor],
+) -> None:
+    """Keep what the gradients of an operator's call need."""
+    call = Call(*inputs[:WIDTH])
+    asked = Gradients(*inputs[WIDTH + len(Outputs._fields) :])
+    results = [output] if isinstance(output, torch.Tensor) else output
+    listed = read_by(listed_of(call, {}))
+    tensors = (call.a, call.b, *call.operands)
+    needed = tuple(one.requires_grad for one in tensors)
+    stored = call.out_dtype in FLOATS
+    how = way_of(listed, needed, preactivation=asked.preactivation, stored=stored)
+    ctx.rule = rule(tensors, listed, needed, how)
+    kept = [tensors[place] for place in ctx.rule.kept]
+    if how in ("output", "save"):  # what is stored for that comes last
+        kept.append(results[0 if how == "output" else -1])
+    ctx.save_for_backward(*kept)
+    ctx.set_materialize_grads(False)
+    ctx.numbers = numbers_of(listed)
+    dtype = asked.gradient_dtype or torch.bfloat16
+    ctx.options = GradientOptions(call.accumulation, dtype, asked.accumulate_into)
+    ctx.none = list(map(no_gradient, inputs))
+
+
+def _backward(ctx: Any, *arriving: Any) -> tuple[object, ...]:  # noqa: ANN401
+    """Return the gradients of an operator's arguments, in their structure."""
+    dd = arriving[0][0] if isinstance(arriving[0], list | tuple) else arriving[0]
+    if dd is None:
+        return tuple(ctx.none)
+    given = (ctx.rule, ctx.numbers, ctx.options, dd, *ctx.saved_tensors)
+    if any(map(is_distributed, given[3:])):
+        from warploom.runtime.families.gemm import sharding  # which imports torch's
+
+        found = sharding.gradients(*given)
+    else:
+        found = once(partial(gradients, *given[:3]), *given[3:])
+    results = list(ctx.none)
+    results[:2], results[Call._fields.index("operands")] = found[:2], list(found[2:])
+    return tuple(results)
+
+
+def _vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[torch.Tensor, int]:  # noqa: ANN401
+    """The rule of `warploom::gemm`."""
+    folded = _folded(info.batch_size, Call(*in_dims), Call(*given))
+    return torch.ops.warploom.gemm(*folded), 0
+
+
+def _vmap_outputs(
+    info: Any,  # noqa: ANN401
+    in_dims: tuple[Any, ...],
+    *given: Any,
+) -> tuple[list[torch.Tensor], list[int]]:
+    """The rule of `warploom::gemm_outputs`, of which each example may store a preactivation."""
+    call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
+    folded = _folded(info.batch_size, Call(*in_dims[:WIDTH]), call)
+    shape = (*torch.broadcast_shapes(folded.a.shape[:-2], folded.b.shape[:-2]),)  # type: ignore[no-untyped-call]
+    shape = (*shape, folded.a.shape[-2], folded.b.shape[-1])
+    if any(kind != "preactivation" for kind in outputs.written_kinds):
+        raise unfit(", ".join(outputs.written_kinds))
+    written = [one.new_empty((), device=folded.a.device).expand(shape) for one in outputs.written]
+    into = given[WIDTH + 3]
+    if into is not None:
+        raise unfit("accumulate_into")
+    results: list[torch.Tensor] = torch.ops.warploom.gemm_outputs(
+        *folded, outputs.written_kinds, written, *given[WIDTH + 2 :]
+    )
+    return results, [0] * len(results)
+
+
+def _folded(count: int, dims: Call, call: Call) -> Call:
+    """A call of all examples."""
+    a, b = call.a, call.b
+    dim_a: Dimension = dims.a  # type: ignore[assignment]
+    dim_b: Dimension = dims.b  # type: ignore[assignment]
+    one_a = a if dim_a is None else a.select(dim_a, 0)
+    one_b = b if dim_b is None else b.select(dim_b, 0)
+    batches = torch.broadcast_shapes(one_a.shape[:-2], one_b.shape[:-2])  # type: ignore[no-untyped-call]
+    examples = Examples(count, Extents(tuple(batches), one_a.shape[-2], one_b.shape[-1]))
+    if dim_a is None and dim_b is None:  # only items differ
+        a, dim_a = a.expand(count, *a.shape), 0
+    if dim_a is not None:
+        a = examples.first(a, dim_a, 2)
+    if dim_b is not None:
+        b = examples.first(b, dim_b, 2)
+    own: Sequence[Any] = dims.operands or [None] * len(call.operands)
+    flat = flatten(list(items(listed_of(call, {}), iter(own), examples)))
+    return call._replace(a=a, b=b, kinds=flat.words, operands=flat.tensors, numbers=flat.numbers)
+
+
+# ---- Registration --------------------------------------------------------------------------------
 
 
 register(
@@ -135,9 +234,9 @@ register(
     returns="Tensor",
     run=_gemm,
     fake=_fake,
-    backward=backward,
-    save=save,
-    vmap=vmap.gemm,
+    backward=_backward,
+    save=_save,
+    vmap=_vmap,
 )
 register(
     "gemm_outputs",
@@ -147,9 +246,9 @@ register(
     returns="Tensor[]",
     run=_gemm_outputs,
     fake=_fake_outputs,
-    backward=backward,
-    save=save,
-    vmap=vmap.gemm_outputs,
+    backward=_backward,
+    save=_save,
+    vmap=_vmap_outputs,
 )
 register(
     "gemm_out",
@@ -161,6 +260,9 @@ register(
     refuse=_refuse_grad,
 )
 register("gemm_unseen", _Refused, returns="Tensor", run=_refused, fake=_fake_refused)
+
+
+# ---- A call, for a compiler to trace -------------------------------------------------------------
 
 
 def call(
@@ -196,7 +298,7 @@ def call(
     z: torch.Tensor | None = None
     if wanted and _saves(a, b, listed, asked, spec, preactivation):
         kept = kept_type(asked, a.dtype)
-        z = a.new_empty((), dtype=kept).expand(_made(a, b, asked).shape)
+        z = a.new_empty((), dtype=kept).expand(empty_result(a, b, asked).shape)
         listed, gradients = storing_items(listed, z), gradients._replace(preactivation="save")
     flat = flatten(listed)
     written = dict(flat.written)
@@ -212,12 +314,7 @@ def call(
     given = Call(a, b, flat.words, flat.tensors, flat.numbers, asked, accumulation, kernel)
     if wanted and (written or accumulate_into is not None or gradient_dtype is not None):
         return _outputs(given, gradients, written)
-    if out is None and not written:
-        result: torch.Tensor = torch.ops.warploom.gemm(*given)
-        return result
-    out = _made(a, b, asked) if out is None else out
-    torch.ops.warploom.gemm_out(*given, out=out, **written)
-    return out
+    return dispatched(given, out, written)
 
 
 def _refuse(
@@ -260,3 +357,59 @@ def _outputs(
     for one, new in zip(outputs.written[: len(kinds) - own], found, strict=False):
         one.copy_(new.detach())
     return d
+
+
+# ---- Sums in the CUDA graphs of torch.compile ----------------------------------------------------
+#
+# Such a graph (mode "reduce-overhead") copies an input whose address may change into memory of its
+# own. What the forward graph keeps for the backward pass is then the copy, which the gradient would
+# be added to, and be lost. So sums are marked as inputs that stay where they are; a copy that is
+# made all the same is refused. As read in torch/_dynamo/variables/builder.py and
+# torch/_inductor/cudagraph_trees.py, of torch 2.11 and 2.13.
+
+
+def keep_in_place(into: torch.Tensor) -> None:
+    """Have graphs of the call that dynamo traces take `into` where it is, as they do parameters.
+
+    For another address they are recorded again. Where dynamo does not trace, this does nothing.
+    """
+    torch._dynamo.comptime.comptime(_mark_inputs)
+
+
+def _mark_inputs(context: Any) -> None:  # noqa: ANN401 (of torch._dynamo.comptime)
+    """Mark the inputs that `into` is a view of, as torch._dynamo.mark_static_address has them."""
+    proxy = context.get_local("into").as_proxy()
+    storage, tracer = proxy.node.meta["example_value"].untyped_storage()._cdata, proxy.tracer
+    while tracer is not None:  # of a part, such as a checkpoint, and of all around it
+        for node in tracer.graph.find_nodes(op="placeholder"):
+            told, value = node.meta.get("tensor_dict"), node.meta.get("example_value")
+            if told is None or value.layout != torch.strided:  # others have no storage
+                continue
+            if value.untyped_storage()._cdata == storage:
+                told.setdefault("_dynamo_static_input_type", "unguarded")
+        tracer = tracer.parent
+
+
+def refuse_copied(into: torch.Tensor) -> None:
+    """Raise ProblemError for an `accumulate_into` that a graph which is being recorded has copied.
+
+    Where no stream captures this asks nothing else. Graphs that users capture copy nothing.
+    """
+    if not (into.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = trees and trees.get_manager(into.get_device(), create_if_none_exists=False)
+    if manager is None or torch.cuda.current_stream() != manager.stream:
+        return
+    node = manager.current_node  # the graph before this one, whose results are not copied
+    if node is not None and node._is_cuda_graph_recorded_tensor(into):
+        return
+    address = into.untyped_storage().data_ptr()
+    for one in torch.cuda.memory_snapshot(manager.cuda_graphs_thread_pool):  # type: ignore[no-untyped-call]
+        if one["address"] <= address < one["address"] + one["total_size"]:
+            raise ProblemError(
+                f"accumulate_into {list(into.shape)} in a CUDA graph of torch.compile, a copy",
+                rule="must be at an address that is fixed, and a multiple of 16",
+                fix="pass the compiled function the tensor itself, or a view of it, and empty "
+                "TORCHINDUCTOR_CACHE_DIR, where torch may have an older graph that copies it",
+            )

@@ -21,7 +21,7 @@ from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import gradient, gradient_rule
 from warploom.runtime.families.gemm.gradient_rule import A, B, GradientOptions
-from warploom.runtime.families.gemm.operator_gradients import WIDTH, Call, listed_of
+from warploom.runtime.families.gemm.operator_arguments import WIDTH, Call, listed_of
 from warploom.runtime.sharding import Layout, Rule, register, split
 
 Axes = tuple[int | None, ...]  # of each dimension of a tensor; None: it has one element there

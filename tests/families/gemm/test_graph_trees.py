@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.gemm.graph_trees import refuse_copied
+from warploom.runtime.families.gemm.operators import refuse_copied
 
 
 def of_a_weight(x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
