@@ -124,8 +124,8 @@ def test_what_is_compiled_serves_all_sets_of_buffers(
     from torch._dynamo import config
 
     monkeypatch.setattr(trial, "sets_for", lambda size, device: 3)
-    for name in ("gemm", "activation_backward", "attention_merge"):
-        module = f"warploom.runtime.families.{name}.trial.sets_for"
+    for name in ("gemm.samples", "activation_backward.trial", "attention_merge.trial"):
+        module = f"warploom.runtime.families.{name}.sets_for"
         monkeypatch.setattr(module, lambda size, device: 3)
     monkeypatch.setattr("warploom.runtime.sampled.sets_for", lambda size, device: 3)
     name, *how = CASES[case]
