@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin
 
 from warploom.generator.architectures import ARCHITECTURES
@@ -38,13 +38,19 @@ def file(name: str, suffix: str) -> str:
 def short(record: object) -> str:
     """Return what a name shows of an operation or a schedule."""
     kind: type = type(record)
-    return _joined(token.text(record) for token in _tokens(kind) if not token.is_usual(record))
+    texts = []
+    for token in _tokens(kind):
+        values = [getattr(record, name) for name in token.hints]
+        usual = token.parts and values == [*token.defaults.values()]  # no word stands for one
+        texts += [] if usual else [token.text(values)]
+    return _joined(texts)
 
 
 def full(record: object) -> str:
     """Return an operation or a schedule with its defaults, for people."""
     kind: type = type(record)
-    return _joined(token.text(record, whole=True) for token in _tokens(kind))
+    values = ([getattr(record, name) for name in token.hints] for token in _tokens(kind))
+    return _joined(map(partial(_Token.text, whole=True), _tokens(kind), values))
 
 
 def read(name: str, family: str, operation: type, schedule: type) -> tuple[str, Any, Any] | None:
@@ -93,14 +99,8 @@ class _Token:
         """Of each form, with a group for each part."""
         return [form.format(*(f"({part.pattern})" for part in self.parts)) for form in self.forms]
 
-    def is_usual(self, record: object) -> bool:
-        """The name need not say it: all values are defaults, and no word stands for one."""
-        values = {name: getattr(record, name) for name in self.hints}
-        return bool(self.parts) and values == self.defaults
-
-    def text(self, record: object, *, whole: bool = False) -> str:
-        """What stands in the name; nothing for a truth value that is false, and for no steps."""
-        values = [getattr(record, name) for name in self.hints]
+    def text(self, values: list[object], *, whole: bool = False) -> str:
+        """What stands in the name; nothing for a boolean that is false, and for no steps."""
         if values in ([False], [()]):
             return ""
         texts = [part for value in values for part in _texts(value)]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 from typing import Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -21,6 +22,9 @@ from warploom.generator.launches import Address, Argument, Value
 from warploom.generator.tensor_maps import TensorMap
 
 AtT = TypeVar("AtT", contravariant=True, default=object)
+
+
+_ALIGNMENT = 128  # of CUtensorMap in the headers of CUDA 13; sizeof is rounded up to it
 
 
 class Kind(Enum):
@@ -32,19 +36,13 @@ class Kind(Enum):
     INT32 = (4, "i")
     FLOAT = (4, "f")
 
-    @property
-    def size(self) -> int:
-        """Bytes of a field of this kind."""
-        return self.value[0]
-
-    @property
-    def format(self) -> str:
-        """The field in the notation of Python's struct module."""
-        return self.value[1]
+    def __init__(self, size: int, notation: str) -> None:
+        self.size = size  # bytes
+        self.notation = notation  # of Python's struct module
+        self.alignment = _ALIGNMENT if notation == "128s" else size
 
 
-_ORDER = list(Kind)
-_ALIGNMENT = 128  # of CUtensorMap in the headers of CUDA 13; sizeof is rounded up to it
+_ORDER = {kind: place for place, kind in enumerate(Kind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +100,9 @@ class ParameterBlock(Generic[AtT]):
         """Byte offset of each field."""
         offsets, end = {}, 0
         for field in self.fields:
-            size = field.kind.size
-            end += -end % (_ALIGNMENT if field.kind is Kind.TENSOR_MAP else size)
-            offsets[field.name] = end
-            end += size
+            kind = field.kind
+            offsets[field.name] = end + -end % kind.alignment
+            end = offsets[field.name] + kind.size
         return offsets
 
     @cached_property
@@ -117,13 +114,13 @@ class ParameterBlock(Generic[AtT]):
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return tuple(field.name for field in self.fields)
+        return tuple(self.offsets)
 
     @cached_property
     def _packer(self) -> struct.Struct:
         text, end = "<", 0
         for field in self.fields:
-            text += f"{self.offsets[field.name] - end}x{field.kind.format}"
+            text += f"{self.offsets[field.name] - end}x{field.kind.notation}"
             end = self.offsets[field.name] + field.kind.size
         return struct.Struct(f"{text}{self.size - end}x")
 
@@ -141,4 +138,7 @@ def block(fields: list[Field[AtT]]) -> ParameterBlock[AtT]:
     names = [field.name for field in fields]
     if len(set(names)) != len(names):
         raise ValueError(f"parameter names repeat: {names}")
-    return ParameterBlock(tuple(sorted(fields, key=lambda field: _ORDER.index(field.kind))))
+    by_kind: list[list[Field[AtT]]] = [[] for _ in _ORDER]
+    for field in fields:
+        by_kind[_ORDER[field.kind]].append(field)
+    return ParameterBlock(tuple(chain.from_iterable(by_kind)))

@@ -133,7 +133,7 @@ class Records:
 
     gpu: str
     records: tuple[Record, ...] = ()
-    _index: dict[tuple[str, ...], list[Record]] = field(
+    _index: dict[tuple[Operation, Shape], list[Record]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -141,7 +141,7 @@ class Records:
         kept = {record.key: record for record in self.records}
         object.__setattr__(self, "records", tuple(kept[key] for key in sorted(kept)))
         for record in self.records:
-            self._index.setdefault(problem_key(record.operation, record.shape), []).append(record)
+            self._index.setdefault((record.operation, record.shape), []).append(record)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
@@ -175,7 +175,7 @@ class Records:
 
     def of(self, operation: Operation, shape: Shape) -> list[Record]:
         """Every record of this very problem, stale ones too."""
-        return self._index.get(problem_key(operation, shape), [])
+        return self._index.get((operation, shape), [])
 
     def nearest(
         self, operation: Operation, shape: Shape, here: Environment, within: float = math.inf

@@ -6,9 +6,11 @@ no constraint is stated anywhere else. A family lists its own rules beside its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from warploom.generator.architectures import Architecture
 from warploom.generator.knob import Knob, knobs, types
@@ -18,10 +20,11 @@ Reason = str | None
 
 def one_of(field: str, value: object, allowed: Sequence[object]) -> Reason:
     """`value` is one of `allowed`."""
-    if any(value == one and type(value) is type(one) for one in allowed):
-        return None
-    listed = ", ".join(map(str, allowed))
-    return f"{field} {value!r}: must be {'one of ' if len(allowed) > 1 else ''}{listed}"
+    for choice in allowed:
+        if value == choice and type(value) is type(choice):
+            return None
+    choices = ", ".join(map(str, allowed))
+    return f"{field} {value!r}: must be {'one of ' if len(allowed) > 1 else ''}{choices}"
 
 
 def multiple_of(field: str, value: int, divisor: int) -> Reason:
@@ -33,8 +36,7 @@ def multiple_of(field: str, value: int, divisor: int) -> Reason:
 
 def wgmma_n(field: str, n: int, *, integer: bool) -> Reason:
     """`n` is legal for wgmma (PTX ISA): multiples of 8 to 256; int8 has 8, 16, 24 and then 16s."""
-    legal = [n for n in range(8, 257, 8) if not integer or n <= 24 or n % 16 == 0]
-    if n in legal:
+    if n in range(8, 257, 8) and (not integer or n <= 24 or n % 16 == 0):
         return None
     step = "8, 24 and multiples of 16" if integer else "multiples of 8"
     return f"{field} {n}: must be what wgmma takes: {step}, at most 256"
@@ -62,44 +64,73 @@ def fits_registers(registers: int, budget: int) -> Reason:
 
 def broken(reasons: Iterable[Reason]) -> list[str]:
     """Return the reasons that are not None."""
-    return [reason for reason in reasons if reason is not None]
+    return [*filter(None, reasons)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What a field may hold.
+
+    choices      each with its type, since True is no 1; none for integers
+    least, most  of an integer
+    items        of a tuple of integers, so many; 0 for one integer
+    """
+
+    name: str
+    choices: tuple[tuple[type, object], ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    items: int = 0
+    said: Knob = field(default_factory=Knob)
+
+    def reason(self, value: object) -> Reason:
+        """Why it may not hold `value`."""
+        if self.choices:
+            return one_of(self.name, value, [choice for _, choice in self.choices])
+        if self.items:
+            return f"{self.name} {value!r}: must be {self.items} integers"
+        if type(value) is not int:
+            return f"{self.name} {value!r}: must be an integer"
+        return f"{self.name} {value}: must be {self.said.span}"
 
 
 def fields(record: object) -> list[str]:
     """Every field of the dataclass holds what it is declared with: its type, and its knob's range.
 
     Fields that are neither Literals, bools, integers nor tuples of so many integers are not looked
-    at.
+    at. Every spec and every call's operation pass here: what is legal is seen without a function.
     """
     kind: type = type(record)
-    return broken(check(getattr(record, name)) for name, check in _checks(kind).items())
+    illegal: list[Reason] = []
+    for declared in _declarations(kind):
+        value = getattr(record, declared.name)
+        if declared.choices:
+            legal = (type(value), value) in declared.choices
+        elif declared.items:
+            legal = isinstance(value, tuple) and [*map(type, value)] == [int] * declared.items
+        else:
+            legal = type(value) is int and declared.least <= value <= declared.most
+        if not legal:
+            illegal.append(declared.reason(value))
+    return broken(illegal) if illegal else []
 
 
 @cache
-def _checks(kind: type) -> dict[str, Callable[[Any], Reason]]:
+def _declarations(kind: type) -> tuple[_Declared, ...]:
     said = knobs(kind)
-    checks = {name: _check(name, hint, said[name]) for name, hint in types(kind).items()}
-    return {name: check for name, check in checks.items() if check}
+    every = (_declared(name, hint, said[name]) for name, hint in types(kind).items())
+    return tuple(declared for declared in every if declared)
 
 
-def _check(field: str, hint: object, said: Knob) -> Callable[[Any], Reason] | None:
+def _declared(name: str, hint: object, said: Knob) -> _Declared | None:
     arguments = (False, True) if hint is bool else get_args(hint)
     if hint is bool or get_origin(hint) is Literal:
-        return lambda value: one_of(field, value, arguments)
+        return _Declared(name, tuple((type(choice), choice) for choice in arguments))
     if hint is int:
-        return lambda value: _integer(field, value, said)
+        least = -math.inf if said.least is None else said.least
+        return _Declared(
+            name, least=least, most=math.inf if said.most is None else said.most, said=said
+        )
     if get_origin(hint) is tuple and set(arguments) == {int}:
-        return lambda value: _integers(field, value, len(arguments))
+        return _Declared(name, items=len(arguments))
     return None
-
-
-def _integer(field: str, value: object, said: Knob) -> Reason:
-    if type(value) is not int:
-        return f"{field} {value!r}: must be an integer"
-    return None if said.nearest(value) == value else f"{field} {value}: must be {said.span}"
-
-
-def _integers(field: str, value: object, count: int) -> Reason:
-    if isinstance(value, tuple) and [type(one) for one in value] == [int] * count:
-        return None
-    return f"{field} {value!r}: must be {count} integers"

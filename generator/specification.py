@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Protocol
+from typing import Any, ClassVar, Generic, Protocol, Self
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
@@ -24,12 +24,12 @@ from warploom.generator.knob import knobs, stored_names
 def counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
     """What of a dataclass, or of a field's value, its identity is made of."""
     if is_dataclass(value):
-        said, stored = knobs(type(value)), stored_names(type(value))
-        return {
-            stored[one.name]: counted(getattr(value, one.name))
-            for one in fields(value)
-            if not (said[one.name].later and getattr(value, one.name) == one.default)
-        }
+        said, stored, content = knobs(type(value)), stored_names(type(value)), {}
+        for one in fields(value):
+            item = getattr(value, one.name)
+            if not (said[one.name].later and item == one.default):
+                content[stored[one.name]] = item if isinstance(item, str | int) else counted(item)
+        return content
     return [counted(one) for one in value] if isinstance(value, tuple) else value
 
 
@@ -78,9 +78,23 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
         known = family(self.operation.family)
         reasons = known.reasons(self.architecture, self.operation, self.schedule)
         if reasons:
-            raise SpecificationError(
-                "; ".join(reasons), fix="change the schedule (`warploom list FILE --rejected`)"
-            )
+            raise _illegal(reasons)
+
+    @classmethod
+    def of_legal(cls, arch: str, operation: OperationT, schedule: ScheduleT) -> Self:
+        """Return the spec of an operation that was found legal before: its schedule is checked.
+
+        Raises SpecificationError for a schedule that is not legal.
+        """
+        from warploom.generator.families import family
+
+        reasons = family(operation.family).schedule_faults(architecture(arch), operation, schedule)
+        if reasons:
+            raise _illegal(reasons)
+        spec = object.__new__(cls)
+        for name, value in (("arch", arch), ("operation", operation), ("schedule", schedule)):
+            object.__setattr__(spec, name, value)
+        return spec
 
     @property
     def architecture(self) -> Architecture:
@@ -116,6 +130,11 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
         """The procedural name, see names.py: a C identifier, unique by its last 8 digits."""
         told = names.short(self.operation), names.short(self.schedule)
         return "_".join((self.operation.family, self.architecture.token, *told, self.digest[:8]))
+
+
+def _illegal(reasons: list[str]) -> SpecificationError:
+    fix = "change the schedule (`warploom list FILE --rejected`)"
+    return SpecificationError("; ".join(reasons), fix=fix)
 
 
 def parse_name(name: str) -> KernelSpec:

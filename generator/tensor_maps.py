@@ -7,6 +7,7 @@ shared-memory matrix layouts. `cute/arch/mma_sm90_desc.hpp` has the descriptor's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from warploom.generator.elements import Element
@@ -21,12 +22,15 @@ LARGEST_EXTENT = 1 << 32
 
 def widest_span(extent: int, bits: int) -> int:
     """Return the widest span whose elements divide `extent`; 0 when not even 16 bytes do."""
-    return next((span for span in SPANS if extent * bits % (span * 8) == 0), 0)
+    for span in SPANS:
+        if extent * bits % (span * 8) == 0:
+            return span
+    return 0
 
 
 def readable(pointer: int, *pitches: int) -> bool:
     """True when TMA can read a tensor of this base address and these pitches in place."""
-    return all(value % PITCH_BYTES == 0 for value in (pointer, *pitches))
+    return math.gcd(pointer, *pitches) % PITCH_BYTES == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,10 @@ class TensorMap:
 
     def fits(self, pointer: int) -> bool:
         """True when TMA can address the tensor at `pointer`."""
-        return (
-            readable(pointer, *self.pitches)
-            and all(1 <= extent <= LARGEST_EXTENT for extent in self.extents)
-            and all(0 <= pitch < PITCH_END for pitch in self.pitches)
-        )
+        extents, pitches = self.extents, self.pitches
+        counted = min(extents) >= 1 and max(extents) <= LARGEST_EXTENT
+        apart = not pitches or (min(pitches) >= 0 and max(pitches) < PITCH_END)
+        return counted and apart and readable(pointer, *pitches)
 
 
 @dataclass(frozen=True, slots=True)

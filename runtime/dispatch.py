@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from warploom.errors import ProblemError, SpecificationError
-from warploom.generator import names, rules
+from warploom.generator import names
 from warploom.generator.families import family
 from warploom.generator.launches import NO_GPU, DeviceLimits
 from warploom.generator.portfolio import legal, listed
@@ -30,6 +30,7 @@ from warploom.runtime.tensors import shown
 
 _PORTFOLIOS = 256  # kept, of operations; each is built once: it takes milliseconds
 _portfolios: dict[object, list[KernelSpec]] = {}
+_measured: dict[object, KernelSpec | None] = {}  # of records, each checked once
 NEAR = 0.5  # octaves to a record of another layer that has a say beside a model that decides
 
 
@@ -48,7 +49,7 @@ def choose(
     given `spec` that computes another one, or that these tensors cannot have.
     """
     described = family(operation.family)
-    if reasons := rules.fields(operation) or described.operation_reasons(operation):
+    if reasons := described.operation_faults(operation):
         value, _, rule = reasons[0].partition(": ")
         raise ProblemError(value, rule=rule, fix=described.table.advice)
     if spec is not None:
@@ -123,15 +124,21 @@ def fitting(
 ) -> KernelSpec | None:
     """Return the kernel of a schedule that was measured for other tensors, as these require it.
 
-    None where there is no such kernel, and where it does not suit the shape.
+    None where there is no such kernel, and where it does not suit the shape. The operation is one
+    that was found legal.
     """
     table = family(operation.family).table
     if not table.suits(schedule, shape):
         return None
+    key = arch, operation, table.fitted(schedule, requires)
+    if key in _measured:
+        return _measured[key]
     try:
-        return KernelSpec(arch, operation, table.fitted(schedule, requires))
+        spec = KernelSpec.of_legal(*key)
     except SpecificationError:
-        return None
+        spec = None
+    remember(_measured, key, spec, _PORTFOLIOS)
+    return spec
 
 
 def portfolio(

@@ -74,12 +74,17 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
 
     def reasons(self, arch: Architecture, operation: OperationT, schedule: ScheduleT) -> list[str]:
         """Why a spec of these is not legal; empty when it is."""
-        return (
-            rules.fields(operation)
-            or self.operation_reasons(operation)
-            or rules.fields(schedule)
-            or self.schedule_reasons(arch, operation, schedule)
-        )
+        return self.operation_faults(operation) or self.schedule_faults(arch, operation, schedule)
+
+    def operation_faults(self, operation: OperationT) -> list[str]:
+        """Why an operation is not legal, whatever its schedule is."""
+        return rules.fields(operation) or self.operation_reasons(operation)
+
+    def schedule_faults(
+        self, arch: Architecture, operation: OperationT, schedule: ScheduleT
+    ) -> list[str]:
+        """Why a schedule is not legal for an operation that is."""
+        return rules.fields(schedule) or self.schedule_reasons(arch, operation, schedule)
 
     def complete(self, arch: str, operation: OperationT, fields: Mapping[str, Any]) -> ScheduleT:
         """Make a schedule of `fields`, of which those that may be `auto` may be missing, too."""

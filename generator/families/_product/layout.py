@@ -117,9 +117,11 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
     """
     widths = [64, 32, 16, 8]
     if schedule.store == "tma":
-        spans = [8 * span // element(operation.d).bits for span in SPANS]
-        widths = [64, 32, 16] if schedule.swap else [width for width in spans if width >= 8]
-    return [width for width in widths if schedule.finished % width == 0]
+        bits = element(operation.d).bits
+        spans = [8 * span // bits for span in SPANS if span >= bits]
+        widths = [64, 32, 16] if schedule.swap else spans
+    finished = schedule.finished
+    return [width for width in widths if finished % width == 0]
 
 
 def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments: int) -> int:
