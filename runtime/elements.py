@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from warploom.errors import ProblemError
-from warploom.generator.elements import ELEMENTS
+from warploom.generator.elements import ELEMENTS, Element
 
 TORCH: dict[str, torch.dtype] = {name: getattr(torch, row.torch) for name, row in ELEMENTS.items()}
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()}
+BY_DTYPE: dict[torch.dtype, Element] = {dtype: ELEMENTS[name] for name, dtype in TORCH.items()}
 
 
 def name_of(dtype: torch.dtype, what: str) -> str:

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
 
 import torch
 
 from warploom.arguments import require_dtype
 from warploom.errors import ProblemError
-from warploom.generator.elements import element
+from warploom.generator.elements import ELEMENTS, Element
 from warploom.generator.families._product import Batches, Store
 from warploom.generator.tensor_maps import PITCH_BYTES, readable
 from warploom.runtime.counters import counters
-from warploom.runtime.elements import NAMES, name_of
+from warploom.runtime.elements import BY_DTYPE, NAMES, name_of
 from warploom.runtime.operands import refuse_repeated
 
 Dimension = tuple[int, int, int]  # extent in D, own extent, stride
@@ -97,11 +96,6 @@ class Placement:
     pitch: int
 
 
-def _pitch(extent: int, count: int, stride: int, size: int) -> int:
-    """The stride between `count` rows of `extent` elements; a single row may claim any."""
-    return stride if count > 1 else -(-extent * size // PITCH_BYTES) * PITCH_BYTES // size
-
-
 def place(matrix: torch.Tensor, allowed: tuple[str, ...]) -> Placement | None:
     """Return how TMA reads `matrix` in place, in one of the `allowed` layouts, or None.
 
@@ -118,7 +112,9 @@ def place(matrix: torch.Tensor, allowed: tuple[str, ...]) -> Placement | None:
             if layout == "row"
             else (rows, columns, row_stride, column_stride)
         )
-        pitch = _pitch(extent, count, outer, size)
+        pitch = outer
+        if count == 1:  # a single row may claim any
+            pitch = -(-extent * size // PITCH_BYTES) * PITCH_BYTES // size
         contiguous = inner == 1 or extent == 1
         if contiguous and pitch >= extent and readable(matrix.data_ptr(), pitch * size):
             return Placement(layout, pitch)
@@ -143,9 +139,6 @@ def padded_copy(matrix: torch.Tensor, layout: str) -> torch.Tensor:
     return padded_room(matrix, layout, matrix.device).copy_(matrix)
 
 
-Placed = tuple[Placement, Batches]
-
-
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A copy of an operand that TMA can read: to a layout, of all its batches where D has some."""
@@ -165,22 +158,45 @@ class Copy:
         return matrix(operand) if self.batches is None else stacked(operand, self.batches)
 
 
-def place_operand(
-    operand: torch.Tensor, allowed: tuple[str, ...], shared: tuple[int, ...] | None
-) -> tuple[Placement, Batches, Copy | None]:
-    """Where TMA reads A or B: in place if it can, else in a copy in the first allowed layout.
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A or B as kernels read it: what is read of its tensor once, where a call is planned.
 
-    `shared` are the batches of D; None where it has none.
+    element   of the table of element types
+    matrix    where TMA reads its matrix, or the first of its batches
+    batches   how its batches lie beside those of D
+    copy      how it is copied first, where TMA cannot read it in place
     """
-    if found := _in_place(operand, allowed, shared):
-        return *found, None
-    copy = Copy(allowed[0], shared)
-    return *cast("Placed", _in_place(copy.room(operand), allowed[:1], shared)), copy
+
+    element: Element
+    matrix: Placement
+    batches: Batches
+    copy: Copy | None = None
+
+    @classmethod
+    def of(
+        cls, tensor: torch.Tensor, allowed: tuple[str, ...], shared: tuple[int, ...] | None
+    ) -> Operand:
+        """Return the operand in place if TMA can read it, else copied to the first allowed layout.
+
+        Args:
+            tensor: Of a type that is in the table.
+            allowed: Its layouts, row or col or both, that kernels may read.
+            shared: The batches of D; None where it has none.
+        """
+        in_place = _in_place(tensor, allowed, shared)
+        if in_place is not None:
+            return cls(BY_DTYPE[tensor.dtype], *in_place)
+        copy = Copy(allowed[0], shared)
+        copied = _in_place(copy.room(tensor), allowed[:1], shared)
+        if copied is None:
+            raise AssertionError("TMA reads what was laid out for it")
+        return cls(BY_DTYPE[tensor.dtype], *copied, copy)
 
 
 def _in_place(
     operand: torch.Tensor, allowed: tuple[str, ...], shared: tuple[int, ...] | None
-) -> Placed | None:
+) -> tuple[Placement, Batches] | None:
     first = operand
     if operand.dim() > 2 and shared is None:
         try:
@@ -210,9 +226,10 @@ def result_type(
         return asked
     if out is not None:
         return out.dtype
-    if name_of(a.dtype, "a") == "int8" and not has_epilogue:
+    name = name_of(a.dtype, "a")
+    if name == "int8" and not has_epilogue:
         return torch.int32
-    return a.dtype if element(name_of(a.dtype, "a")).bits == 16 else torch.bfloat16
+    return a.dtype if ELEMENTS[name].bits == 16 else torch.bfloat16
 
 
 def check_out(
@@ -227,7 +244,8 @@ def check_out(
     `shared` are its batches; None where it has none. Raises ProblemError for an `out` of another
     shape, type or device, or that no pitch leads through.
     """
-    name_of(dtype, "out")
+    if dtype not in BY_DTYPE:
+        name_of(dtype, "out")  # raises
     m, n = shape[-2:]
     if out is None:
         return n, m * n
@@ -271,7 +289,7 @@ def storing(
     TMA stores 16 bytes at a time: rows must end, as well as begin, at a multiple of them. And its
     kernels read the epilogue's operands in pairs, which must be possible (`paired`).
     """
-    size = element(NAMES[d_type]).bytes
+    size = d_type.itemsize
     base = 0 if out is None else out.data_ptr()
-    whole = n * size % PITCH_BYTES == 0 and readable(base, *(pitch * size for pitch in pitches))
+    whole = readable(base, n * size, pitches[0] * size, pitches[1] * size)
     return "tma" if whole and paired else "direct"

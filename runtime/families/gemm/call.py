@@ -11,7 +11,6 @@ import torch
 
 from warploom.arguments import require_dtype, shown
 from warploom.errors import ProblemError
-from warploom.generator.elements import element
 from warploom.generator.families._product import Store
 from warploom.generator.families.gemm import (
     Accumulation,
@@ -23,14 +22,13 @@ from warploom.generator.launches import DeviceLimits
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import dispatch
 from warploom.runtime.call import Arguments, Draft, Key
-from warploom.runtime.elements import NAMES, name_of
+from warploom.runtime.elements import BY_DTYPE, NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import BoundEpilogue, Keywords, check_apart, unseen
 from warploom.runtime.families._product.operands import (
-    Copy,
+    Operand,
     broadcast,
     check_out,
-    place_operand,
     result_type,
     storing,
 )
@@ -54,7 +52,7 @@ def layouts(a: torch.Tensor, spec: KernelSpec | None) -> tuple[tuple[str, ...], 
     if spec is not None:
         operation = cast("GemmOperation", spec.operation)
         return (operation.layout_a,), (operation.layout_b,)
-    if element(name_of(a.dtype, "a")).bits == 16:
+    if BY_DTYPE[a.dtype].bits == 16:
         return ("row", "col"), ("col", "row")
     return ("row",), ("col",)
 
@@ -187,8 +185,8 @@ class CheckedCall:
     store: Store  # how D can be stored where it lies
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
-    copy_a: Copy | None  # where TMA cannot read it
-    copy_b: Copy | None
+    a: Operand
+    b: Operand
 
     @property
     def shape(self) -> GemmShape:
@@ -223,25 +221,24 @@ def check_call(
     d_type = result_type(a, out, options.out_dtype, len(listed) > 0)
     pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
     allowed_a, allowed_b = layouts(a, options.spec)
-    at_a, batches_a, copy_a = place_operand(a, allowed_a, shared)
-    at_b, batches_b, copy_b = place_operand(b, allowed_b, shared)
+    left, right = Operand.of(a, allowed_a, shared), Operand.of(b, allowed_b, shared)
     operation = GemmOperation(
-        a=name_of(a.dtype, "a"),  # type: ignore[arg-type]
-        b=name_of(b.dtype, "b"),  # type: ignore[arg-type]
+        a=left.element.name,  # type: ignore[arg-type]
+        b=right.element.name,  # type: ignore[arg-type]
         d=NAMES[d_type],  # type: ignore[arg-type]
-        layout_a=at_a.layout,  # type: ignore[arg-type]
-        layout_b=at_b.layout,  # type: ignore[arg-type]
+        layout_a=left.matrix.layout,  # type: ignore[arg-type]
+        layout_b=right.matrix.layout,  # type: ignore[arg-type]
         accumulation=_accumulation(options),
         batched=shared is not None,
         epilogue=bound.steps,
     )
     problem = GemmProblem(
         *(m, n, k),
-        *(at_a.pitch, at_b.pitch, pitch_d),
+        *(left.matrix.pitch, right.matrix.pitch, pitch_d),
         pitch_c=bound.pitch_c,
         batches=prod(shared or ()),
-        batches_a=batches_a,
-        batches_b=batches_b,
+        batches_a=left.batches,
+        batches_b=right.batches,
         batch_pitch_d=batch_pitch_d,
         batch_pitch_steps=bound.batch_pitches,
     )
@@ -253,8 +250,8 @@ def check_call(
         store=storing(out, bound.columns, (pitch_d, batch_pitch_d), d_type, paired=bound.paired),
         out_shape=shape,
         out_dtype=d_type,
-        copy_a=copy_a,
-        copy_b=copy_b,
+        a=left,
+        b=right,
     )
 
 
@@ -279,8 +276,7 @@ def _extents(
                 rule=f"element types of operands are {', '.join(INPUTS)}",
                 fix=f"convert with {name}.to(torch.bfloat16)",
             )
-    mixed = a.dtype != b.dtype
-    if mixed and not all(element(name_of(t.dtype, "an operand")).is_fp8 for t in (a, b)):
+    if a.dtype != b.dtype and not (BY_DTYPE[a.dtype].is_fp8 and BY_DTYPE[b.dtype].is_fp8):
         raise ProblemError(
             f"a {a.dtype} by b {b.dtype}",
             rule="must have one type, or are both fp8",
@@ -309,7 +305,6 @@ def require_accumulation(given: object) -> None:
 
 
 def _accumulation(options: Options) -> Accumulation:
-    require_accumulation(options.accumulation)
     if options.spec is not None and options.accumulation == "fast":
         return cast("GemmOperation", options.spec.operation).accumulation
     return options.accumulation
@@ -427,7 +422,7 @@ class GemmCall:
             None if checked.empty else checked.problem,
             ("a", "b", "d", *checked.epilogue.tensors),
             checked.epilogue.scalars,
-            tuple(name for name, copy in (("a", checked.copy_a), ("b", checked.copy_b)) if copy),
+            ("a",) * bool(checked.a.copy) + ("b",) * bool(checked.b.copy),
             checked,
         )
 
@@ -439,8 +434,8 @@ class GemmCall:
 
     def copied(self, details: CheckedCall) -> GemmCall:
         """The same call, with what TMA cannot read copied to where it can."""
-        a = details.copy_a(self.a) if details.copy_a else self.a
-        b = details.copy_b(self.b) if details.copy_b else self.b
+        a = details.a.copy(self.a) if details.a.copy else self.a
+        b = details.b.copy(self.b) if details.b.copy else self.b
         return replace(self, a=a, b=b)
 
     def arguments(self, details: CheckedCall, results: torch.Tensor) -> Arguments:

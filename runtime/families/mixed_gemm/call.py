@@ -28,9 +28,8 @@ from warploom.runtime.elements import NAMES
 from warploom.runtime.families._product import epilogue
 from warploom.runtime.families._product.epilogue import BoundEpilogue, check_apart, unseen
 from warploom.runtime.families._product.operands import (
-    Copy,
+    Operand,
     check_out,
-    place_operand,
     result_type,
     storing,
 )
@@ -60,7 +59,7 @@ class CheckedCall:
     store: Store  # how D can be stored where it lies
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype
-    copy: Copy | None  # of a, where TMA cannot read it
+    a: Operand
 
     @property
     def shape(self) -> MixedGemmShape:
@@ -94,10 +93,10 @@ def check_call(
     shape = (*lead, m, bound.columns)
     d_type = result_type(a, out, options.out_dtype, has_epilogue=True)  # int32 is gemm's alone
     pitch_d, _ = check_out(out, shape, d_type, device, None)
-    at, _, copy = place_operand(a, ("row",), None)
+    left = Operand.of(a, ("row",), None)
     metadata = weight.metadata
     operation = MixedGemmOperation(
-        a=NAMES[a.dtype],  # type: ignore[arg-type]
+        a=left.element.name,  # type: ignore[arg-type]
         b=metadata.format,  # type: ignore[arg-type]
         d=NAMES[d_type],  # type: ignore[arg-type]
         group=metadata.group or 0,  # type: ignore[arg-type]
@@ -105,7 +104,7 @@ def check_call(
         epilogue=bound.steps,
     )
     problem = MixedGemmProblem(
-        prod(lead) * m, n, k, pitch_a=at.pitch, pitch_d=pitch_d, pitch_c=bound.pitch_c
+        prod(lead) * m, n, k, pitch_a=left.matrix.pitch, pitch_d=pitch_d, pitch_c=bound.pitch_c
     )
     return CheckedCall(
         operation=operation,
@@ -114,7 +113,7 @@ def check_call(
         store=storing(out, bound.columns, (pitch_d, 0), d_type, paired=bound.paired),
         out_shape=shape,
         out_dtype=d_type,
-        copy=copy,
+        a=left,
     )
 
 
@@ -289,7 +288,7 @@ class MixedGemmCall:
             None if checked.empty else checked.problem,
             ("a", "b", *[*self.weight.tensors()][1:], "d", *checked.epilogue.tensors),
             checked.epilogue.scalars,
-            ("a",) if checked.copy else (),
+            ("a",) if checked.a.copy else (),
             checked,
         )
 
@@ -301,7 +300,7 @@ class MixedGemmCall:
 
     def copied(self, details: CheckedCall) -> MixedGemmCall:
         """The same call, with an a that TMA cannot read copied to where it can."""
-        return replace(self, a=details.copy(self.a)) if details.copy else self
+        return replace(self, a=details.a.copy(self.a)) if details.a.copy else self
 
     def arguments(self, details: CheckedCall, results: torch.Tensor) -> Arguments:
         """The addresses of A, W's tensors, D and the items' tensors, and the items' numbers."""

@@ -202,8 +202,8 @@ def test_any_two_tensors_that_broadcast_are_multiplied_batch_by_batch(
     shape = broadcast(*pair)
     problem = checked.problem
     operands: tuple[tuple[torch.Tensor, Copy | None, Batches], ...] = (
-        (pair[0], checked.copy_a, problem.batches_a),
-        (pair[1], checked.copy_b, problem.batches_b),
+        (pair[0], checked.a.copy, problem.batches_a),
+        (pair[1], checked.b.copy, problem.batches_b),
     )
     for operand, copy, lie in operands:
         read = copy(operand) if copy else operand
