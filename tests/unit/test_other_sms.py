@@ -12,9 +12,9 @@ from same_kernels import configs, families, samples, tabled
 from same_launches import PROBLEMS, shapes
 
 from warploom.generator import families as generator
-from warploom.generator.families._product.cut import Cut
-from warploom.generator.families._product.cut import cut as cut_gemm
-from warploom.generator.families.mixed_gemm.cut import cut as cut_mixed
+from warploom.generator.families._product.launch import Cut
+from warploom.generator.families._product.launch import cut as cut_gemm
+from warploom.generator.families.mixed_gemm.launch import cut as cut_mixed
 from warploom.generator.gpus import DEFAULT, KINDS
 from warploom.generator.launches import DeviceLimits, Launch
 from warploom.generator.specification import KernelSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.generator.families._product.problem import SINGLE, Batches, ProductProblem, tiles
+from warploom.generator.families._product.launch import SINGLE, Batches, ProductProblem, tiles
 from warploom.generator.families._product.schedule import (
     ProductOperation,
     ProductSchedule,

@@ -1,27 +1,217 @@
-"""What the parameters of a product are functions of, and what its kernels count to."""
+"""A product at launch: its problem, how tiles go to clusters, parameters, launches, workspaces."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import launches as launch
+from warploom.generator import limits
 from warploom.generator.elements import Element, element
-from warploom.generator.families._product.cut import MOST_BLOCKS, MOST_PARTS, Cut, cut
 from warploom.generator.families._product.layout import ProductLayout
-from warploom.generator.families._product.problem import (
-    Batches,
-    ProductProblem,
-    parts_of_k,
-    row_groups,
-    tiles,
-)
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
-from warploom.generator.launches import Workspace
+from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
+from warploom.generator.parameters import Field, int32, int64, pointer, tensor_map
+from warploom.generator.specification import KernelSpec
 from warploom.generator.tensor_maps import OperandTile, TensorMap
-from warploom.generator.wgmma import WARPGROUP
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How the batches of A or B lie, where D has some: `count` of its own, `pitch` elements apart.
+
+    Each serves `repeat` batches of D in a row; after the last comes the first again.
+    """
+
+    count: int = 1
+    pitch: int = 0
+    repeat: int = 1
+
+
+SINGLE = Batches()
+
+
+# ---- Problems ------------------------------------------------------------------------------------
+
+
+class Extents(Protocol):
+    """What of a product decides its tiles."""
+
+    @property
+    def m(self) -> int:
+        """Rows of D."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Columns of D."""
+        ...
+
+    @property
+    def k(self) -> int:
+        """Products summed."""
+        ...
+
+    @property
+    def batches(self) -> int:
+        """Batches of D."""
+        ...
+
+
+class ProductProblem(Extents, Protocol):
+    """And how its matrices lie: pitches are elements from row to row, and from batch to batch."""
+
+    @property
+    def pitch_a(self) -> int:
+        """Of A's rows."""
+        ...
+
+    @property
+    def pitch_d(self) -> int:
+        """Of D's rows."""
+        ...
+
+    @property
+    def pitch_c(self) -> tuple[int, ...]:
+        """Of the rows of each matrix that a step reads or stores."""
+        ...
+
+    @property
+    def batches_a(self) -> Batches:
+        """How A's batches lie."""
+        ...
+
+    @property
+    def batch_pitch_d(self) -> int:
+        """Of D's batches."""
+        ...
+
+    @property
+    def batch_pitch_steps(self) -> tuple[int, ...]:
+        """Of the batches of each step's operand that has a `batch_field`."""
+        ...
+
+
+def tiles(schedule: ProductSchedule, problem: Extents) -> int:
+    """The tiles of all batches of D, counted in clusters: each block has one, or shares it."""
+    rows = schedule.tile[0] * schedule.cluster[0]
+    columns = schedule.tile[1] * schedule.cluster[1]
+    return -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
+
+
+def parts_of_k(schedule: ProductSchedule, problem: Extents) -> int:
+    """The parts that a second launch adds up: each has a k tile at least."""
+    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.split))
+    return max(1, min(schedule.split_k, k_tiles))
+
+
+def rows_of_partial(schedule: ProductSchedule) -> int:
+    """The rows of D of one partial sum: those of wgmma that a warp has of a fragment."""
+    return 8 if schedule.swap else 16
+
+
+def row_groups(schedule: ProductSchedule, problem: Extents) -> int:
+    """The partial sums of a column of one batch of D."""
+    return -(-problem.m // rows_of_partial(schedule))
+
+
+# ---- Tiles to clusters ---------------------------------------------------------------------------
+#
+# Stream-K cuts tiles: their k tiles go to all clusters alike, and each gets a range of them. Where
+# tiles fill some waves and a bit, those of the bit and of one wave are cut, so that every range has
+# the length of one to two tiles; where there are fewer tiles than clusters, all are, into equal
+# parts where that costs little. What is cut must save more than it costs, as measured on an H200
+# (docs/notebook.md).
+
+# K tiles of a block in the time of which a part is left, found and added: 10 us of 128x256.
+EXCHANGE = 8
+# Of a range: clusters that are at different k of the same rows read them from L2 one by one.
+APART = 8
+MOST_PARTS = 16  # of a tile: one cluster adds them up
+# Multiprocessors of the largest GPU that kernels are for: what room for parts is made for.
+MOST_BLOCKS = 144
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the tiles of one call go to clusters: the first `tiles` in ranges, then whole ones.
+
+    Of `split_k` each part of a tile's k counts as a tile.
+    """
+
+    clusters: int  # that are launched, each with a range where tiles are cut
+    tiles: int
+    all_tiles: int
+    k_tiles: int  # of each tile, that a block of its own or of a split has
+
+    @property
+    def whole(self) -> int:
+        """Whole tiles of the busiest cluster."""
+        return -(-(self.all_tiles - self.tiles) // max(1, self.clusters))
+
+    @property
+    def range_k_tiles(self) -> int:
+        """K tiles of the longest range."""
+        return -(-self.tiles * self.k_tiles // max(1, self.clusters))
+
+    @property
+    def busiest(self) -> int:
+        """K tiles of the busiest cluster."""
+        return self.range_k_tiles + self.whole * self.k_tiles
+
+    @property
+    def waves(self) -> float:
+        """How many times as long as for a whole tile the busiest cluster takes."""
+        return self.whole + (self.range_k_tiles / self.k_tiles if self.tiles else 0)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all tiles are cut alike, or none: clusters then come to the same k together."""
+        return self.tiles == 0 or self.clusters % self.tiles == 0
+
+    @property
+    def lost(self) -> int:
+        """K tiles of a cluster in whose time parts are exchanged, and operands waited for."""
+        if not self.tiles:
+            return 0
+        return EXCHANGE + (0 if self.aligned else self.range_k_tiles // APART)
+
+    @property
+    def parts(self) -> int:
+        """How many clusters a tile that is cut goes to, at most; 0 where none is."""
+        if not self.tiles:
+            return 0
+        return -(-self.clusters // self.tiles) + (not self.aligned)
+
+
+def cut(schedule: ProductSchedule, problem: Extents, device: DeviceLimits) -> Cut:
+    """Divide a call's tiles; without stream-K all are whole, and clusters take turns."""
+    count, k_tiles = tiles(schedule, problem), -(-problem.k // (schedule.tile[2] * schedule.split))
+    size = schedule.cluster_size
+    clusters, parts = device.clusters(size), parts_of_k(schedule, problem)
+    count, k_tiles = count * parts, -(-k_tiles // parts)
+    whole = Cut(min(count, clusters), 0, count, k_tiles)
+    if not schedule.stream_k:
+        return whole
+    clusters = min(clusters, MOST_BLOCKS // size)
+    if count < clusters:
+        ranges = min(clusters, MOST_PARTS * count, count * k_tiles // EXCHANGE)
+        found = Cut(max(count, ranges), count, count, k_tiles)
+        alike = replace(found, clusters=found.clusters // count * count)
+        if alike.busiest + alike.lost <= found.busiest + found.lost:
+            found = alike
+    else:
+        found = Cut(clusters, count % clusters + clusters, count, k_tiles)
+    counted = found.tiles * k_tiles * found.clusters <= limits.LARGEST  # as the kernel does
+    return found if counted and found.busiest + found.lost <= whole.busiest else whole
+
+
+# ---- Parameters ----------------------------------------------------------------------------------
 
 OperationT = TypeVar("OperationT", bound=ProductOperation, covariant=True, default=ProductOperation)
 ScheduleT = TypeVar("ScheduleT", bound=ProductSchedule, covariant=True, default=ProductSchedule)
@@ -184,4 +374,175 @@ def part_workspaces(
     return [
         Workspace("parts", clusters * sums_bytes * schedule.multicast),
         Workspace("raised", clusters * flags, kept=True),
+    ]
+
+
+# ---- Fields of the parameter block that do not depend on what B is -------------------------------
+
+
+def operand_a(*, trimmed: bool) -> list[Field[AtLaunch]]:
+    """The maps of A; `trimmed`: the last tile along m has one of its own."""
+    a_map: Field[AtLaunch] = tensor_map("a_map", "A, in operand boxes", AtLaunch.a_map)
+    fields = [a_map]
+    if trimmed:
+        fields.append(tensor_map("a_tail_map", "A, in boxes of the tail", AtLaunch.a_tail_map))
+    return fields
+
+
+def finished(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
+    """Where D lies, and what each step of the epilogue reads and stores."""
+    fields = _stored(operation, schedule)
+    for index, step in enumerate(operation.epilogue):
+        fields += step.fields(index)
+        if step.partial:
+            fields += _partial(operation, index)
+    return fields
+
+
+def extents(
+    operation: ProductOperation, schedule: ProductSchedule, *, trimmed: bool
+) -> list[Field[AtLaunch]]:
+    """How large D is and how much is summed; where parts of tiles are left, if k is shared."""
+    fields: list[Field[AtLaunch]] = []
+    if trimmed:
+        meaning = "of A in the last tile along m, in eights"
+        fields.append(int32("a_tail_rows", meaning, lambda at: at.tail.extent))
+    fields += [
+        int32("m", "rows of D", lambda at: at.problem.m),
+        int32("n", "columns of D", lambda at: at.problem.n),
+        int32("k", "products summed", lambda at: at.problem.k),
+    ]
+    if schedule.split_k > 1:
+        return fields + _split_k(operation)
+    return fields + (_cut(operation) if schedule.stream_k else [])
+
+
+def partial_name(operation: ProductOperation, step: int) -> str:
+    """What the field of a step's sums is called, and what is called after it."""
+    return operation.epilogue[step].fields(step)[0].name
+
+
+def _partial(operation: ProductOperation, step: int) -> list[Field[AtLaunch]]:
+    name = partial_name(operation, step)
+    fields: list[Field[AtLaunch]] = [
+        pointer(f"{name}_partial", "float", "partial[groups of rows][n]"),
+        int64(f"{name}_groups", "partial sums of one sum", lambda at: at.groups(step)),
+    ]
+    if operation.batched:
+        meaning = "elements between the partial sums of batches"
+        fields.append(int64(f"{name}_partial_batch", meaning, lambda at: at.partial_batch()))
+    return fields
+
+
+def _stored(operation: ProductOperation, schedule: ProductSchedule) -> list[Field[AtLaunch]]:
+    if schedule.store == "tma":
+        return [tensor_map("d_map", "D, in staging boxes", AtLaunch.d_map)]
+    fields: list[Field[AtLaunch]] = [
+        pointer("d", element(operation.d).cpp, "D[m][pitch]"),
+        int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
+    ]
+    if operation.batched:
+        meaning = "elements between batches of D"
+        fields.append(int64("d_batch", meaning, lambda at: at.problem.batch_pitch_d))
+    return fields
+
+
+def _cut(operation: ProductOperation) -> list[Field[AtLaunch]]:
+    return [
+        pointer("parts", operation.accumulator.cpp, "sums of parts of tiles, by blocks"),
+        pointer("raised", "int", "a flag for each warp of each block that leaves a part"),
+        int32("cut", "tiles that are cut: the first", lambda at: at.cut.tiles),
+    ]
+
+
+def _split_k(operation: ProductOperation) -> list[Field[AtLaunch]]:
+    return [
+        pointer("partial_tiles", operation.accumulator.cpp, "sums of each part of k, by tiles"),
+        int32("k_parts", "parts of k", lambda at: parts_of_k(at.schedule, at.problem)),
+    ]
+
+
+# ---- Sums over rows, in two launches -------------------------------------------------------------
+#
+# The first stores those of a few rows each; one for each such step adds these up, in one order.
+
+ProductSpec = KernelSpec[ProductOperation, ProductSchedule]
+
+PARTIAL_COLUMNS, PARTIAL_THREADS = (
+    32,
+    1024,
+)  # of a block that adds up; a warp has a row of its columns
+
+
+def _with_partials(spec: ProductSpec) -> list[int]:
+    return [index for index, step in enumerate(spec.operation.epilogue) if step.partial]
+
+
+def partial_workspaces(
+    spec: KernelSpec[ProductOperation, ProductSchedule], problem: Extents
+) -> list[Workspace]:
+    """The partial sums of each step that has some: fp32, for each group of rows and each column."""
+    size = 4 * problem.batches * row_groups(spec.schedule, problem) * problem.n
+    return [
+        Workspace(f"{partial_name(spec.operation, index)}_partial", size)
+        for index in _with_partials(spec)
+    ]
+
+
+def partial_grids(at: AtLaunch) -> dict[int, int]:
+    """The blocks that add up the partial sums of each step that has some, by its index."""
+    blocks = -(-at.problem.n // PARTIAL_COLUMNS)
+    return {index: blocks * at.vectors(index) for index in _with_partials(at.spec)}
+
+
+def partial_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
+    """The launches that add them up, in order."""
+    return [
+        Launch(
+            f"{at.spec.name}_{partial_name(at.operation, index)}",
+            grid,
+            PARTIAL_THREADS,
+            1,
+            0,
+            values,
+            early=True,
+        )
+        for index, grid in partial_grids(at).items()
+    ]
+
+
+# ---- The second launch of `split_k` --------------------------------------------------------------
+#
+# It adds up the partial tiles of all parts of k, in one order, and has the epilogue and the store.
+# A block of one warpgroup has a chunk of a tile: 64 rows of wgmma by as few columns as the store
+# takes, so that there are enough blocks for L2's bandwidth where D is small.
+
+IN_FLIGHT = 16  # fragments of parts, 4 registers each, that a thread reads at a time
+FRAGMENT = 8  # columns of wgmma
+
+
+def parts_at_once(layout: ProductLayout) -> int:
+    """Parts of k that a thread reads at a time: all fragments of its chunk of each."""
+    return max(1, IN_FLIGHT * FRAGMENT // layout.chunk_columns)
+
+
+def reduction_launches(at: AtLaunch, values: Mapping[str, Value]) -> list[Launch]:
+    """The launch that adds up, where there are parts; ProblemError for too many blocks of it."""
+    schedule, layout, problem = at.schedule, at.layout, at.problem
+    if schedule.split_k == 1:
+        return []
+    chunks = schedule.rows // WGMMA_M * (schedule.columns // layout.chunk_columns)
+    grid = tiles(schedule, problem) * schedule.multicast * chunks
+    n = f"m {problem.m}, n {problem.n}, batches {problem.batches}"
+    limits.refuse_beyond({f"{n}: blocks that add up parts of k": grid})
+    return [
+        Launch(
+            f"{at.spec.name}_reduction",
+            grid,
+            WARPGROUP,
+            1,
+            layout.reduction_bytes,
+            values,
+            early=True,
+        )
     ]

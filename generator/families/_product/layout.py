@@ -37,7 +37,7 @@ class ProductLayout:
     registers: int  # that a consumer's thread is expected to need
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
-    reduced: bool  # a second launch finishes D: see reduction.py
+    reduced: bool  # a second launch finishes D: see launch.py
 
     @property
     def trims_a(self) -> bool:

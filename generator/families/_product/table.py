@@ -9,8 +9,7 @@ from typing import Any, Generic, cast
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator.elements import element
-from warploom.generator.families._product.cut import cut
-from warploom.generator.families._product.problem import Extents
+from warploom.generator.families._product.launch import Extents, cut
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule, Store
 from warploom.generator.families.table import Demand, Row, ShapeT, Table
 from warploom.generator.launches import DeviceLimits

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families._product import partials, reduction
+from warploom.generator.families._product import launch
+from warploom.generator.families._product.launch import partial_name, rows_of_partial
 from warploom.generator.families._product.layout import ProductLayout, held
-from warploom.generator.families._product.parameters import partial_name
-from warploom.generator.families._product.problem import rows_of_partial
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.wgmma import WARPGROUP
 
@@ -22,16 +21,16 @@ def context(
         "d": element(operation.d),
         "steps": [_step(operation, schedule, index) for index in range(len(operation.epilogue))],
         "rows_of_partial": rows_of_partial(schedule),
-        "total_columns": partials.COLUMNS,
-        "total_parts": partials.THREADS // partials.COLUMNS,
-        "total_threads": partials.THREADS,
+        "total_columns": launch.PARTIAL_COLUMNS,
+        "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
+        "total_threads": launch.PARTIAL_THREADS,
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),
         "split_k": schedule.split_k > 1,
         "reduction_threads": WARPGROUP,
-        "parts_at_once": reduction.parts_at_once(layout),
+        "parts_at_once": launch.parts_at_once(layout),
     }
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from warploom.generator.epilogue import Bias
 from warploom.generator.families.family import Family
 from warploom.generator.families.gemm import launch, model, rules, template
+from warploom.generator.families.gemm.launch import GemmProblem, parameters
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
-from warploom.generator.families.gemm.parameters import parameters
-from warploom.generator.families.gemm.problem import GemmProblem
 from warploom.generator.families.gemm.rules import complete
 from warploom.generator.families.gemm.schedule import (
     Accumulation,

@@ -2,21 +2,99 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from warploom.generator import limits
-from warploom.generator.families._product import partials, reduction
-from warploom.generator.families._product.launch import counted, part_workspaces
-from warploom.generator.families.gemm.layout import gemm_layout
-from warploom.generator.families.gemm.parameters import AtLaunch, parameters
-from warploom.generator.families.gemm.problem import GemmProblem
-from warploom.generator.families.gemm.schedule import GemmSpec
+from warploom.generator.families._product import SINGLE, Batches, launch
+from warploom.generator.families._product.launch import (
+    counted,
+    extents,
+    finished,
+    operand_a,
+    part_workspaces,
+    partial_grids,
+    partial_launches,
+    partial_workspaces,
+    reduction_launches,
+)
+from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
+from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.parameters import Field, ParameterBlock, block, int32, tensor_map
+from warploom.generator.tensor_maps import TensorMap
+
+
+@dataclass(frozen=True, slots=True)
+class GemmProblem:
+    """The extents of one call, and the pitch of each matrix: elements from row to row (or from
+    column to column) of the memory it lies in. `pitch_c` has one entry for each matrix that a step
+    reads or stores.
+
+    A batched operation has the number of D's batches, how those of A and B lie, and the elements
+    between the batches of D and of each step's operand that has a `batch_field`.
+    """
+
+    m: int
+    n: int
+    k: int
+    pitch_a: int
+    pitch_b: int
+    pitch_d: int
+    pitch_c: tuple[int, ...] = ()
+    batches: int = 1
+    batches_a: Batches = SINGLE
+    batches_b: Batches = SINGLE
+    batch_pitch_d: int = 0
+    batch_pitch_steps: tuple[int, ...] = ()
+
+
+class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
+    """What a GEMM's parameters are functions of."""
+
+    @cached_property
+    def layout(self) -> GemmLayout:
+        """Where everything of one block lies."""
+        return gemm_layout(self.operation, self.schedule)
+
+    def b_map(self) -> TensorMap:
+        """Of the tiles of B."""
+        problem = self.problem
+        return self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
+
+
+def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
+    """The kernel's parameter block."""
+    operation, schedule = spec.operation, spec.schedule
+    trimmed = gemm_layout(operation, schedule).trims_a
+    fields: list[Field[AtLaunch]] = [
+        *operand_a(trimmed=trimmed),
+        tensor_map("b_map", "B, in operand boxes", AtLaunch.b_map),
+        *finished(operation, schedule),
+        *extents(operation, schedule, trimmed=trimmed),
+        *(_batches(operation) if operation.batched else ()),
+    ]
+    return block(fields)
+
+
+def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:
+    steps = (step.batch_field(index) for index, step in enumerate(operation.epilogue))
+    served = "batches of D in a row that one of"
+    return [
+        *(field for field in steps if field is not None),
+        int32("batches", "of D", lambda at: at.problem.batches),
+        int32("a_batches", "of A", lambda at: at.problem.batches_a.count),
+        int32("a_repeat", f"{served} A serves", lambda at: at.problem.batches_a.repeat),
+        int32("b_batches", "of B", lambda at: at.problem.batches_b.count),
+        int32("b_repeat", f"{served} B serves", lambda at: at.problem.batches_b.repeat),
+    ]
 
 
 def workspaces(spec: GemmSpec, problem: GemmProblem) -> list[Workspace]:
     """Partial sums of columns, and of parts of tiles."""
     sums = gemm_layout(spec.operation, spec.schedule).sums_bytes
     parts = part_workspaces(spec.schedule, problem, sums)
-    return partials.workspaces(spec, problem) + parts
+    return partial_workspaces(spec, problem) + parts
 
 
 def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list[Launch]:
@@ -31,7 +109,7 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, problem, clusters))
     n = f"n {problem.n}, batches {problem.batches}"
-    limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partials.grids(at).values()})
+    limits.refuse_beyond({f"{n}: blocks of sums": grid for grid in partial_grids(at).values()})
     values = parameters(spec).values(at)
     return [
         Launch(
@@ -43,6 +121,6 @@ def launches(spec: GemmSpec, problem: GemmProblem, device: DeviceLimits) -> list
             parameters=values,
             early=True,
         ),
-        *reduction.launches(at, values),
-        *partials.launches(at, values),
+        *reduction_launches(at, values),
+        *partial_launches(at, values),
     ]

@@ -16,9 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
-from warploom.generator.families._product.cut import cut
-from warploom.generator.families._product.problem import parts_of_k
-from warploom.generator.families._product.reduction import parts_at_once
+from warploom.generator.families._product.launch import cut, parts_at_once, parts_of_k
 from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from warploom.generator.elements import element
-from warploom.generator.families._product.cut import MOST_BLOCKS
-from warploom.generator.families._product.problem import tiles
+from warploom.generator.families._product.launch import MOST_BLOCKS, tiles
 from warploom.generator.families._product.table import ProductTable
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape

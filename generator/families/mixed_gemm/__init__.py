@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from warploom.generator.families.family import Family
-from warploom.generator.families.mixed_gemm import launch, rules, schedule_rules, template
+from warploom.generator.families.mixed_gemm import launch, rules, template
+from warploom.generator.families.mixed_gemm.launch import (
+    MixedGemmProblem,
+    MixedGemmShape,
+    cells,
+    parameters,
+)
 from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
 from warploom.generator.families.mixed_gemm.operation import Format, MixedGemmOperation
-from warploom.generator.families.mixed_gemm.parameters import parameters
-from warploom.generator.families.mixed_gemm.problem import MixedGemmProblem, MixedGemmShape, cells
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
 from warploom.generator.families.mixed_gemm.table import MixedGemmTable
 
@@ -30,8 +34,8 @@ class MixedGemm(Family[MixedGemmOperation, MixedGemmSchedule, MixedGemmShape, Mi
     table = MixedGemmTable()
 
     operation_reasons = staticmethod(rules.operation_reasons)
-    schedule_reasons = staticmethod(schedule_rules.schedule_reasons)
-    complete = staticmethod(schedule_rules.complete)
+    schedule_reasons = staticmethod(rules.schedule_reasons)
+    complete = staticmethod(rules.complete)
     cells = staticmethod(cells)
     parameters = staticmethod(parameters)
     context = staticmethod(template.context)

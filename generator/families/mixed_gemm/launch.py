@@ -2,16 +2,180 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
-from warploom.generator import limits
-from warploom.generator.families._product import partials
-from warploom.generator.families._product.launch import counted, part_workspaces
-from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout
-from warploom.generator.families.mixed_gemm.parameters import AtLaunch, parameters
-from warploom.generator.families.mixed_gemm.problem import MixedGemmProblem
-from warploom.generator.families.mixed_gemm.schedule import MixedGemmSpec
+from warploom.generator import configurations, limits
+from warploom.generator.elements import element
+from warploom.generator.families._product import SINGLE, Batches, launch
+from warploom.generator.families._product.cells import layers
+from warploom.generator.families._product.launch import (
+    MOST_BLOCKS,
+    MOST_PARTS,
+    Cut,
+    Extents,
+    counted,
+    extents,
+    finished,
+    operand_a,
+    part_workspaces,
+    partial_grids,
+    partial_launches,
+    partial_workspaces,
+    tiles,
+)
+from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
+from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
+from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
+from warploom.generator.parameters import Field, ParameterBlock, block, int32, pointer
+from warploom.generator.shapes import Shape
+from warploom.generator.slabs import DEPTH, ROWS
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MixedGemmShape(Shape):
+    """A [m, k] by W [n, k]; batches of A are rows of it."""
+
+    calls: ClassVar[frozenset[str]] = frozenset({"m"})
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        """4096x6144x4096."""
+        return f"{self.m}x{self.n}x{self.k}"
+
+    @property
+    def batches(self) -> int:
+        """There is one product."""
+        return 1
+
+
+def cells(
+    operation: MixedGemmOperation, model: str | None, rows: Sequence[int]
+) -> list[MixedGemmShape]:
+    """The weights of a model, or those that are measured, where they are of whole groups."""
+    listed = configurations.cells()["mixed_gemm"]
+    weights = layers(model) if model else listed["weights"]
+    whole = [(n, k) for n, k in weights if k % (operation.group or 1) == 0]
+    return [MixedGemmShape(m, n, k) for n, k in whole for m in rows or listed["m"]]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedGemmProblem:
+    """The extents of one call, and the pitch of each matrix: elements from row to row of the memory
+    it lies in. `pitch_c` has one entry for each matrix that a step reads or stores.
+
+    W lies in slabs that are full, whatever n and k are: see generator/slabs.py.
+    """
+
+    m: int
+    n: int
+    k: int
+    pitch_a: int
+    pitch_d: int
+    pitch_c: tuple[int, ...] = ()
+
+    @property
+    def batches(self) -> int:
+        """There is one product."""
+        return 1
+
+    @property
+    def batches_a(self) -> Batches:
+        """A is one matrix."""
+        return SINGLE
+
+    @property
+    def batch_pitch_d(self) -> int:
+        """D is one matrix."""
+        return 0
+
+    @property
+    def batch_pitch_steps(self) -> tuple[int, ...]:
+        """What steps read has no batches of its own."""
+        return ()
+
+
+FEW_WAVES = 4  # of tiles: all of them are cut
+EXCHANGE = 5  # k tiles in the time of which a part is left, found and added, as measured
+
+
+def cut(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> Cut:
+    """Divide a call's tiles: each to a cluster of its own where its blocks split k.
+
+    With stream-K all tiles are cut, wherever that is: a range of slabs lies in memory in one piece,
+    and a part of few rows of A is small. Where tiles make many waves, those of one wave and of what
+    is left over are.
+    """
+    count, k_tiles = tiles(schedule, problem), -(-problem.k // schedule.tile[2])
+    if schedule.split > 1:
+        return Cut(count, 0, count, -(-k_tiles // schedule.split))
+    clusters = device.clusters(1) * schedule.blocks
+    whole = Cut(min(count, clusters), 0, count, k_tiles)
+    if not schedule.stream_k:
+        return whole
+    clusters = min(clusters, MOST_BLOCKS * schedule.blocks)
+    if count < FEW_WAVES * clusters:
+        ranges = min(clusters, MOST_PARTS * count, count * k_tiles)
+        found = Cut(max(1, ranges), count, count, k_tiles)
+    else:
+        found = Cut(clusters, count % clusters + clusters, count, k_tiles)
+    counted = found.tiles * k_tiles * found.clusters <= limits.LARGEST  # as the kernel does
+    return found if counted else whole
+
+
+def waves(schedule: MixedGemmSchedule, problem: Extents, device: DeviceLimits) -> float:
+    """How much of D the busiest multiprocessor gets, in tiles of 64 by 64."""
+    found, each = cut(schedule, problem, device), schedule.row_blocks * schedule.tile[0] / 64
+    if schedule.split > 1:
+        return -(-found.clusters * schedule.split // device.multiprocessors) / schedule.split * each
+    lost = EXCHANGE / found.k_tiles if found.tiles else 0
+    return (found.waves + lost) * schedule.blocks * each
+
+
+class AtLaunch(launch.AtLaunch[MixedGemmOperation, MixedGemmSchedule, MixedGemmProblem]):
+    """What a product's parameters are functions of."""
+
+    @cached_property
+    def layout(self) -> MixedGemmLayout:
+        """Where everything of one block lies."""
+        return mixed_gemm_layout(self.operation, self.schedule)
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How tiles go to clusters."""
+        return cut(self.schedule, self.problem, self.device)
+
+
+def parameters(spec: MixedGemmSpec) -> ParameterBlock[AtLaunch]:
+    """The kernel's parameter block."""
+    operation, schedule = spec.operation, spec.schedule
+    fields: list[Field[AtLaunch]] = [
+        *operand_a(trimmed=True),
+        pointer("b", "const uint8_t", "W, in slabs"),
+        *_channels(operation),
+        *finished(operation, schedule),
+        *extents(operation, schedule, trimmed=True),
+        int32("row_blocks", "of 64 rows of W", lambda at: -(-at.problem.n // ROWS)),
+        int32("slabs", "of k, in each of them", lambda at: -(-at.problem.k // DEPTH)),
+    ]
+    return block(fields)
+
+
+def _channels(operation: MixedGemmOperation) -> list[Field[AtLaunch]]:
+    """Scales and zero points of rows, where they have one for all k."""
+    if operation.group:
+        return []
+    cpp = element(operation.scale).cpp
+    fields: list[Field[AtLaunch]] = [pointer("channel_scales", f"const {cpp}", "of rows of W")]
+    if operation.weight.has_zeros:
+        fields.append(pointer("channel_zeros", "const uint8_t", "likewise"))
+    return fields
 
 
 def workspaces(spec: MixedGemmSpec, problem: MixedGemmProblem) -> list[Workspace]:
@@ -19,7 +183,7 @@ def workspaces(spec: MixedGemmSpec, problem: MixedGemmProblem) -> list[Workspace
     sums = mixed_gemm_layout(spec.operation, spec.schedule).sums_bytes
     parts = part_workspaces(spec.schedule, problem, sums)
     every = [replace(one, bytes=one.bytes * spec.schedule.blocks) for one in parts]
-    return partials.workspaces(spec, problem) + every
+    return partial_workspaces(spec, problem) + every
 
 
 def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimits) -> list[Launch]:
@@ -33,7 +197,7 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
     at = AtLaunch(spec, problem, device)
     clusters = at.cut.clusters
     limits.refuse_beyond(counted(schedule, problem, clusters))
-    grids = partials.grids(at)
+    grids = partial_grids(at)
     limits.refuse_beyond({f"n {problem.n}: blocks of sums": grid for grid in grids.values()})
     values = parameters(spec).values(at)
     return [
@@ -46,5 +210,5 @@ def launches(spec: MixedGemmSpec, problem: MixedGemmProblem, device: DeviceLimit
             parameters=values,
             early=True,
         ),
-        *partials.launches(at, values),
+        *partial_launches(at, values),
     ]

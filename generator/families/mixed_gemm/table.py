@@ -7,9 +7,8 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.families._product.table import ProductTable
-from warploom.generator.families.mixed_gemm.cut import waves
+from warploom.generator.families.mixed_gemm.launch import MixedGemmShape, waves
 from warploom.generator.families.mixed_gemm.operation import MixedGemmOperation
-from warploom.generator.families.mixed_gemm.problem import MixedGemmShape
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule
 from warploom.generator.families.table import Feature, Row
 from warploom.generator.launches import DeviceLimits

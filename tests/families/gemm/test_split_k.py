@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.epilogue import ColumnSum
 from warploom.generator.families import family
-from warploom.generator.families._product.problem import tiles
-from warploom.generator.families._product.reduction import parts_at_once
+from warploom.generator.families._product.launch import parts_at_once, tiles
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, GemmShape
 from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.tailored import tailored

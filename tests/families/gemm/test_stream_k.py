@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.generator.families import family
-from warploom.generator.families._product.cut import MOST_PARTS, cut
+from warploom.generator.families._product.launch import MOST_PARTS, cut
 from warploom.generator.families.gemm import GemmOperation, GemmProblem, GemmSchedule, GemmShape
 from warploom.generator.launches import DeviceLimits
 from warploom.generator.limits import LARGEST

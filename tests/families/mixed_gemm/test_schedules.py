@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from warploom.generator.architectures import architecture
 from warploom.generator.epilogue import Activation, Amax, Bias, Residual, Scale
 from warploom.generator.families import family
-from warploom.generator.families._product.cut import MOST_PARTS
+from warploom.generator.families._product.launch import MOST_PARTS
 from warploom.generator.families.mixed_gemm import (
     Format,
     MixedGemmOperation,
@@ -21,7 +21,7 @@ from warploom.generator.families.mixed_gemm import (
     MixedGemmSchedule,
     MixedGemmShape,
 )
-from warploom.generator.families.mixed_gemm.cut import cut
+from warploom.generator.families.mixed_gemm.launch import cut
 from warploom.generator.families.mixed_gemm.layout import mixed_gemm_layout, room
 from warploom.generator.formats import FORMATS, activations_of
 from warploom.generator.launches import NO_GPU, DeviceLimits

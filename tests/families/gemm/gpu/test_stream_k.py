@@ -13,7 +13,7 @@ import torch
 from gemm_cases import short
 
 from warploom.generator.artifact import Artifact
-from warploom.generator.families._product.cut import cut
+from warploom.generator.families._product.launch import cut
 from warploom.generator.families.gemm import GemmOperation, GemmSchedule, GemmShape
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import driver

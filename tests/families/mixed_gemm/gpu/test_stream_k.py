@@ -11,7 +11,7 @@ import torch
 from mixed_cases import SIMPLE, short
 
 from warploom.generator.families.mixed_gemm import MixedGemmShape
-from warploom.generator.families.mixed_gemm.cut import cut
+from warploom.generator.families.mixed_gemm.launch import cut
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import driver
 from warploom.runtime.launch_plan import LaunchPlan
