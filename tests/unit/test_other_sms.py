@@ -47,7 +47,8 @@ GIVEN = {
 def specs(name: str) -> tuple[KernelSpec, ...]:
     """Kernels of a family's samples and table, some of each operation."""
     own = [spec for spec in samples() if spec.operation.family == name]
-    every = dict.fromkeys((*own, *tabled({spec.operation for spec in own})))
+    operations = dict.fromkeys(spec.operation for spec in own)  # in one order, as a set is not
+    every = dict.fromkeys((*own, *tabled(operations)))
     return tuple(islice(every, 0, None, max(1, len(every) // EACH)))
 
 
