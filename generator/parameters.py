@@ -38,7 +38,7 @@ class Kind(Enum):
 
     def __init__(self, size: int, notation: str) -> None:
         self.size = size  # bytes
-        self.notation = notation  # of Python's struct module
+        self.format = notation  # of Python's struct module
         self.alignment = _ALIGNMENT if notation == "128s" else size
 
 
@@ -120,7 +120,7 @@ class ParameterBlock(Generic[AtT]):
     def _packer(self) -> struct.Struct:
         text, end = "<", 0
         for field in self.fields:
-            text += f"{self.offsets[field.name] - end}x{field.kind.notation}"
+            text += f"{self.offsets[field.name] - end}x{field.kind.format}"
             end = self.offsets[field.name] + field.kind.size
         return struct.Struct(f"{text}{self.size - end}x")
 

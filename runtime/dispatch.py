@@ -3,9 +3,9 @@
 In this order: the given spec; the record of this very problem; the record of the nearest shape of
 the same operation, whose times the model carries over; the model alone, where it was held against
 sweeps and found good enough; the table. Where the model may decide alone, a record has a say if it
-is of the same layer, or near. Where a GPU kind has no records or no model, another kind's are taken
-(near.py). It is asked once for each kind of call: plans are kept. decision.py weighs records and
-model; no shape is decided by a branch here.
+is of the same layer, or near. Where a GPU kind has no records or no model, another kind's are
+taken. A kernel is chosen once for each kind of call: plans are kept. decision.py finds and weighs
+records and model; no shape is decided by a branch here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from warploom.generator.records import Record
 from warploom.generator.shapes import Shape
 from warploom.generator.specification import KernelSpec, Operation, Schedule, parse_name
 from warploom.runtime.bounded import remember
-from warploom.runtime.decision import Asked, Choice, carried, modelled, recorded
-from warploom.runtime.near import near
+from warploom.runtime.decision import Asked, Choice, carried, modelled, near, recorded
 from warploom.runtime.records import environment, known, lent
 from warploom.runtime.tensors import shown
 

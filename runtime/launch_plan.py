@@ -7,24 +7,215 @@ allocated per call on the current stream, but for those that are kept (see warpl
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from cuda.bindings import driver as cuda
 
+from warploom.errors import ProblemError
 from warploom.generator.families import family
-from warploom.generator.launches import Launch, Workspace
+from warploom.generator.launches import Address, Argument, Launch, Value, Workspace
+from warploom.generator.parameters import ParameterBlock
 from warploom.generator.specification import KernelSpec
+from warploom.generator.tensor_maps import LARGEST_EXTENT, PITCH_BYTES, PITCH_END, TensorMap
 from warploom.runtime import driver, kept
 from warploom.runtime.bounded import remember
 from warploom.runtime.counters import launch_numbers
 from warploom.runtime.kernel import Kernel, Prepared, kernel
 from warploom.runtime.operands import maker, without_memory
-from warploom.runtime.template import POINTER, Bound, Template
+
+# ---- Tensor maps ---------------------------------------------------------------------------------
+
+_SWIZZLES = {
+    128: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    64: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+    32: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+    16: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+}
+_PROMOTIONS = {
+    0: cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+    64: cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+    128: cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    256: cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+}
+_MAP_BYTES = 128  # sizeof(CUtensorMap)
+
+
+def encode(request: TensorMap, pointer: int) -> bytes:
+    """Return the 128 bytes of the tensor map of `request` over the tensor at `pointer`.
+
+    Raises ProblemError where TMA cannot address the tensor; dispatch never asks for that, but for
+    extents and pitches that are too large.
+    """
+    if not request.fits(pointer):
+        raise _refused(request, pointer)
+    data_type = getattr(
+        cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{request.element.tensor_map}"
+    )
+    result = cuda.cuTensorMapEncodeTiled(
+        data_type,
+        len(request.extents),
+        pointer,
+        [cuda.cuuint64_t(extent) for extent in request.extents],
+        [cuda.cuuint64_t(pitch) for pitch in request.pitches],
+        [cuda.cuuint32_t(extent) for extent in request.box],
+        [cuda.cuuint32_t(1)] * len(request.extents),
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        _SWIZZLES[request.span],
+        _PROMOTIONS[request.promotion],
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if result[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:  # whatever else TMA does not take
+        raise _refused(request, pointer)
+    return ctypes.string_at(driver.check(result).getPtr(), _MAP_BYTES)
+
+
+def replace(request: TensorMap, place: int, pointer: int) -> None:
+    """Let the tensor map of `request` that lies at the address `place` be one of `pointer`.
+
+    Its bytes are then those of `encode`, at a small part of the host's time. Raises ProblemError
+    where TMA cannot address the tensor there.
+    """
+    if pointer % PITCH_BYTES:  # all else that `fits` asks does not depend on the address
+        raise _refused(request, pointer)
+    result = cuda.cuTensorMapReplaceAddress(cuda.CUtensorMap(place), pointer)
+    if result[0]:  # the driver's success is 0
+        if result[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
+            raise _refused(request, pointer)
+        driver.check(result)
+
+
+def _refused(request: TensorMap, pointer: int) -> ProblemError:
+    return ProblemError(
+        f"{request.tensor} at {pointer:#x}, pitches {request.pitches} bytes, "
+        f"extents {request.extents}",
+        rule=f"must be as TMA takes it: address and pitches multiples of {PITCH_BYTES} bytes, "
+        f"pitches below {PITCH_END} bytes, extents of 1 to {LARGEST_EXTENT}",
+        fix="pad the rows or copy the tensor to smaller strides; leave `spec` out so that a "
+        "fitting kernel is chosen",
+    )
+
+
+# ---- Parameter blocks ----------------------------------------------------------------------------
+#
+# Those of a plan's launches are made once; calls at other addresses copy them. To encode a tensor
+# map costs 6 us of the host's time; to replace the address in a copy of it, which the driver does,
+# half of one. What is kept of a call are objects that the garbage collector does not follow:
+# thousands of those made it look through the whole process in the midst of a step.
+
+# Memory, and the address in it of a pointer to the parameter block of each launch.
+Bound = tuple[bytearray, int]
+
+POINTER = 8  # bytes, from one launch's pointer to the next's
+_MAP_ALIGN = 128  # of CUtensorMap in the headers of CUDA 13
+_pointer = struct.Struct("<Q")
+
+
+class Template:
+    """The blocks of `launches`, which all are laid out as `block`, at addresses yet to come.
+
+    `tensors` and `scalars` name, in order, what `bind` is given.
+    """
+
+    def __init__(
+        self,
+        block: ParameterBlock,
+        launches: Sequence[Launch],
+        tensors: Sequence[str],
+        scalars: Sequence[str],
+    ) -> None:
+        mappings: list[Mapping[str, Value]] = []  # most plans have one, that all launches read
+        for launch in launches:
+            if launch.parameters not in mappings:
+                mappings.append(launch.parameters)
+        self._first = (
+            -(-POINTER * len(launches) // _MAP_ALIGN) * _MAP_ALIGN
+        )  # the first block begins here
+        self._shared = [mappings.index(launch.parameters) for launch in launches]
+        self._parts = [_Part(block, each, tensors, scalars) for each in mappings]
+        self._size = block.size
+        self._counts = len(tensors), len(scalars)
+
+    def bind(self, addresses: Sequence[int], scalars: Sequence[float]) -> Bound:
+        """Return the blocks for these addresses and scalars; nothing changes them afterwards.
+
+        Raises ProblemError where TMA cannot address a tensor. There must be a context.
+        """
+        if (len(addresses), len(scalars)) != self._counts:
+            raise ValueError(f"{addresses} and {scalars} are not {self._counts} in number")
+        size, parts = self._size, self._parts
+        memory = bytearray(self._first + size * len(parts) + _MAP_ALIGN)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start = -base % _MAP_ALIGN
+        blocks = start + self._first
+        for index, part in enumerate(parts):
+            part.write(memory, base, blocks + index * size, addresses, scalars)
+        for index, shared in enumerate(self._shared):
+            _pointer.pack_into(memory, start + index * POINTER, base + blocks + shared * size)
+        return memory, base + start
+
+
+class _Part:
+    """One block: what stays of it, and which fields hold what of a call."""
+
+    def __init__(
+        self,
+        block: ParameterBlock,
+        parameters: Mapping[str, Value],
+        tensors: Sequence[str],
+        scalars: Sequence[str],
+    ) -> None:
+        place = {name: index for index, name in enumerate(tensors)}
+        self._block = block
+        self._maps: list[tuple[str, int, TensorMap, int]] = []
+        self._addresses: list[tuple[str, int]] = []
+        self._scalars: list[tuple[str, int]] = []
+        self._values: dict[str, bytes | int | float] = {}
+        self._encoded: dict[str, bytes] | None = None  # at the addresses that came first
+        for name, value in parameters.items():
+            match value:
+                case TensorMap():
+                    self._maps.append((name, block.offsets[name], value, place[value.tensor]))
+                case Address():
+                    self._addresses.append((name, place[value.tensor]))
+                case Argument():
+                    self._scalars.append((name, list(scalars).index(value.name)))
+                case _:
+                    self._values[name] = value
+
+    def write(
+        self,
+        memory: bytearray,
+        base: int,
+        start: int,
+        addresses: Sequence[int],
+        scalars: Sequence[float],
+    ) -> None:
+        """Write the block into `memory`, which lies at `base`, from the byte `start` on."""
+        encoded = self._encoded
+        if encoded is None:
+            encoded = {
+                name: encode(request, addresses[index]) for name, _, request, index in self._maps
+            }
+            self._encoded = encoded  # by several threads at once, maybe: any of them will do
+        values = self._values | encoded
+        for name, index in self._addresses:
+            values[name] = addresses[index]
+        for name, index in self._scalars:
+            values[name] = scalars[index]
+        memory[start : start + self._block.size] = self._block.pack(values)
+        for _, offset, request, index in self._maps:
+            replace(request, base + start + offset, addresses[index])
+
+
+# ---- Plans ---------------------------------------------------------------------------------------
 
 Launches = tuple[Prepared, ...]
 Launched = tuple[Launches, Bound]

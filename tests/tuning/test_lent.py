@@ -25,7 +25,7 @@ from warploom.generator.model import load, predict, rescaled, shipped
 from warploom.generator.records import Record, Records, Timed
 from warploom.generator.specification import KernelSpec
 from warploom.generator.targets import target
-from warploom.runtime import decision, dispatch, near, records
+from warploom.runtime import decision, dispatch, records
 from warploom.tuning.autotune.api import autotune
 from warploom.tuning.autotune.keeping import Keeping
 from warploom.tuning.autotune.problem import Problem
@@ -74,7 +74,7 @@ def test_the_nearest_kind_is_the_one_with_the_most_alike_figures() -> None:
         assert name not in [one.name for one in others] and len(others) == len(KINDS) - 1
         assert distance(row, row) == 0
         assert distance(row, DEFAULT) == pytest.approx(distance(DEFAULT, row))
-    assert distance(kind(H100), kind(H200)) < near.CLOSE
+    assert distance(kind(H100), kind(H200)) < decision.CLOSE
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H20", H100, "NVIDIA H100 PCIe"])

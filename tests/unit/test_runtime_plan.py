@@ -14,7 +14,7 @@ from launch_plans import MAP, WORKSPACES, ZEROS, Kernel, encoded, make, read
 import warploom
 from warploom.errors import ProblemError
 from warploom.runtime import launch_plan as plan
-from warploom.runtime.tensor_map import encode
+from warploom.runtime.launch_plan import encode
 
 __all__ = ["encoded"]  # a fixture
 

@@ -42,9 +42,8 @@ from warploom.runtime.families.gemm.gradient_rule import (
     storing_items,
     way_of,
 )
-from warploom.runtime.launch_plan import LaunchPlan
+from warploom.runtime.launch_plan import Bound, LaunchPlan
 from warploom.runtime.plan import Plan, make, planned
-from warploom.runtime.template import Bound
 from warploom.runtime.tensors import explained
 
 Fits = Callable[..., bool]
