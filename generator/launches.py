@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -78,12 +79,12 @@ class AtLaunch(Generic[OperationT, ScheduleT, ProblemT]):
     problem: ProblemT
     device: DeviceLimits
 
-    @property
+    @cached_property
     def operation(self) -> OperationT:
         """What is computed."""
         return self.spec.operation
 
-    @property
+    @cached_property
     def schedule(self) -> ScheduleT:
         """How it is computed."""
         return self.spec.schedule

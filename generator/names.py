@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
+from itertools import repeat
 from typing import Any, Literal, get_args, get_origin
 
 from warploom.generator.architectures import ARCHITECTURES
@@ -40,7 +41,7 @@ def short(record: object) -> str:
     kind: type = type(record)
     texts = []
     for token in _tokens(kind):
-        values = [getattr(record, name) for name in token.hints]
+        values = [*map(getattr, repeat(record), token.hints)]
         usual = token.parts and values == [*token.defaults.values()]  # no word stands for one
         texts += [] if usual else [token.text(values)]
     return _joined(texts)
@@ -103,7 +104,14 @@ class _Token:
         """What stands in the name; nothing for a boolean that is false, and for no steps."""
         if values in ([False], [()]):
             return ""
-        texts = [part for value in values for part in _texts(value)]
+        texts: list[str] = []
+        for value in values:
+            if not isinstance(value, tuple):
+                texts.append(str(value))
+            elif isinstance(value[0], int):
+                texts += map(str, value)
+            else:
+                texts.append(_joined(step.token for step in value))
         return self.forms[0 if whole or len(set(texts)) > 1 else -1].format(*texts)
 
     def read(self, written: str | None) -> dict[str, object]:
@@ -189,14 +197,6 @@ def _steps(kinds: Iterable[type[Any]]) -> dict[str, Any]:
 def _is_tuple(hint: object) -> bool:
     """A tuple of so many items, not of any number."""
     return get_origin(hint) is tuple and ... not in get_args(hint)
-
-
-def _texts(value: object) -> list[str]:
-    if not isinstance(value, tuple):
-        return [str(value)]
-    if isinstance(value[0], int):
-        return [str(item) for item in value]
-    return [_joined(step.token for step in value)]
 
 
 def _joined(texts: Iterable[str]) -> str:

@@ -47,15 +47,12 @@ class Environment:
 
     def differences(self, here: Environment) -> tuple[str, ...]:
         """Why what was measured in this environment is stale `here`; empty when it is not."""
-        found = [
-            (name, getattr(self, name), getattr(here, name))
-            for name in ("gpu", "multiprocessors", "nvrtc", "revision")
-        ]
-        return tuple(
-            f"{name} {mine}, here {other}"
-            for name, mine, other in found
-            if mine != other and not (name == "nvrtc" and None in (mine, other))
-        )
+        reasons = []
+        for name in ("gpu", "multiprocessors", "nvrtc", "revision"):
+            mine, other = getattr(self, name), getattr(here, name)
+            if mine != other and not (name == "nvrtc" and None in (mine, other)):
+                reasons.append(f"{name} {mine}, here {other}")
+        return tuple(reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ class Record:
         circumstances = (str(here.multiprocessors), str(here.nvrtc), str(here.revision))
         return (*problem_key(self.operation, self.shape), *circumstances)
 
-    @property
+    @cached_property
     def contenders(self) -> tuple[Timed, ...]:
         """Every schedule that was timed, the best first, each once."""
         timed = (self.best, *self.runners_up, *((self.default,) if self.default else ()))

@@ -112,7 +112,7 @@ class OperandTile:
     @property
     def bytes(self) -> int:
         """Bytes of the tile."""
-        return self.boxes * self.box_bytes
+        return self.boxes * self.rows * self.span
 
     @property
     def leading_offset(self) -> int:

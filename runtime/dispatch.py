@@ -11,7 +11,7 @@ records and model; no shape is decided by a branch here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from warploom.errors import ProblemError, SpecificationError
@@ -162,9 +162,12 @@ def _of_record(
     requires: object,
 ) -> Mapping[Schedule, KernelSpec]:
     """The kernels of a record's schedules, of those that this call can have."""
-    every: Iterable[Schedule] = (one.schedule for one in record.contenders) if record else ()
-    found = {one: fitting(operation, shape, one, device.arch, requires) for one in every}
-    return {schedule: spec for schedule, spec in found.items() if spec}
+    specs = {}
+    for timed in record.contenders if record else ():
+        spec = fitting(operation, shape, timed.schedule, device.arch, requires)
+        if spec is not None:
+            specs[timed.schedule] = spec
+    return specs
 
 
 def _checked(spec: KernelSpec, operation: Operation, requires: object) -> KernelSpec:

@@ -145,9 +145,11 @@ PlanT = TypeVar("PlanT", bound=Plan[Any, Any])
 def draft(call: Call[DetailsT, Any], target: DeviceLimits) -> Draft[DetailsT]:
     """Check a call and choose its kernel: of operands that torch has negated, for their copies."""
     refuse_negated(call.written())
+    names = negated(call.named())
+    if not names:
+        return call.draft(target)
     drafted = laid_out_as_resolved(call).draft(target)
-    copies = (*negated(call.named()), *drafted.copies)
-    return replace(drafted, copies=tuple(dict.fromkeys(copies)))
+    return replace(drafted, copies=tuple(dict.fromkeys((*names, *drafted.copies))))
 
 
 def make(call: Call[Any, Any], kind: type[PlanT]) -> PlanT:

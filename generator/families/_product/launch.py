@@ -11,7 +11,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import launches as launch
 from warploom.generator import limits
-from warploom.generator.elements import Element, element
+from warploom.generator.elements import ELEMENTS, Element
 from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
@@ -260,7 +260,7 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         problem = self.problem
         return self.tensor_map(
             "d",
-            element(self.operation.d),
+            ELEMENTS[self.operation.d],
             ((problem.n, problem.m), problem.pitch_d),
             self.layout.store_box,
             Batches(problem.batches, problem.batch_pitch_d),
@@ -438,7 +438,7 @@ def _stored(operation: ProductOperation, schedule: ProductSchedule) -> list[Fiel
     if schedule.store == "tma":
         return [tensor_map("d_map", "D, in staging boxes", AtLaunch.d_map)]
     fields: list[Field[AtLaunch]] = [
-        pointer("d", element(operation.d).cpp, "D[m][pitch]"),
+        pointer("d", ELEMENTS[operation.d].cpp, "D[m][pitch]"),
         int64("d_pitch", "elements between rows of D", lambda at: at.problem.pitch_d),
     ]
     if operation.batched:

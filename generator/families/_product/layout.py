@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.generator.elements import element
+from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
@@ -28,6 +28,7 @@ class ProductLayout:
     """Where A's tiles, D's staging and the sums of one block lie."""
 
     a: OperandTile
+    stage_bytes: int  # operands of one stage: what its full barrier expects
     chunk_columns: int  # of wgmma, that are finished, staged and stored at a time
     store_box: tuple[int, int]  # columns and rows of D in a staging buffer; (0, 0): none
     store_span: int  # bytes of a row of the staging buffers
@@ -43,11 +44,6 @@ class ProductLayout:
     def trims_a(self) -> bool:
         """Whether tiles load no row of A past the last: their boxes have a row for each of A's."""
         return self.a.k_major
-
-    @property
-    def stage_bytes(self) -> int:
-        """Operand bytes of one stage: what its full barrier expects."""
-        raise NotImplementedError
 
     @property
     def store_bytes(self) -> int:
@@ -117,7 +113,7 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
     """
     widths = [64, 32, 16, 8]
     if schedule.store == "tma":
-        bits = element(operation.d).bits
+        bits = ELEMENTS[operation.d].bits
         spans = [8 * span // bits for span in SPANS if span >= bits]
         widths = [64, 32, 16] if schedule.swap else spans
     finished = schedule.finished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from warploom.generator import limits
 from warploom.generator.families._product import SINGLE, Batches, launch
@@ -63,6 +63,7 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
         return self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
 
 
+@lru_cache(maxsize=1024)  # each is wanted by launches, and where these are bound
 def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
     """The kernel's parameter block."""
     operation, schedule = spec.operation, spec.schedule

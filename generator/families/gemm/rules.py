@@ -8,7 +8,7 @@ from typing import Any
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
-from warploom.generator.elements import element
+from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import legal
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -23,14 +23,14 @@ CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8) for n in (1, 2, 4, 8) if m * n <= 
 
 def operation_reasons(operation: GemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
-    a, b, d = element(operation.a), element(operation.b), element(operation.d)
+    a, b, d = ELEMENTS[operation.a], ELEMENTS[operation.b], ELEMENTS[operation.d]
     plain_int32 = a.is_integer and not operation.epilogue
     return rules.broken(
         [
             None
             if a == b or (a.is_fp8 and b.is_fp8)
             else f"b {b.name}: must be of the type of a, {a.name}; only fp8 types mix",
-            legal(operation.epilogue),
+            legal(operation.epilogue) if operation.epilogue else None,
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)
                 for step in operation.epilogue
@@ -57,14 +57,13 @@ def schedule_reasons(
     """
     _, _, k = schedule.tile
     rows, columns = ("n", "m") if schedule.swap else ("m", "n")
-    bits, d_bits = element(operation.a).bits, element(operation.d).bits
+    a, d_bits = ELEMENTS[operation.a], ELEMENTS[operation.d].bits
+    wgmma_rows, wgmma_columns = schedule.rows, schedule.columns
     first = rules.broken(
         [
-            rules.one_of(f"tile {rows}", schedule.rows, (64, 128, 256)),
-            rules.wgmma_n(
-                f"tile {columns}", schedule.columns, integer=element(operation.a).is_integer
-            ),
-            rules.one_of("tile k", k, (1024 // bits,)),
+            rules.one_of(f"tile {rows}", wgmma_rows, (64, 128, 256)),
+            rules.wgmma_n(f"tile {columns}", wgmma_columns, integer=a.is_integer),
+            rules.one_of("tile k", k, (1024 // a.bits,)),
             rules.one_of("cluster", schedule.cluster, CLUSTERS),
             None
             if schedule.roles == "cooperative" or schedule.consumers == 2
@@ -82,7 +81,7 @@ def schedule_reasons(
             "takes a cluster of its own, (1, 1), and consumers that share a tile, cooperative",
             None
             if schedule.split == 1
-            else rules.multiple_of(f"tile {columns}", schedule.columns, 8 * schedule.split),
+            else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.split),
             None
             if schedule.split_k == 1
             or (schedule.split == 1 and not schedule.stream_k and schedule.roles == "cooperative")
@@ -98,7 +97,7 @@ def schedule_reasons(
     if first:  # what follows would divide by them
         return first
     layout = gemm_layout(operation, schedule)
-    blocks = rules.multiple_of(f"tile {rows}", schedule.rows, WGMMA_M * schedule.sharing)
+    blocks = rules.multiple_of(f"tile {rows}", wgmma_rows, WGMMA_M * schedule.sharing)
     return rules.broken(
         [
             None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 from warploom.generator import configurations, limits
@@ -152,6 +152,7 @@ class AtLaunch(launch.AtLaunch[MixedGemmOperation, MixedGemmSchedule, MixedGemmP
         return cut(self.schedule, self.problem, self.device)
 
 
+@lru_cache(maxsize=1024)  # each is wanted by launches, and where these are bound
 def parameters(spec: MixedGemmSpec) -> ParameterBlock[AtLaunch]:
     """The kernel's parameter block."""
     operation, schedule = spec.operation, spec.schedule

@@ -43,11 +43,6 @@ class MixedGemmLayout(ProductLayout):
     exchange_bytes: int  # of sums that sources leave for each other
 
     @property
-    def stage_bytes(self) -> int:
-        """Bytes of one stage: what its full barrier expects."""
-        return self.panels * self.a.bytes + self.slabs * self.slab.bytes
-
-    @property
     def fixed_bytes(self) -> int:
         """Everything but the stages."""
         return self.store_bytes + self.exchange_bytes + BARRIER_BYTES
@@ -73,8 +68,12 @@ def mixed_gemm_layout(
     elif schedule.store == "tma":  # stages need the room, and sums the registers
         columns = min(columns, 16 if fragments >= MANY_FRAGMENTS else 32)
     box = store_box(schedule, columns)
+    tile = operand_tile(a, k_major=True, extent=m, tile_k=PANEL_BITS // a.bits, blocks=1)
+    slab, panels = operation.slab, k * a.bits // PANEL_BITS
+    slabs = schedule.row_blocks * (k // DEPTH)
     return MixedGemmLayout(
-        a=operand_tile(a, k_major=True, extent=m, tile_k=PANEL_BITS // a.bits, blocks=1),
+        a=tile,
+        stage_bytes=panels * tile.bytes + slabs * slab.bytes,
         chunk_columns=columns,
         store_box=box,
         store_span=box[0] * element(operation.d).bits // 8,
@@ -85,9 +84,9 @@ def mixed_gemm_layout(
         register_budget=most,
         parts_in_flight=4,
         reduced=schedule.split_k > 1,
-        slab=operation.slab,
-        panels=k * a.bits // PANEL_BITS,
-        slabs=schedule.row_blocks * (k // DEPTH),
+        slab=slab,
+        panels=panels,
+        slabs=slabs,
         fragments=fragments,
         group_steps=steps,
         exchange_bytes=_exchanged(schedule, 16 * WARPGROUP * fragments),

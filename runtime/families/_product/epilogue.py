@@ -150,6 +150,8 @@ def bind(
     All batches of D are rows of one matrix unless it is `batched`, or an operand can be read beside
     batches only. Raises ProblemError naming the item, the rule and the fix.
     """
+    if not listed:
+        return BoundEpilogue((), (), (), (), (), paired=True, batched=batched, columns=n)
     check_items(listed)
     at, bound = Extents(batches, m, n), list[tuple[Item, EpilogueStep, torch.Tensor | None]]()
     for item in listed:

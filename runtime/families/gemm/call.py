@@ -146,14 +146,6 @@ def _check_accumulate_into(b: torch.Tensor, into: torch.Tensor) -> None:
     refuse_repeated("accumulate_into", into)
 
 
-def named(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, listed: Sequence[Item]
-) -> list[tuple[str, object]]:
-    """The tensors of a call, by the names that messages have for them."""
-    read = [(item[0], item[1]) for item in listed if isinstance(item[1], torch.Tensor)]
-    return [("a", a), ("b", b), ("out", out), *read]
-
-
 INPUTS: tuple[str, ...] = get_args(get_type_hints(GemmOperation)["a"])
 
 
@@ -381,7 +373,8 @@ class GemmCall:
 
     def named(self) -> Named:
         """The tensors of the call, by the names that messages have for them."""
-        return named(self.a, self.b, self.out, self.listed)
+        read = [(item[0], item[1]) for item in self.listed if isinstance(item[1], torch.Tensor)]
+        return [("a", self.a), ("b", self.b), ("out", self.out), *read]
 
     def written(self) -> Named:
         """The tensors that are given for a kernel to write."""
@@ -449,7 +442,7 @@ class GemmCall:
     def check(self, details: CheckedCall, results: torch.Tensor) -> None:
         """Raise ProblemError for memory that is missing or shared, and for numbers not finite."""
         a, b, listed = self.a, self.b, self.listed
-        require_memory(named(a, b, results, listed))
+        require_memory(self.named())  # results that are new have some
         check_apart(results, (("a", a), ("b", b)), listed)
         epilogue.check_finite(listed)
 
