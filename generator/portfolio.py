@@ -24,12 +24,15 @@ def legal(
 def listed(
     row: Row, operation: Operation, shape: Shape, arch: str, requires: object = None
 ) -> KernelSpec:
-    """The kernel of a row of the table, in the first way that is legal; else SpecificationError."""
+    """The kernel of a row of the table for a legal operation, in the first way that is legal.
+
+    SpecificationError where none is.
+    """
     described = family(operation.family)
     refusal: SpecificationError | None = None
     for fields in described.table.fields(row, operation, shape, requires):
         try:
-            return KernelSpec(arch, operation, described.complete(arch, operation, fields))
+            return KernelSpec.of_legal(arch, operation, described.complete(arch, operation, fields))
         except SpecificationError as error:
             refusal = error
     raise refusal or SpecificationError(f"{row}")
