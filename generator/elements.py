@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from warploom.errors import UnknownNameError
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element type. A row leaves out what there is not: wgmma's operands, a conversion."""
+    """One element type. A row leaves out what there is not: wgmma's operands, a conversion.
+
+    bytes        of one element
+    is_fp8       true for the 8-bit floats, which wgmma multiplies in any mixture
+    is_integer   true for int8 and int32
+    """
 
     name: str
     bits: int
@@ -19,21 +24,14 @@ class Element:
     wgmma: str = ""  # operand type in wgmma.mma_async
     wgmma_k: int = 0  # the instruction's k: 32 bytes of operand (PTX ISA, wgmma shapes)
     convert: str = ""  # PTX from fp32, of two values where it packs them
+    bytes: int = field(init=False, repr=False, compare=False)
+    is_fp8: bool = field(init=False, repr=False, compare=False)
+    is_integer: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element."""
-        return self.bits // 8
-
-    @property
-    def is_fp8(self) -> bool:
-        """True for the 8-bit floats, which wgmma multiplies in any mixture."""
-        return self.name in ("e4m3", "e5m2")
-
-    @property
-    def is_integer(self) -> bool:
-        """True for int8 and int32."""
-        return self.name.startswith("int")
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bytes", self.bits // 8)
+        object.__setattr__(self, "is_fp8", self.name in ("e4m3", "e5m2"))
+        object.__setattr__(self, "is_integer", self.name.startswith("int"))
 
 
 # fmt: off

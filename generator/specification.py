@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Generic, Protocol, Self
 
 from typing_extensions import TypeVar  # whose variables have defaults
@@ -24,13 +24,21 @@ from warploom.generator.knob import knobs, stored_names
 def counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
     """What of a dataclass, or of a field's value, its identity is made of."""
     if is_dataclass(value):
-        said, stored, content = knobs(type(value)), stored_names(type(value)), {}
-        for one in fields(value):
+        kind: type = type(value)
+        content: dict[str, Any] = {}
+        for one, stored, later in _identifying(kind):
             item = getattr(value, one.name)
-            if not (said[one.name].later and item == one.default):
-                content[stored[one.name]] = item if isinstance(item, str | int) else counted(item)
+            if not (later and item == one.default):
+                content[stored] = item if isinstance(item, str | int) else counted(item)
         return content
     return [counted(one) for one in value] if isinstance(value, tuple) else value
+
+
+@cache
+def _identifying(kind: type) -> tuple[tuple[Field[Any], str, bool], ...]:
+    """The fields of a dataclass, the names that they are stored by, and whether each joined later."""
+    said, stored = knobs(kind), stored_names(kind)
+    return tuple((one, stored[one.name], said[one.name].later) for one in fields(kind))
 
 
 class Operation(Protocol):
@@ -81,7 +89,7 @@ class KernelSpec(Generic[OperationT, ScheduleT]):
             raise _illegal(reasons)
 
     @classmethod
-    def of_legal(cls, arch: str, operation: OperationT, schedule: ScheduleT) -> Self:
+    def of_legal(cls, arch: str, operation: Operation, schedule: Schedule) -> Self:
         """Return the spec of an operation that was found legal before: its schedule is checked.
 
         Raises SpecificationError for a schedule that is not legal.

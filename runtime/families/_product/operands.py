@@ -226,7 +226,7 @@ def result_type(
         return asked
     if out is not None:
         return out.dtype
-    name = name_of(a.dtype, "a")
+    name = NAMES.get(a.dtype) or name_of(a.dtype, "a")  # which raises
     if name == "int8" and not has_epilogue:
         return torch.int32
     return a.dtype if ELEMENTS[name].bits == 16 else torch.bfloat16
