@@ -36,7 +36,7 @@ def counted(value: Any) -> Any:  # noqa: ANN401 (a field's)
 
 @cache
 def _identifying(kind: type) -> tuple[tuple[Field[Any], str, bool], ...]:
-    """The fields of a dataclass, the names that they are stored by, and whether each joined later."""
+    """The fields of a dataclass, the name each is stored by and whether it joined later."""
     said, stored = knobs(kind), stored_names(kind)
     return tuple((one, stored[one.name], said[one.name].later) for one in fields(kind))
 
