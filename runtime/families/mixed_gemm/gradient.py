@@ -7,7 +7,7 @@ they are not only added to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,19 +87,36 @@ def keep(
     needed: Sequence[bool],
 ) -> None:
     """Save what the gradients of a call need; `read` are a and the items' tensors."""
-    flat, parts = flatten(listed), weight.tensors()
-    how = Differentiated(
+    how = differentiated(weight, listed, read[0].dtype, needed)
+    save(ctx, how, weight.tensors().values(), read)
+
+
+def differentiated(
+    weight: PackedWeight, listed: Sequence[Item], dtype: torch.dtype, needed: Sequence[bool]
+) -> Differentiated:
+    """Return how a call with an a of this type is differentiated in what is `needed`."""
+    flat = flatten(listed)
+    return Differentiated(
         metadata=weight.metadata,
-        names=tuple(parts),
+        names=tuple(weight.tensors()),
         words=tuple(flat.words),
         numbers=tuple(flat.numbers),
         needed=tuple(needed),
-        of_a=read[0].dtype,
+        of_a=dtype,
     )
+
+
+def save(
+    ctx: Any,  # noqa: ANN401
+    how: Differentiated,
+    weight: Iterable[torch.Tensor],
+    read: Sequence[torch.Tensor],
+) -> None:
+    """Save the weight's tensors, and of a and the items' tensors what is read again."""
     ctx.set_materialize_grads(False)
     ctx.how = how
-    a = [read[0]] if how.recomputed else []
-    ctx.save_for_backward(*parts.values(), *read[1:], *a)
+    a = read[:1] if how.recomputed else ()
+    ctx.save_for_backward(*weight, *read[1:], *a)
 
 
 def gradients(ctx: Any, dd: torch.Tensor | None) -> Found:  # noqa: ANN401

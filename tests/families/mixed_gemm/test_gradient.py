@@ -12,6 +12,7 @@ from mixed_samples import E4M3, FP32, K, N, random, sample
 import warploom
 from warploom.errors import ProblemError
 from warploom.quantization import PackedWeight
+from warploom.runtime.families.mixed_gemm import layer
 
 Leaves = dict[str, torch.Tensor]
 
@@ -126,3 +127,36 @@ def test_activations_of_8_bits_have_gradients_too() -> None:
     torch.testing.assert_close(
         a.grad.float(), exact.sum(0).expand(4, K).float(), rtol=0.07, atol=0.1
     )
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+def test_a_layer_differentiates_calls_alike_without_making_them(
+    activation: str | None, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, _ = sample()
+    calls, call = layer.Layer(), layer.Call(weight.metadata, activation, biased=biased)
+    x, bias, dd = leaf(random(2, 3, K)), leaf(random(N, seed=2)), random(2, 3, N, seed=4)
+    wanted = (x, bias) if biased else (x,)
+    read = (x, *weight.tensors().values(), *wanted[1:])
+    d = warploom.mixed_gemm(x, weight, bias=bias if biased else None, activation=activation)
+    exact = d, *torch.autograd.grad(d, wanted, dd)
+
+    def results(d: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        assert d is not None
+        return d, *torch.autograd.grad(d, wanted, dd)
+
+    assert all(map(torch.equal, results(calls.call(call, read)), exact))
+    monkeypatch.setattr(layer, "planned", None)  # nothing is looked up
+    assert all(map(torch.equal, results(calls.again(call, read)), exact))
+    with torch.no_grad():
+        assert calls.again(call, read) is None  # which is another kind of call
+
+
+def test_a_layer_refuses_gradients_of_its_weight() -> None:
+    weight, _ = sample(group=None)
+    data, scales = weight.tensors().values()
+    call, calls = layer.Call(weight.metadata, None, biased=False), layer.Layer()
+    for _ in range(2):
+        with pytest.raises(ProblemError, match="channel_scales that requires grad"):
+            calls.call(call, (random(2, 3, K), data, leaf(scales)))
