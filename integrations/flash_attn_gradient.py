@@ -14,11 +14,11 @@ from torch.autograd import forward_ad
 
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_forward.api import attention
-from warploom.runtime.families.attention_forward.gradient import refuse_second_derivative
-from warploom.runtime.families.attention_forward.gradient_plans import (
+from warploom.runtime.families.attention_forward.gradient import (
     Asked,
     Numbers,
     differentiate,
+    refuse_second_derivative,
 )
 from warploom.runtime.tensors import lowered
 

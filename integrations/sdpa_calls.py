@@ -17,7 +17,7 @@ from warploom.errors import ProblemError
 from warploom.integrations import sdpa_rules as rules
 from warploom.runtime import plan as plans
 from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.families.attention_backward import plan as backwards
+from warploom.runtime.families.attention_backward import call as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import plan as forwards
 from warploom.runtime.families.attention_forward.call import AttentionCall

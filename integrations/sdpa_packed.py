@@ -14,7 +14,7 @@ import torch
 from warploom.integrations.sdpa_calls import REFUSED, Gradients, planned
 from warploom.runtime.bounded import remember
 from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.families.attention_backward import plan as backwards
+from warploom.runtime.families.attention_backward import call as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward import plan as forwards
 from warploom.runtime.families.attention_forward.call import AttentionCall

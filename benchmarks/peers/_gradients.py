@@ -29,12 +29,12 @@ from benchmarks.peers._flash import (
 )
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families._attention.reference import ulp
 from warploom.runtime.families.attention_backward import reference
-from warploom.runtime.families.attention_backward.call import BackwardCall
-from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
-from warploom.runtime.families.attention_forward.reference import Function, ulp
 from warploom.runtime.measure import Call
 
 Backward = Callable[[], Sequence[torch.Tensor]]  # dq, dk and dv, as q, k and v lie

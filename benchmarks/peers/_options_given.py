@@ -17,11 +17,10 @@ import torch
 import warploom
 from benchmarks.peers._attention import Operands, operands
 from benchmarks.peers._options_problem import LISTED, Option, Pattern, pattern
+from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.dropout import Dropout, keep_of
+from warploom.runtime.families._attention.function import Function, Rows
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference
-from warploom.runtime.families.attention_forward.reference import Function
-from warploom.runtime.families.attention_forward.scores import Rows
 
 Tensors = dict[str, torch.Tensor]
 _CHECKED_ROWS = 256  # of the last batch, at its end

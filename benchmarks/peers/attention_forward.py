@@ -35,7 +35,7 @@ from benchmarks.peers._triton import compiled
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.families.attention_forward import reference
+from warploom.runtime.families._attention import reference
 from warploom.runtime.measure import Call
 
 Peer = Callable[[Attention, Operands], torch.Tensor]

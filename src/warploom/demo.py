@@ -147,13 +147,14 @@ def _attend(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> 
     import torch
 
     import warploom
+    from warploom.runtime.families._attention import reference
+    from warploom.runtime.families._attention.function import Function
     from warploom.runtime.families._attention.mask import Band
-    from warploom.runtime.families.attention_forward import reference
     from warploom.runtime.measure import largest_share
 
     out, lse = warploom.attention(q, k, v, causal=causal, return_lse=True)
     band = Band(right=0) if causal else Band()
-    function = reference.Function(DIM**-0.5, band=band)
+    function = Function(DIM**-0.5, band=band)
     exact, bound = reference.exact(q, k, v, function), reference.bound(q, k, v, function)
     share = max(map(largest_share, (out, lse), exact, bound))
     kernel = warploom.explain(q, k, v, causal=causal, gpu=_elsewhere(q.device.type)).kernel
@@ -171,9 +172,9 @@ def _differentiate(causal: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
     import torch
 
     import warploom
+    from warploom.runtime.families._attention.function import Function
     from warploom.runtime.families._attention.mask import Band
     from warploom.runtime.families.attention_backward import reference
-    from warploom.runtime.families.attention_forward.reference import Function
     from warploom.runtime.measure import largest_share
 
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]

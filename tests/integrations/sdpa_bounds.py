@@ -10,11 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention import reference as forward
+from warploom.runtime.families._attention.function import chunks
 from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.scores import FLOAT_ROUNDOFF
 from warploom.runtime.families.attention_backward import reference as backward
-from warploom.runtime.families.attention_forward import reference as forward
-from warploom.runtime.families.attention_forward.scores import FLOAT_ROUNDOFF, chunks
 
 Tensors = tuple[torch.Tensor, ...]
 Attention = Callable[..., torch.Tensor]

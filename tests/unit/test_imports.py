@@ -34,7 +34,6 @@ FOUNDATION = {
     )
 }
 CIRCLES: set[frozenset[str]] = set()  # of modules that import each other: to be none, ever
-OPERATORS = "warploom.runtime.families.{}.operators"
 # Imports inside a function that would close a circle at the top of the file, and why they stay.
 LATE = {
     # names of spaces, by the shapes that families have; families' tables are read there
@@ -42,24 +41,9 @@ LATE = {
     # A spec asks its family's rules whether it is valid; families are made of specs.
     ("warploom.generator.specification", "warploom.generator.families"),
     ("warploom.generator.specification", "warploom.generator.families.family"),
-    # A compiled call is an operator, and what the operator runs is the plan of an eager call.
-    ("warploom.runtime.families.attention_forward.plan", OPERATORS.format("attention_forward")),
 }
-
-FAMILIES = "warploom.runtime.families"
-# Circles of the runtime that imports inside functions close. The list may only shrink.
-LATE_CIRCLES = {
-    frozenset(
-        f"{FAMILIES}.attention_forward.{name}" for name in ("block_operators", "operators", "plan")
-    ),
-    frozenset(
-        f"{FAMILIES}.gemm.{name}"
-        for name in (
-            *("gradient", "gradient_epilogue", "gradient_plans", "gradient_products"),
-            *("operator_gradients", "operators", "plan", "sharding", "vmap"),
-        )
-    ),
-}
+# Circles of the runtime that imports inside functions close: to be none, ever.
+LATE_CIRCLES: set[frozenset[str]] = set()
 
 IMPORT_THE_GENERATOR = """
 import importlib, pkgutil
@@ -127,6 +111,34 @@ def test_few_imports_wait_in_a_function_because_of_a_circle() -> None:
         if module in reached(target)
     }
     assert late == LATE
+
+
+# What each package of attention's runtime imports of the others.
+ATTENTION = {
+    "_attention": set(),
+    "attention_backward": {"_attention"},
+    "attention_decode": {"_attention"},
+    "attention_forward": {"_attention", "attention_backward", "attention_decode"},
+}
+
+
+def test_packages_of_attention_import_only_those_below_them() -> None:
+    packages = {f"warploom.runtime.families.{name}": name for name in ATTENTION}
+    mine = {
+        module: packages[package]
+        for module in MODULES
+        for package in [".".join(module.split(".")[:4])]
+        if package in packages
+    }
+    assert len(mine) > 20
+    found = {
+        (module, target)
+        for module in mine
+        for name in imports(module)
+        for target in [name if name in mine else name.rpartition(".")[0]]
+        if target in mine and mine[target] not in {mine[module], *ATTENTION[mine[module]]}
+    }
+    assert found == set()
 
 
 @pytest.mark.parametrize("name", ROOMS)

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from warploom.arguments import is_number, require_count
 from warploom.errors import ProblemError
 from warploom.runtime.tensors import shown
-
-if TYPE_CHECKING:
-    from warploom.runtime.families._attention.problem import Arguments
 
 STEPS = 1 << 16  # probabilities are multiples of 1 / STEPS
 _LOW = (1 << 32) - 1
@@ -46,13 +42,15 @@ def drawn(device: torch.device) -> torch.Tensor:
     return torch.randint((1 << 31) - 1, (2,), dtype=torch.int64, device=device)
 
 
-def settled(call: Arguments) -> tuple[float, torch.Tensor | None]:
-    """The probability of a call, 0 where kernels drop nothing, and its state, drawn if it lacks."""
-    if keep_of(call.dropout_p) == 1:
-        return 0.0, call.dropout_state
-    if call.dropout_state is None and isinstance(call.q, torch.Tensor):
-        return call.dropout_p, drawn(call.q.device)
-    return call.dropout_p, call.dropout_state
+def settled(
+    dropout_p: float, state: torch.Tensor | None, q: object
+) -> tuple[float, torch.Tensor | None]:
+    """A call's probability, 0 where kernels drop nothing, and its state, drawn where it lacks."""
+    if keep_of(dropout_p) == 1:
+        return 0.0, state
+    if state is None and isinstance(q, torch.Tensor):
+        return dropout_p, drawn(q.device)
+    return dropout_p, state
 
 
 def check_state(state: object, device: torch.device) -> None:

@@ -1,27 +1,26 @@
-"""What an attention computes, and at what shape: what its kernel is chosen by."""
+"""The fields of operations that a call decides, and its shape: what its kernel is chosen by."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
-from warploom.generator.families.attention_backward import AttentionBackwardOperation
-from warploom.generator.families.attention_forward import AttentionOperation
+from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.further import BIASES
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments
 
-Operation = AttentionOperation | AttentionBackwardOperation
 Fields = Mapping[str, Any]  # of an operation, by name
-NOTHING: Fields = MappingProxyType({})
+OperationT = TypeVar("OperationT", bound=Operation)
 
 
 def of_further(call: Arguments) -> Fields:
-    """The fields of an operation that a call's further tensors decide."""
+    """The fields of an operation that a call's modifiers decide."""
     found: dict[str, Any] = {}
+    if call.softcap is not None:
+        found["softcap"] = True
     if call.sinks is not None:
         found["sinks"] = "same" if call.sinks.dtype == call.q.dtype else "fp32"
     if call.block_mask is not None:
@@ -45,37 +44,15 @@ def of_gradients(further: Fields, wanted: tuple[str, ...]) -> Fields:
 
 
 def operation(
-    element: str, sizes: Extents, band: Band, *, softcap: bool, further: Fields = NOTHING
-) -> AttentionOperation:
-    """The operation that computes a call with the least work; `of_further` has some fields."""
-    return AttentionOperation(
+    kind: type[OperationT], element: str, sizes: Extents, band: Band, fields: Fields
+) -> OperationT:
+    """The operation of this kind that computes a call with the least work, with further fields."""
+    return kind(
         element=element,  # type: ignore[arg-type]
         dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
         mask=band.mask,
-        softcap=softcap,
         lengths="packed" if sizes.packed else "fixed",
-        **further,
-    )
-
-
-def backward_operation(
-    element: str,
-    sizes: Extents,
-    band: Band,
-    *,
-    softcap: bool,
-    deterministic: bool,
-    further: Fields = NOTHING,
-) -> AttentionBackwardOperation:
-    """The operation that computes gradients with the least work; `of_gradients` has some fields."""
-    return AttentionBackwardOperation(
-        element=element,  # type: ignore[arg-type]
-        dim=sizes.kernel_dim,  # type: ignore[arg-type,unused-ignore]
-        mask=band.mask,
-        softcap=softcap,
-        lengths="packed" if sizes.packed else "fixed",
-        deterministic=deterministic,
-        **further,
+        **fields,
     )
 
 

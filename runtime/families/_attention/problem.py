@@ -85,7 +85,9 @@ class Arguments:
         if self.deterministic is not None and type(self.deterministic) is not bool:
             require_boolean("deterministic", self.deterministic, optional=True)
         if type(self.dropout_p) is not float or self.dropout_p != 0:
-            self.dropout_p, self.dropout_state = dropout.settled(self)
+            self.dropout_p, self.dropout_state = dropout.settled(
+                self.dropout_p, self.dropout_state, self.q
+            )
 
     def named(self) -> list[tuple[str, object]]:
         """The tensors of the call, by the names that messages have for them."""

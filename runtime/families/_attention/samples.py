@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from warploom.generator.families._attention import AttentionShape
+from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.elements import TORCH
 from warploom.runtime.families._attention.block_mask import (
     FIRST,
@@ -17,7 +18,6 @@ from warploom.runtime.families._attention.block_mask import (
     packed,
 )
 from warploom.runtime.families._attention.further import row_pitch
-from warploom.runtime.families._attention.operation import Operation
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
 

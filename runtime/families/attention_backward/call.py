@@ -1,20 +1,23 @@
-"""What a backward pass of attention is given: the call that it differentiates, and gradients.
-
-Nothing here reads a tensor's contents.
-"""
+"""A backward pass of attention: which kernel it gets, how that is launched, and its plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
-from warploom.generator.families.attention_backward import AttentionBackwardProblem
+from warploom.generator.families.attention_backward import (
+    AttentionBackwardOperation,
+    AttentionBackwardProblem,
+)
 from warploom.generator.families.attention_backward.schedule import AttentionBackwardSpec
 from warploom.generator.launches import DeviceLimits
+from warploom.generator.specification import KernelSpec
 from warploom.runtime import call as calls
+from warploom.runtime import dispatch
 from warploom.runtime.call import Draft, Key
+from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
@@ -29,12 +32,18 @@ from warploom.runtime.families._attention.operands import (
     placed,
     strides,
 )
-from warploom.runtime.families._attention.operation import of_further, of_gradients
-from warploom.runtime.families._attention.problem import Arguments, check_numbers
-from warploom.runtime.families.attention_backward import reference, score_gradients, sink_gradients
-from warploom.runtime.families.attention_backward.checks import check_results
-from warploom.runtime.families.attention_backward.choice import choose
+from warploom.runtime.families._attention.operation import (
+    Fields,
+    of_further,
+    of_gradients,
+    operation,
+    shape,
+)
+from warploom.runtime.families._attention.problem import check_numbers
+from warploom.runtime.families.attention_backward import reference
+from warploom.runtime.families.attention_backward.arguments import BackwardArguments, check_results
 from warploom.runtime.families.attention_backward.reference import Gradients
+from warploom.runtime.plan import Plan, make, planned
 from warploom.runtime.tensors import Named, require_memory
 
 _TENSORS = ("q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv")
@@ -53,43 +62,8 @@ class Details:
 
 
 @dataclass(slots=True)
-class BackwardCall:
-    """The arguments of one backward pass.
-
-    forward      the call whose results are differentiated; its out and spec play no part
-    out, lse     its results: as q; fp32 [batch, heads, seq_q], packed [heads, total_q]
-    dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
-    into         dq, dk and dv, where they are to lie; None: they are made
-    dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
-    ds           where that of scores is, as `room_of_ds` makes it, for a bias; None: not wanted
-    """
-
-    forward: Arguments
-    out: torch.Tensor
-    lse: torch.Tensor
-    dout: torch.Tensor
-    dlse: torch.Tensor | None = None
-    into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    dsinks: torch.Tensor | None = None
-    ds: torch.Tensor | None = None
-    _held: tuple[torch.Tensor | None, ...] = field(default=(), init=False, repr=False)
-
-    @property
-    def operands(self) -> dict[str, torch.Tensor]:
-        """The 16-bit tensors that kernels read, by the names that kernels have for them."""
-        call = self.forward
-        return {"q": call.q, "k": call.k, "v": call.v, "o": self.out, "do": self.dout}
-
-    def named(self) -> list[tuple[str, object]]:
-        """The tensors that are read, by the names that messages have for them."""
-        given = self.forward.named()
-        mine = [("out", self.out), ("lse", self.lse), ("dout", self.dout), ("dlse", self.dlse)]
-        return [*given[:3], *mine, *given[4:]]
-
-    @property
-    def device(self) -> int:
-        """Where the operands are; -1 is the CPU."""
-        return self.forward.device
+class BackwardCall(BackwardArguments):
+    """A backward pass, whose results are dq, dk and dv."""
 
     def signature(self) -> Key:
         """Everything that decides the plan: all but addresses (their alignment counts) and numbers.
@@ -144,15 +118,14 @@ class BackwardCall:
         check_numbers(forward)
         copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
         copies += copies_of(forward)
-        capped, blocks = forward.softcap is not None, forward.block_mask is not None
-        further = of_gradients(of_further(forward), self._wanted)
+        blocks = forward.block_mask is not None
+        fields = of_gradients(of_further(forward), self._wanted)
         choice = choose(
             name_of(forward.q.dtype, "q"),
             sizes,
             masked,
-            softcap=capped,
             deterministic=forward.deterministic,
-            further=further,
+            fields=fields,
             spec=forward.backward_spec,
             target=target,
         )
@@ -265,15 +238,60 @@ class BackwardCall:
         """Without a product, nothing depends on anything; else this is a call on CPU tensors."""
         if self.dsinks is not None and self.forward.sinks is not None:
             sinks = self.forward.sinks.detach()
-            self.dsinks.copy_(sink_gradients.dsinks_of_call(self, sinks, sink_gradients.dsinks))
+            self.dsinks.copy_(reference.dsinks_of_call(self, sinks, reference.dsinks))
         if details.sizes.empty:
             for result in (*results, *(() if self.ds is None else (self.ds,))):
                 result.zero_()
             return
         if self.ds is not None:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                self.ds.copy_(score_gradients.ds_of_call(self, details.band))
+                self.ds.copy_(reference.ds_of_call(self, details.band))
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             computed = reference.of_call(self, details.band, reference.gradients)
         for result, tensor in zip(results, computed, strict=True):
             result.copy_(tensor)
+
+
+def choose(
+    element: str,
+    sizes: Extents,
+    masked: Band,
+    *,
+    deterministic: bool | None,
+    fields: Fields,
+    spec: KernelSpec | str | None,
+    target: DeviceLimits,
+) -> Choice:
+    """The kernel that gradients get on a GPU.
+
+    Raises ProblemError for a spec that computes something else.
+    """
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    wanted = operation(
+        AttentionBackwardOperation,
+        element,
+        sizes,
+        masked,
+        {**fields, "deterministic": deterministic},
+    )
+    given = dispatch.named(spec)
+    return dispatch.choose(wanted, shape(sizes, masked), spec=given, device=target)
+
+
+class AttentionBackwardPlan(Plan[Details, Gradients]):
+    """What a kind of backward pass needs: its kernel and launches, and what is copied for them."""
+
+
+def attention_backward(call: BackwardCall) -> Gradients:
+    """Run the planned backward pass, planning it first when it is new; return dq, dk and dv.
+
+    Gradients have the order of strides of q, k and v, or lie where the call says. Those of packed
+    rows past the last sequence are 0. Raises ProblemError before anything is launched.
+    """
+    return planned(call, AttentionBackwardPlan).run(call)
+
+
+def plan(call: BackwardCall) -> AttentionBackwardPlan:
+    """Check a backward pass, choose its kernel, load it, and remember the plan."""
+    return make(call, AttentionBackwardPlan)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.further import four, row_pitch
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.problem import Arguments
-
-if TYPE_CHECKING:
-    from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.arguments import BackwardArguments
 
 
-def prepare(call: BackwardCall, wanted: tuple[str, ...]) -> None:
+def prepare(call: BackwardArguments, wanted: tuple[str, ...]) -> None:
     """Make room for the gradients of the further tensors that are named."""
     sinks = call.forward.sinks
     if "sinks" in wanted and sinks is not None:
@@ -39,7 +35,7 @@ def room_of_ds(forward: Arguments) -> torch.Tensor:
     return room((sizes.batch, sizes.heads, rows, pitch))[..., :columns]
 
 
-def of_pass(call: BackwardCall) -> tuple[torch.Tensor, ...]:
+def of_pass(call: BackwardArguments) -> tuple[torch.Tensor, ...]:
     """The gradients of sinks and bias that are wanted, once the pass has run.
 
     That of a bias is the sum, in fp32 and in an order that does not change, over what is

@@ -13,34 +13,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from warploom.generator.families.attention_backward import COARSE_LSE
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families._attention import reference as forward
+from warploom.runtime.families._attention.function import (
+    Function,
+    Rows,
+    chunks,
+    function_of,
+    of_sequence,
+)
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference as forward
-from warploom.runtime.families.attention_forward.reference import Function
-from warploom.runtime.families.attention_forward.scores import (
+from warploom.runtime.families._attention.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
     MOST_DISTANT,
     SMALLEST,
     TANH_ERROR,
-    Rows,
     capped,
     changed,
-    chunks,
     grouped,
     of_sinks,
     products,
     score_error,
 )
-
-if TYPE_CHECKING:
-    from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.arguments import BackwardArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,13 @@ def plain(given: Tensors, function: Function) -> Gradients:
     return dq, dk, dv
 
 
-def of_call(call: BackwardCall, band: Band, compute: Backward) -> Gradients:
+def of_call(call: BackwardArguments, band: Band, compute: Backward) -> Gradients:
     """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU.
 
     Rows of no packed sequence, and of sequences with nothing to attend to, get gradients of 0.
     """
     q, k, v = call.forward.q, call.forward.k, call.forward.v
-    function = forward.function_of(call.forward, band)
+    function = function_of(call.forward, band)
     given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
     if not call.forward.offsets:
         return compute(given, function)
@@ -113,7 +114,7 @@ def of_call(call: BackwardCall, band: Band, compute: Backward) -> Gradients:
         if queries.start == queries.stop or keys.start == keys.stop:
             continue
         rows, columns = queries.stop - queries.start, keys.stop - keys.start
-        own = forward.of_sequence(function, index, rows, columns)
+        own = of_sequence(function, index, rows, columns)
         one = compute(sequence_of(given, queries, keys), own)
         found = found or [part.new_zeros(t.shape) for part, t in zip(one, (q, k, v), strict=True)]
         for total, rows, part in zip(found, (queries, keys, keys), one, strict=True):
@@ -343,3 +344,138 @@ def score_gradient_error(
     turned_error = TANH_ERROR * turned + accumulated(dtype, dim) * argument / function.softcap
     slope_error = (2 * turned + turned_error) * turned_error + EXP2_ERROR
     return ds * slope, error * slope + (ds.abs() + error) * slope_error
+
+
+# ---- The gradients of scores, which those of a bias are summed from ------------------------------
+
+OfRows = Callable[[Tensors, Function, Rows], torch.Tensor]
+
+
+def ds_rows(given: Tensors, function: Function, rows: Rows) -> torch.Tensor:
+    """Return the gradients of a chunk of scores, as out and lse are, in fp32."""
+    one = chunk_of(given, function, rows, torch.float32)
+    return one.p * one.difference
+
+
+def exact_ds(given: Tensors, function: Function, rows: Rows) -> torch.Tensor:
+    """Return them in float64."""
+    one = chunk_of(_wide(given), function, rows, torch.float64)
+    return one.p * one.difference
+
+
+def ds_bound(given: Tensors, function: Function, rows: Rows) -> torch.Tensor:
+    """Return how far those of a kernel, which are in the type of q, may be from `exact_ds`."""
+    unit, smallest = unit_roundoff(given.q.dtype), torch.finfo(given.q.dtype).smallest_normal
+    wide = _wide(given)
+    one = chunk_of(wide, function, rows, torch.float64)
+    at = (rows.batch, slice(None), rows.rows)
+    none = torch.zeros((), dtype=torch.float64, device=given.q.device).expand(given.q.shape)
+    p_error = probability_error(wide, function, rows, one, none[at][..., 0])
+    ds, error = score_gradient_error(wide, function, rows, one, p_error, none[at])
+    return error + unit * (ds.abs() + error + smallest * (one.p > 0))
+
+
+def _wide(given: Tensors) -> Tensors:
+    return replace(given, out=given.out.double(), lse=given.lse.double())
+
+
+def ds_of_call(call: BackwardArguments, band: Band, compute: OfRows = ds_rows) -> torch.Tensor:
+    """Apply `compute` to a call's tensors, scores by scores as `room_of_ds` has them; else 0."""
+    shape = () if call.ds is None else call.ds.shape
+    wide = torch.float32 if compute is ds_rows else torch.float64
+    found = torch.zeros(shape, dtype=wide, device=call.out.device)
+
+    def fill(index: slice, given: Tensors, function: Function) -> None:
+        for rows in chunks(given.q, given.k):
+            ds = compute(given, function, rows).flatten(1, 2)
+            found[index][rows.batch, :, rows.rows, : ds.shape[-1]] = ds
+
+    q, k, v = call.forward.q, call.forward.k, call.forward.v
+    function = function_of(call.forward, band)
+    given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
+    if not call.forward.offsets:
+        fill(slice(None), given, function)
+        return found
+    starts_q, starts_k = (offsets.tolist() for offsets in call.forward.offsets)
+    for index in range(len(starts_q) - 1):
+        queries = slice(starts_q[index], starts_q[index + 1])
+        keys = slice(starts_k[index], starts_k[index + 1])
+        rows, columns = queries.stop - queries.start, keys.stop - keys.start
+        if rows and columns:
+            own = of_sequence(function, index, rows, columns)
+            fill(slice(index, index + 1), sequence_of(given, queries, keys), own)
+    return found
+
+
+# ---- The gradient of sinks -----------------------------------------------------------------------
+#
+# lse has the share of a sink: dsinks = -sum(exp(sinks - lse) delta), by heads, of delta =
+# rowsum(dout out) - dlse.
+
+
+def dsinks(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of sinks [heads] in their type, as out and lse are, summed in fp32."""
+    return _dsinks(given, sinks, torch.float32).to(sinks.dtype)
+
+
+def dsinks_following(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of sinks [heads] in float64, of out and lse as they are."""
+    return _dsinks(given, sinks, torch.float64)
+
+
+def dsinks_bound(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """Return how far a kernel's gradient of sinks may be from `dsinks_following`, in float64.
+
+    Each row's share has the errors of its exponent and of rowsum(dout out); their sums are fp32.
+    """
+    weight, delta = _shares(given, sinks, torch.float64)
+    mass = (_dout(given, sinks).double() * given.out.double()).abs().sum(-1)
+    if given.dlse is not None:
+        mass = mass + given.dlse.double().abs()
+    largest = sinks.double().nan_to_num(neginf=0.0).abs()[:, None]
+    exponent = largest + given.lse.double().abs().nan_to_num(posinf=0.0)
+    off = weight * FLOAT_ROUNDOFF * (given.q.shape[-1] + 4) * mass
+    off = off + torch.expm1(EXP2_ERROR + 4 * FLOAT_ROUNDOFF * exponent) * weight * delta.abs()
+    rows = given.q.shape[0] * given.q.shape[2]
+    off = off + FLOAT_ROUNDOFF * (64 + rows / 64) * weight * delta.abs()
+    total = off.sum((0, 2))
+    info, unit = torch.finfo(sinks.dtype), unit_roundoff(sinks.dtype)
+    denormal = info.smallest_normal * info.eps / 2  # rounding below the normal numbers
+    return total + unit * (dsinks_following(given, sinks).abs() + total) + denormal
+
+
+def dsinks_of_call(
+    call: BackwardArguments,
+    sinks: torch.Tensor,
+    compute: Callable[[Tensors, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Apply `compute` to a call's tensors. Reads cu_seqlens, and so waits for a GPU."""
+    offsets = call.forward.offsets
+    q, k, v = call.forward.q, call.forward.k, call.forward.v
+    given = Tensors(q, k, v, call.out, call.lse, call.dout, call.dlse)
+    if offsets:  # every row of a sequence has its share, whichever it is of
+        given = sequence_of(given, slice(0, int(offsets[0][-1])), slice(0, 0))
+    return compute(given, sinks)
+
+
+def _dsinks(given: Tensors, sinks: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    weight, delta = _shares(given, sinks, wide)
+    return -(weight * delta).sum((0, 2))
+
+
+def _shares(
+    given: Tensors, sinks: torch.Tensor, wide: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What of each row the sink has, and rowsum(dout out) - dlse: [batch, heads, seq_q]."""
+    lse = given.lse.to(wide)
+    weight = (sinks.to(wide)[:, None] - lse).exp().masked_fill(lse == -torch.inf, 0)
+    dout = _dout(given, sinks).to(wide)
+    delta = (dout * given.out.to(wide)).sum(-1)
+    delta = delta if given.dlse is None else delta - given.dlse.to(wide)
+    return weight, delta.masked_fill(lse == -torch.inf, 0)
+
+
+def _dout(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
+    """The gradient of out, without the NaN or Inf of fully masked rows."""
+    _, bad = masked_rows(given.dout, given.out, given.lse, sinks)
+    return given.dout.masked_fill(bad[..., None], 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -17,18 +18,17 @@ from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import unit_roundoff
+from warploom.runtime.families import family
 from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.extents import extents
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
+from warploom.runtime.families._attention.scores import TANH_ERROR
 from warploom.runtime.families.attention_backward import further_gradients, reference
-from warploom.runtime.families.attention_backward.call import BackwardCall
-from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
-from warploom.runtime.families.attention_forward import api
-from warploom.runtime.families.attention_forward.reference import Function
-from warploom.runtime.families.attention_forward.scores import TANH_ERROR
 from warploom.runtime.measure import Call, largest_share
 from warploom.runtime.trial import sets_for
 
@@ -162,7 +162,8 @@ class AttentionBackwardTrial(AttentionData):
         q, k, v, dout = self.queries(), self.keys(), self.keys(), self.queries()
         told = {**self.keywords, **self.lengths()}
         with torch.no_grad():
-            out, lse = api.attention(q, k, v, return_lse=True, **told)
+            attention: Any = family("attention_forward").function
+            out, lse = attention(q, k, v, return_lse=True, **told)
         forward = Arguments(q, k, v, **told, deterministic=self.operation.deterministic)
         into: Gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
         return prepared(BackwardCall(forward, out, lse, dout, None, into), self.operation)

@@ -16,17 +16,16 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_decode.extents import Extents
-from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
-from warploom.runtime.families.attention_forward.scores import (
+from warploom.runtime.families._attention.scores import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
     TANH_ERROR,
 )
+from warploom.runtime.families.attention_decode.extents import Extents
+from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
 
 if TYPE_CHECKING:
     from warploom.runtime.families.attention_decode.call import AttentionDecodeCall
-
 
 _CHUNK = 1 << 25  # scores held at a time
 

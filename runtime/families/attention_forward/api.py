@@ -10,7 +10,8 @@ from torch.autograd import forward_ad
 from warploom.arguments import require_boolean
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.families._attention.problem import Alignment, Keywords, Window
-from warploom.runtime.families.attention_forward import gradient, operators, repeated
+from warploom.runtime.families.attention_forward import gradient, operator_call, repeated
+from warploom.runtime.families.attention_forward import operators as _operators  # noqa: F401 (registers)
 from warploom.runtime.families.attention_forward import plan as plans
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
@@ -161,7 +162,7 @@ def attention(
     if forward_ad._current_level >= 0:
         refuse_dual("warploom.attention", (q, k, v, out, *call.further.values()))
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        result = operators.attention(call)
+        result = operator_call.attention(call)
     else:
         try:
             plan = planned(call, AttentionPlan)
@@ -169,7 +170,7 @@ def attention(
             if asked is not None:
                 repeated.keep(asked, plan, call, result)
         except WithoutMemoryError:
-            result = operators.attention(call)
+            result = operator_call.attention(call)
         except Exception as error:
             raise explained(error, call.require) from error.__cause__
     return result if return_lse else result[0]

@@ -17,7 +17,7 @@ from warploom.runtime import dispatch
 from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
-from warploom.runtime.families._attention import block_lists
+from warploom.runtime.families._attention import block_lists, reference
 from warploom.runtime.families._attention.block_lists import Lists, lists_of
 from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.further import copies_of, problem_fields
@@ -40,10 +40,9 @@ from warploom.runtime.families._attention.operation import (
     shape,
 )
 from warploom.runtime.families._attention.problem import Arguments, check_numbers
-from warploom.runtime.families.attention_backward.choice import choose
+from warploom.runtime.families.attention_backward.call import choose
 from warploom.runtime.families.attention_decode import short_queries
 from warploom.runtime.families.attention_decode.operation import shape as decode_shape
-from warploom.runtime.families.attention_forward import reference
 from warploom.runtime.tensors import require_memory
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -107,12 +106,12 @@ class AttentionCall(Arguments):
         self, sizes: Extents, masked: Band, target: DeviceLimits, further: Fields
     ) -> Choice:
         """The kernel: of few rows by many keys, one that splits the keys."""
-        element, spec, softcap = name_of(self.q.dtype, "q"), self.kernel, self.softcap is not None
-        if further.keys() <= {"sinks"} and short_queries.serves(sizes, masked, spec):
-            sinks = further.get("sinks", "none")
-            few = short_queries.operation(element, sizes, masked, softcap=softcap, sinks=sinks)
+        element, spec = name_of(self.q.dtype, "q"), self.kernel
+        if further.keys() <= {"softcap", "sinks"} and short_queries.serves(sizes, masked, spec):
+            options: dict[str, Any] = {"softcap": False, "sinks": "none", **further}
+            few = short_queries.operation(element, sizes, masked, **options)
             return dispatch.choose(few, decode_shape(sizes), spec=spec, device=target)
-        wanted = operation(element, sizes, masked, softcap=softcap, further=further)
+        wanted = operation(AttentionOperation, element, sizes, masked, further)
         return dispatch.choose(wanted, shape(sizes, masked), spec=spec, device=target)
 
     def _problem(self, details: Details, wanted: Operation) -> AttentionProblem | DecodeProblem:
@@ -202,9 +201,8 @@ def gradients_choice(
         wanted.element,
         details.sizes,
         details.band,
-        softcap=wanted.softcap,
         deterministic=deterministic,
-        further=details.gradient_fields,
+        fields=details.gradient_fields,
         spec=spec,
         target=target,
     )

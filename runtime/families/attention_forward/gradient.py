@@ -1,34 +1,95 @@
 """Attention as autograd sees it: what is saved for the backward pass, and what that computes.
 
 Saved are q, k, v, out and lse (with the offsets of packed sequences and what else results depend
-on), never the probabilities, or which are dropped. A
-second derivative is refused when it is asked for, not before.
+on), never the probabilities, or which are dropped. A second derivative is refused when it is asked
+for, not before.
+
+What computes a kind of backward pass is kept for the next of that kind, which torch's guards
+recognise (runtime/kinds.py): no call and no key are made, unless an address is new.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from warploom.errors import ProblemError
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import targets
 from warploom.runtime.dispatch import named
-from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
-from warploom.runtime.families.attention_forward.gradient_plans import (
-    Asked,
-    Numbers,
-    differentiate,
+from warploom.runtime.families._attention.block_mask import BlockMask
+from warploom.runtime.families._attention.problem import Alignment, Arguments, Window
+from warploom.runtime.families.attention_backward import further_gradients
+from warploom.runtime.families.attention_backward.call import AttentionBackwardPlan, BackwardCall
+from warploom.runtime.families.attention_backward.reference import Gradients
+from warploom.runtime.families.attention_forward.call import (
+    AttentionCall,
+    Details,
+    Pair,
+    gradients_choice,
 )
+from warploom.runtime.kinds import Kinds
+from warploom.runtime.operands import maker
+from warploom.runtime.plan import Plan, planned
+from warploom.runtime.tensors import UnlikeError, launchable, refuse_dual
 
-if TYPE_CHECKING:
-    from warploom.runtime.families.attention_forward.plan import AttentionPlan
+
+class Asked(NamedTuple):
+    """What decides a call beside its tensors, its scale and its softcap; hashable.
+
+    capped    whether there is a softcap
+    offsets   how many tensors have the offsets of packed sequences: 0, 1 for both, or 2
+    further   the names of the tensors that scores or their sums depend on beside q and k
+    wanted    those of them whose gradients are
+    """
+
+    causal: bool | Alignment
+    window: Window | None
+    capped: bool
+    deterministic: bool | None
+    backward_spec: KernelSpec | str | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    offsets: int
+    further: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+    block_mask: BlockMask | None = None
+
+    @classmethod
+    def of(cls, call: Arguments) -> Asked:
+        """What a call asks for."""
+        return cls(
+            call.causal,
+            None if call.window is None else (call.window[0], call.window[1]),
+            call.softcap is not None,
+            call.deterministic,
+            call.backward_spec,
+            call.max_seqlen_q,
+            call.max_seqlen_k,
+            0 if call.cu_seqlens_q is None else 1 + (call.cu_seqlens_q is not call.cu_seqlens_k),
+            tuple(call.further),
+            block_mask=call.block_mask,
+        )
+
+
+Numbers = tuple[float | None, float | None, float]
+"""scale, softcap, and the probability with which weights are dropped."""
 
 Wanted = tuple[torch.Tensor | None, ...]
 Launch = Callable[..., Pair]  # of what is asked, numbers, and what is read
 
+_BOUND = 4096  # kinds of passes remembered
 
-def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
+
+# ---- Autograd ------------------------------------------------------------------------------------
+
+
+def run(plan: Plan[Details, Pair], call: AttentionCall) -> Pair:
     """Run a planned call, so that autograd can differentiate it where a gradient is wanted.
 
     Raises ProblemError for an `out` that autograd would have to know of, and for a backward_spec
@@ -47,7 +108,8 @@ def run(plan: AttentionPlan, call: AttentionCall) -> Pair:
             named(call.backward_spec)  # or it is refused
         return plan.run(call)
     if call.backward_spec is not None:
-        plan.backward_choice(call.deterministic, call.backward_spec)
+        asked = (call.deterministic, call.backward_spec)
+        gradients_choice(plan.choice, plan.details, targets.at_hand(plan.device), asked)
     given = (q, k, v, *call.offsets, *further.values())
     numbers = (call.scale, call.softcap, call.dropout_p)
     return apply(lambda *_: plan.run(call), Asked.of(call), numbers, *given)
@@ -127,3 +189,125 @@ class _Gradients(torch.autograd.Function):
 
 
 _gradients: Callable[..., tuple[torch.Tensor, ...]] = _Gradients.apply
+
+
+# ---- Plans that are kept -------------------------------------------------------------------------
+
+
+def differentiate(
+    asked: Asked,
+    numbers: Numbers,
+    dout: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    *saved: torch.Tensor,
+    into: Gradients | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """dq, dk and dv of a call, `into` what is given; then what else is wanted.
+
+    dout    None stands for a gradient of zeros
+    saved   q, k, v, out and lse of the forward pass, its offsets, if any, and further tensors
+    """
+    if dout is None:
+        dout = torch.zeros_like(saved[3])
+    if asked.further:
+        call = _call(asked, numbers, into, dout, dlse, *saved)
+        return (*planned(call, AttentionBackwardPlan).run(call), *further_gradients.of_pass(call))
+    shared = len(saved) > 5 and saved[5] is saved[6]
+    read = (dout, *(saved[:6] if shared else saved))  # guards take no tensor twice
+    if dlse is not None:
+        read = (*read, dlse)
+    at = None if into is None else (into[0].stride(), into[1].stride(), into[2].stride())
+    options = (asked, shared, at, dlse is None, torch.are_deterministic_algorithms_enabled())
+    listed = asked.block_mask is not None  # whose lists no address of `saved` tells
+    kind = None if listed else _kinds.find(options, *read)
+    if kind is not None:
+        with contextlib.suppress(UnlikeError):  # their addresses, which are new
+            return kind.run(asked, numbers, into, dout, dlse, *saved)
+    if forward_ad._current_level >= 0:
+        refuse_dual("the gradient of warploom.attention", (dout, dlse))
+    call = _call(asked, numbers, into, dout, dlse, *saved)
+    plan = planned(call, AttentionBackwardPlan)
+    found = plan.run(call)
+    in_place = (
+        not plan.copies and saved[4].is_contiguous() and (dlse is None or dlse.is_contiguous())
+    )
+    if kind is None and in_place and not listed and launchable(*read):
+        _kinds.keep(_Pass(plan, tuple(map(maker, found))), options, *read)
+    return found
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class _Pass:
+    """What is known of a kind of backward pass: its plan, and what makes dq, dk and dv."""
+
+    plan: AttentionBackwardPlan
+    make: tuple[Callable[[], torch.Tensor], ...]
+
+    def run(
+        self,
+        asked: Asked,
+        numbers: Numbers,
+        into: Gradients | None,
+        dout: torch.Tensor,
+        dlse: torch.Tensor | None,
+        *saved: torch.Tensor,
+    ) -> Gradients:
+        if into is None:
+            dq, dk, dv = [make() for make in self.make]
+        else:
+            dq, dk, dv = into
+        q, k, v, out, lse, *offsets = [one.data_ptr() for one in saved]
+        at_dlse = 0 if dlse is None else dlse.data_ptr()
+        written = (dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
+        addresses = (q, k, v, out, dout.data_ptr(), lse, at_dlse, *written, *offsets)
+        scale, softcap, _ = numbers
+        scale = self.plan.details.scale if scale is None else scale
+        scalars = (scale,) if softcap is None else (scale, softcap)
+        results = (dq, dk, dv)
+        given = (asked, numbers, into, dout, dlse, *saved)
+        self.plan.run_at((addresses, scalars), results, _call, *given)
+        return results
+
+
+_kinds: Kinds[_Pass] = Kinds(_BOUND)
+
+
+def _call(
+    asked: Asked,
+    numbers: Numbers,
+    into: Gradients | None,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: torch.Tensor,
+) -> BackwardCall:
+    # Lengths that were found equal stay so, even if cu_seqlens comes back as two tensors.
+    causal = "bottom_right" if asked.causal is True else asked.causal
+    scale, softcap, dropout_p = numbers
+    queries, keys = rest[:2] if asked.offsets else (None, None)
+    further: dict[str, Any] = dict(zip(asked.further, rest[-len(asked.further) :], strict=False))
+    forward = Arguments(
+        q,
+        k,
+        v,
+        causal,
+        asked.window,
+        softcap,
+        scale,
+        queries,
+        keys,
+        asked.max_seqlen_q,
+        asked.max_seqlen_k,
+        deterministic=asked.deterministic,
+        backward_spec=asked.backward_spec,
+        block_mask=asked.block_mask,
+        dropout_p=dropout_p,
+        **further,
+    )
+    made = BackwardCall(forward, out, lse, dout, dlse, into)
+    further_gradients.prepare(made, asked.wanted)
+    return made

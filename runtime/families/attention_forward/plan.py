@@ -12,7 +12,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime import targets
 from warploom.runtime.decision import Choice
 from warploom.runtime.families._attention.problem import Keywords
-from warploom.runtime.families.attention_forward import gradient
+from warploom.runtime.families.attention_forward import gradient, operator_call
 from warploom.runtime.families.attention_forward.call import (
     AttentionCall,
     Details,
@@ -37,10 +37,7 @@ class AttentionPlan(Plan[Details, Pair]):
         """Run the plan with the keywords that it was made with, and tensors like those."""
         call = AttentionCall(q, k, v, **keywords)
         if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-            # They import this module.
-            from warploom.runtime.families.attention_forward import operators
-
-            return operators.attention(call)
+            return operator_call.attention(call)
         try:
             same = call.signature() == self.key
         except Exception as error:

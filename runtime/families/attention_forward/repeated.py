@@ -16,7 +16,7 @@ import torch
 from warploom.runtime.families._attention.problem import Alignment, Window
 from warploom.runtime.families.attention_forward import gradient
 from warploom.runtime.families.attention_forward.call import AttentionCall, Pair
-from warploom.runtime.families.attention_forward.gradient_plans import Asked, Numbers
+from warploom.runtime.families.attention_forward.gradient import Asked, Numbers
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.kinds import Kinds
 from warploom.runtime.operands import maker

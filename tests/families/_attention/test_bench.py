@@ -20,8 +20,8 @@ from benchmarks.peers._attention_problem import Attention
 from warploom.generator.families._attention.shape import extents_of_cell
 from warploom.generator.specification import parse_name
 from warploom.runtime.contest import Cell, Floor
+from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference
 
 SMALL = Attention("small", 2, 4, 2, 65, 64, causal=True)
 SQUARE = Attention("square", 2, 3, 3, 33, 64, causal=True)

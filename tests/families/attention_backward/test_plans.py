@@ -13,8 +13,8 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.generator.launches import NO_GPU
 from warploom.runtime import plan as plans
+from warploom.runtime.families.attention_backward import call as backwards
 from warploom.runtime.families.attention_backward import call as calls
-from warploom.runtime.families.attention_backward import plan as backwards
 from warploom.runtime.families.attention_backward.call import BackwardCall
 from warploom.runtime.families.attention_forward.call import AttentionCall
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from warploom.runtime.families._attention import function as chunked
+from warploom.runtime.families._attention import reference as forward
+from warploom.runtime.families._attention import scores
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
-from warploom.runtime.families.attention_forward import reference as forward
-from warploom.runtime.families.attention_forward import scores
-from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.measure import largest_share
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -54,7 +55,7 @@ def kernel(given: Tensors, function: Function) -> Gradients:
     delta = (dout * given.out.float()).sum(-1, keepdim=True)
     if given.dlse is not None:
         delta = delta - given.dlse[..., None]
-    chunk = scores.Rows(slice(0, 1), slice(0, q.shape[2]))
+    chunk = chunked.Rows(slice(0, 1), slice(0, q.shape[2]))
     visible = scores.visible(given.q, given.k, function.band, chunk)
     dq, dk, dv = torch.zeros(q.shape), torch.zeros(keys.shape), torch.zeros(values.shape)
     for first in reversed(range(0, keys.shape[2], TILE)):
@@ -161,7 +162,7 @@ def lose_the_slope(given: Tensors, function: Function) -> Gradients:
         given.q,
         given.k,
         replace(function, band=Band()),
-        scores.Rows(slice(0, 1), slice(0, given.q.shape[2])),
+        chunked.Rows(slice(0, 1), slice(0, given.q.shape[2])),
         torch.float32,
     ).flatten(1, 2)
     keys, values = (t.repeat_interleave(2, 1).float() for t in (given.k, given.v))
@@ -222,7 +223,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     functions = (reference.exact, reference.plain, reference.bound, reference.gradients)
     whole = [function(given, FUNCTIONS[name]) for function in functions]
     for size in (4 * 51 * 10, 4 * 51 * 37 * 2):
-        monkeypatch.setattr(scores, "_CHUNK", size)
+        monkeypatch.setattr(chunked, "_CHUNK", size)
         for function, wanted in zip(functions, whole, strict=True):
             tolerance = 1e-2 if function is reference.plain else 1e-3
             for found, expected in zip(function(given, FUNCTIONS[name]), wanted, strict=True):

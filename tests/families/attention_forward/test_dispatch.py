@@ -23,11 +23,7 @@ from warploom.runtime.dispatch import choose, fitting, portfolio
 from warploom.runtime.families._attention.extents import Extents, extents
 from warploom.runtime.families._attention.mask import Band, band
 from warploom.runtime.families._attention.operands import in_place, strides
-from warploom.runtime.families._attention.operation import (
-    Operation,
-    operation,
-    shape,
-)
+from warploom.runtime.families._attention.operation import operation, shape
 from warploom.runtime.families.attention_forward.call import AttentionCall
 
 LENGTHS = (1, 512, 1024, 1025, 4096, 65_536, 2**31 - 1)
@@ -38,7 +34,7 @@ def sizes(dim: int, seq_q: int, seq_k: int, *, packed: bool = False, sharing: in
     return Extents(2, 2 * sharing, 2, seq_q, seq_k, dim, seq_q, seq_k, packed)
 
 
-def operations(dim: int, packed: bool) -> Iterator[Operation]:
+def operations(dim: int, packed: bool) -> Iterator[AttentionOperation | AttentionBackwardOperation]:
     """Every operation of both families for a head dimension."""
     lengths: Any = "packed" if packed else "fixed"
     for element, mask, softcap, dropout in product(
@@ -258,5 +254,5 @@ def test_the_operation_of_a_call_is_the_narrowest_that_computes_it() -> None:
     q, k = torch.empty(1, 1, 5, 72).half(), torch.empty(1, 1, 9, 72).half()
     call = AttentionCall(q, k, k, causal="bottom_right", softcap=3.0)
     checked = extents(call)
-    found = operation("fp16", checked, band(call, checked), softcap=True)
+    found = operation(AttentionOperation, "fp16", checked, band(call, checked), {"softcap": True})
     assert found == AttentionOperation("fp16", 96, "causal", softcap=True)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.attention_forward import operators as attention_operators
+from warploom.runtime.families.attention_forward import operator_call
 from warploom.runtime.families.attention_forward.call import AttentionCall
 
 Q = torch.randn(2, 6, 4, 16).bfloat16().transpose(1, 2)
@@ -234,4 +234,4 @@ def test_out_takes_no_part_in_gradients_of_compiled_functions() -> None:
     (q,) = leaves((Q,))
     call = AttentionCall(q, K, V, out=torch.empty_like(Q))
     with pytest.raises(ProblemError, match="leave out=None"):
-        attention_operators.attention(call)
+        operator_call.attention(call)

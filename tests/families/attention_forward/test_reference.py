@@ -11,9 +11,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from warploom.runtime.families._attention import function as chunked
+from warploom.runtime.families._attention import reference, scores
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference, scores
-from warploom.runtime.families.attention_forward.reference import Function
 from warploom.runtime.measure import largest_share
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -41,7 +42,7 @@ def kernel(
     s = q.float() @ k.mT * function.scale
     if function.softcap is not None:
         s = torch.tanh(s / function.softcap) * function.softcap
-    chunk = scores.Rows(slice(0, 1), slice(0, q.shape[2]))
+    chunk = chunked.Rows(slice(0, 1), slice(0, q.shape[2]))
     s = s.masked_fill(~scores.visible(q, k, function.band, chunk), -torch.inf)
     top = torch.full((*q.shape[:-1], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros(q.shape)
@@ -149,7 +150,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     functions = (reference.exact, reference.plain, reference.bound, reference.attention)
     whole = [function(*given, FUNCTIONS[name]) for function in functions]
     for size in (1, 4 * 51 * 10, 4 * 51 * 37 * 2):
-        monkeypatch.setattr(scores, "_CHUNK", size)
+        monkeypatch.setattr(chunked, "_CHUNK", size)
         for function, (out, lse) in zip(functions, whole, strict=True):
             found = function(*given, FUNCTIONS[name])
             # A score below 8 that is rounded the other way, by 2**-8, moves its row by as much.

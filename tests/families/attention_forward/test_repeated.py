@@ -17,7 +17,7 @@ from warploom.errors import ProblemError
 from warploom.runtime import plan as plans
 from warploom.runtime.call import Call
 from warploom.runtime.counters import counters
-from warploom.runtime.families.attention_forward import gradient, gradient_plans, repeated
+from warploom.runtime.families.attention_forward import gradient, repeated
 from warploom.runtime.families.attention_forward.call import AttentionCall
 from warploom.runtime.families.attention_forward.plan import AttentionPlan
 from warploom.runtime.plan import Plan
@@ -329,7 +329,7 @@ def test_determinism_is_that_of_the_backward_pass_when_it_is_kept_too() -> None:
             torch.use_deterministic_algorithms(setting)
             out, _ = attention(given)
             torch.autograd.grad(out, given, torch.ones_like(out))
-            kind: Any = gradient_plans._kinds._last
+            kind: Any = gradient._kinds._last
             names.append("_deterministic_" in kind[-1].plan.choice.spec.name)
     finally:
         torch.use_deterministic_algorithms(before)
@@ -357,12 +357,12 @@ def test_gradients_go_into_the_places_that_are_given(launches: list[Plan[Any, An
     given = fixed()
     out, lse = attention(given)
     arriving = random(*out.shape, seed=9)
-    asked = gradient_plans.Asked.of(AttentionCall(*given))
+    asked = gradient.Asked.of(AttentionCall(*given))
 
     def differentiate(into: Any = None) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
         saved = (*given, out, lse)
         numbers = (None, None, 0.0)
-        return gradient_plans.differentiate(asked, numbers, arriving, None, *saved, into=into)
+        return gradient.differentiate(asked, numbers, arriving, None, *saved, into=into)
 
     expected = differentiate()
     launches.clear()

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import warploom
 from warploom.errors import ProblemError
-from warploom.runtime.families.attention_forward import reference
-from warploom.runtime.families.attention_forward.reference import Function
+from warploom.runtime.families._attention import reference
+from warploom.runtime.families._attention.function import Function
 
 BF16 = torch.bfloat16
 CALLS: dict[str, dict[str, Any]] = {

@@ -18,19 +18,16 @@ from rooms import Guarded
 
 import warploom
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention import reference as forward_reference
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.mask import band
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import (
     further_gradients,
     reference,
-    score_gradients,
-    sink_gradients,
 )
-from warploom.runtime.families.attention_backward.call import BackwardCall
-from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
-from warploom.runtime.families.attention_forward import reference as forward_reference
 
 NAMES = ("dq", "dk", "dv")
 
@@ -180,8 +177,8 @@ def assert_sinks_right(made: Pass) -> None:
     if made.dsinks is None:
         return
     exact, allowed = (
-        sink_gradients.dsinks_of_call(made.call, made.forward.keywords["sinks"], compute)
-        for compute in (sink_gradients.dsinks_following, sink_gradients.dsinks_bound)
+        reference.dsinks_of_call(made.call, made.forward.keywords["sinks"], compute)
+        for compute in (reference.dsinks_following, reference.dsinks_bound)
     )
     arena.assert_within("dsinks", made.dsinks, exact, allowed)
 
@@ -193,8 +190,8 @@ def assert_ds_right(made: Pass) -> None:
     call = made.call
     masked = band(call.forward, extents(call.forward))
     exact, allowed = (
-        score_gradients.ds_of_call(call, masked, compute)
-        for compute in (score_gradients.exact_ds, score_gradients.ds_bound)
+        reference.ds_of_call(call, masked, compute)
+        for compute in (reference.exact_ds, reference.ds_bound)
     )
     arena.assert_within("ds", made.ds, exact, allowed)
 

@@ -12,13 +12,12 @@ import attention_backward_cases as cases
 import torch
 from processes import verify_each
 
+from warploom.runtime.families._attention import reference as forward
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward import reference
-from warploom.runtime.families.attention_backward.call import BackwardCall
-from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Tensors
-from warploom.runtime.families.attention_forward import reference as forward
 
 KERNELS = ("none", "causal", "packed", "deterministic")
 

@@ -19,7 +19,7 @@ from warploom.generator.limits import LARGEST
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import plan
 from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.families.attention_backward import plan as attention_backward
+from warploom.runtime.families.attention_backward import call as attention_backward
 from warploom.runtime.families.attention_backward.call import BackwardCall
 
 pytestmark = pytest.mark.gpu

@@ -15,11 +15,11 @@ from attention_cases import MASKS, Shape
 
 import warploom
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention import reference as forward_reference
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.reference import Tensors
-from warploom.runtime.families.attention_forward import reference as forward_reference
-from warploom.runtime.families.attention_forward.reference import Function
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 BF16 = torch.bfloat16

@@ -12,8 +12,8 @@ import torch
 from processes import verify_each
 
 import warploom
+from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference
 
 KERNELS = ("none", "causal", "packed", "dynamic")
 

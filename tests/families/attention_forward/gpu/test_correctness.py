@@ -23,8 +23,8 @@ from warploom.generator.space import expand_file
 from warploom.generator.specification import KernelSpec
 from warploom.runtime import kernel as kernels
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.block_mask import of_dense
-from warploom.runtime.families.attention_forward import reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 over_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -13,9 +13,9 @@ from attention_cases import MASKS, SIMPLE, Shape, operation, short
 import warploom
 from warploom.errors import ProblemError
 from warploom.generator.specification import KernelSpec
+from warploom.runtime.families._attention import reference
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families.attention_forward import reference
-from warploom.runtime.families.attention_forward.reference import Function
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 BF16 = torch.bfloat16

@@ -6,44 +6,18 @@ seq_q, dim] and k [batch, kv_heads, seq_k, dim].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
+from warploom.runtime.families._attention.function import Function, Rows
 from warploom.runtime.families._attention.mask import Band
 
-if TYPE_CHECKING:
-    from warploom.runtime.families.attention_forward.reference import Function
-
-_CHUNK = 1 << 25  # scores held at a time
 FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
 TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
 SMALLEST = 2.0**-126  # of fp32's normal numbers: exp2 has 0 for less
 MOST_DISTANT = 700.0  # of whose negative the exponential is no 0 in float64
 EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """One chunk of the scores of whole sequences: some of the batch, a range of the rows."""
-
-    batch: slice
-    rows: slice
-
-
-def chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
-    """Cover the batch and the rows in chunks of at most _CHUNK scores (but at least one row)."""
-    batch, heads, seq_q, _ = q.shape
-    row = max(1, heads * k.shape[2])
-    rows = max(1, min(seq_q, _CHUNK // row))
-    together = max(1, _CHUNK // (row * rows)) if rows == seq_q else 1
-    for first in range(0, batch, together):
-        for row in range(0, seq_q, rows):
-            yield Rows(slice(first, first + together), slice(row, min(row + rows, seq_q)))
 
 
 def products(

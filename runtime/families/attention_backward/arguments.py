@@ -1,21 +1,62 @@
-"""What results of a forward pass, their gradients and the room for a backward pass's must be."""
+"""What a backward pass of attention is given: the call that it differentiates, and gradients.
+
+Nothing here reads a tensor's contents.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 
 from warploom.errors import ProblemError
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.operands import in_place
+from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.operands import refuse_repeated
 
-if TYPE_CHECKING:
-    from warploom.runtime.families.attention_backward.call import BackwardCall
+
+@dataclass(slots=True)
+class BackwardArguments:
+    """The arguments of one backward pass.
+
+    forward      the call whose results are differentiated; its out and spec play no part
+    out, lse     its results: as q; fp32 [batch, heads, seq_q], packed [heads, total_q]
+    dout, dlse   the gradients of both, of their shapes and types; no dlse stands for zeros
+    into         dq, dk and dv, where they are to lie; None: they are made
+    dsinks       where the gradient of sinks is to lie, as these do; None: it is not wanted
+    ds           where that of scores is, as `room_of_ds` makes it, for a bias; None: not wanted
+    """
+
+    forward: Arguments
+    out: torch.Tensor
+    lse: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None = None
+    into: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    dsinks: torch.Tensor | None = None
+    ds: torch.Tensor | None = None
+    _held: tuple[torch.Tensor | None, ...] = field(default=(), init=False, repr=False)
+
+    @property
+    def operands(self) -> dict[str, torch.Tensor]:
+        """The 16-bit tensors that kernels read, by the names that kernels have for them."""
+        call = self.forward
+        return {"q": call.q, "k": call.k, "v": call.v, "o": self.out, "do": self.dout}
+
+    def named(self) -> list[tuple[str, object]]:
+        """The tensors that are read, by the names that messages have for them."""
+        given = self.forward.named()
+        mine = [("out", self.out), ("lse", self.lse), ("dout", self.dout), ("dlse", self.dlse)]
+        return [*given[:3], *mine, *given[4:]]
+
+    @property
+    def device(self) -> int:
+        """Where the operands are; -1 is the CPU."""
+        return self.forward.device
 
 
-def check_results(call: BackwardCall, sizes: Extents) -> None:
+def check_results(call: BackwardArguments, sizes: Extents) -> None:
     """Raise ProblemError where results or gradients are not those of the call's forward pass."""
     forward = call.forward
     q = forward.q
