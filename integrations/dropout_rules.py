@@ -10,7 +10,7 @@ import torch
 from warploom.generator.families import family
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
 from warploom.generator.families.attention_forward import AttentionOperation
-from warploom.runtime.families._attention.further import BIASES
+from warploom.runtime.families._attention.modifiers.bias import BIASES
 
 
 def refusal(dropout_p: float, changes: Iterable[torch.Tensor | None]) -> str | None:

@@ -66,7 +66,7 @@ class Step:
         q, k, v, dout = self.part((self.given.q, self.given.k, self.given.v, self.dout))
         given = Tensors(q, k, v, zeros, zeros, dout)
         call, bounds = masked(self.problem, q, k, v)
-        function = Function(call.scaling, None, bounds)
+        function = Function(call.scaling, bounds)
         return reference.exact(given, function), reference.plain(given, function)
 
     def part(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

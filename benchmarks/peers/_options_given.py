@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +18,17 @@ from benchmarks.peers._attention import Operands, operands
 from benchmarks.peers._options_problem import LISTED, Option, Pattern, pattern
 from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.dropout import Dropout, keep_of
-from warploom.runtime.families._attention.function import Function, Rows
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import (
+    Alibi,
+    Bias,
+    Dropped,
+    Mask,
+    Modifier,
+    Sinks,
+)
+from warploom.runtime.families._attention.modifiers.modifier import Rows
 
 Tensors = dict[str, torch.Tensor]
 _CHECKED_ROWS = 256  # of the last batch, at its end
@@ -217,19 +225,18 @@ class Given:
         if self.shared.pattern is not None:
             column = torch.arange(seq, device=q.device)
             mask = self.shared.pattern(column[rows, None], column)[None, None]
-        function = Function(
-            q.shape[3] ** -0.5,
-            band=self._band,
-            sinks=None if "sinks" not in read else read["sinks"][:heads],
-            alibi_slopes=None if slopes is None else slopes[None, :heads],
-            bias=self._of_scores(read.get("bias"), batch, rows, heads),
-            mask=mask,
-        )
-        if state is None:
-            return function
-        first = batch * self.problem.attention.heads // heads  # of batches of so many heads
-        keep = keep_of(LISTED["dropout_p"])
-        return replace(function, dropout=Dropout(state, keep, heads, first, rows.start))
+        sinks, bias = read.get("sinks"), self._of_scores(read.get("bias"), batch, rows, heads)
+        modifiers: list[Modifier] = [
+            *([] if sinks is None else [Sinks(sinks[:heads])]),
+            *([] if slopes is None else [Alibi(slopes[None, :heads])]),
+            *([] if bias is None else [Bias(bias)]),
+            *([] if mask is None else [Mask(mask)]),
+        ]
+        if state is not None:
+            first = batch * self.problem.attention.heads // heads  # of batches of so many heads
+            keep = keep_of(LISTED["dropout_p"])
+            modifiers.append(Dropped(Dropout(state, keep, heads, first, rows.start)))
+        return Function(q.shape[3] ** -0.5, self._band, tuple(modifiers))
 
     @property
     def _band(self) -> Band:

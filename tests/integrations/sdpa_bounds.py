@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention import reference as forward
-from warploom.runtime.families._attention.function import chunks
-from warploom.runtime.families._attention.further import four
+from warploom.runtime.families._attention.function import Function, chunks
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.scores import FLOAT_ROUNDOFF
+from warploom.runtime.families._attention.modifiers import Bias, Mask
+from warploom.runtime.families._attention.modifiers.modifier import FLOAT_ROUNDOFF
 from warploom.runtime.families.attention_backward import reference as backward
 
 Tensors = tuple[torch.Tensor, ...]
@@ -74,9 +74,9 @@ def _bounds(given: Tensors, dout: torch.Tensor, keywords: dict[str, Any]) -> Ten
     q, k, v, *added = (tensor.detach() for tensor in given)
     right = 0 if keywords.get("is_causal") else UNBOUNDED
     masks = [*added, *(one for one in (keywords.get("attn_mask"),) if one is not None)]
-    told = {"mask" if one.dtype == torch.bool else "bias": four(one) for one in masks}
+    modifiers = (Mask(one) if one.dtype == torch.bool else Bias(one) for one in masks)
     scale = keywords.get("scale") or q.shape[-1] ** -0.5
-    function = forward.Function(scale, None, Band(right=right), **told)
+    function = Function(scale, Band(right=right), tuple(modifiers))
     out, lse = forward.exact(q, k, v, function)
     errors = forward.bound(q, k, v, function)
     tensors = backward.Tensors(q, k, v, out, lse, dout, None)
@@ -86,7 +86,7 @@ def _bounds(given: Tensors, dout: torch.Tensor, keywords: dict[str, Any]) -> Ten
 
 def _of_added(
     given: backward.Tensors,
-    function: forward.Function,
+    function: Function,
     errors: forward.Pair,
     added: torch.Tensor,
 ) -> torch.Tensor:

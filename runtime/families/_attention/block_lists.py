@@ -38,14 +38,6 @@ class Lists(NamedTuple):
         return self.lists.data_ptr(), self.listed.data_ptr(), self.masks.data_ptr()
 
 
-def lists_of(mask: BlockMask | None) -> dict[str, bool]:
-    """The fields of a kernel's problem that tell whose lists there are."""
-    if mask is None:
-        return {}
-    batch, heads = mask.places.shape[:2]
-    return {"lists_of_batches": batch > 1, "lists_of_heads": heads > 1}
-
-
 Key = tuple[bool, int, int]  # whether columns are walked for, and the tile
 _known: Any = WeakTensorKeyDictionary()  # by `places`
 

@@ -14,7 +14,7 @@ from warploom.errors import ProblemError
 from warploom.generator.families._attention import DIMS
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import dropout
-from warploom.runtime.families._attention.further import check_further
+from warploom.runtime.families._attention.modifiers import modifiers_of
 from warploom.runtime.families._attention.problem import Arguments, require_kinds
 from warploom.runtime.tensors import require_one_device
 
@@ -100,8 +100,10 @@ def extents(call: Arguments) -> Extents:
     found = Extents(batch, heads, kv_heads, seq_q, seq_k, dim, total_q, total_k, packed)
     if further := call.further:
         require_one_device((("q", q), *further.items()))
+    if modifiers := modifiers_of(call):
         scores = (call.max_seqlen_q or 0, call.max_seqlen_k or 0) if packed else (seq_q, seq_k)
-        check_further(call, (batch, heads, *scores))
+        for modifier in modifiers:
+            modifier.check(call, (batch, heads, *scores))
     return found
 
 

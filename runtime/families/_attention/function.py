@@ -1,4 +1,4 @@
-"""What an attention computes between its products, and the chunks that references take it in."""
+"""What an attention computes between its GEMMs, and the chunks that references take it in."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from warploom.runtime.families._attention.block_mask import BlockMask
-from warploom.runtime.families._attention.dropout import Dropout, keep_of
-from warploom.runtime.families._attention.further import four
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import modifiers_of
+from warploom.runtime.families._attention.modifiers.modifier import Modifier, Rows
 from warploom.runtime.families._attention.problem import Arguments
 
 _CHUNK = 1 << 25  # scores held at a time
 _WHOLE = Band()
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """One chunk of the scores of whole sequences: some of the batch, a range of the rows."""
-
-    batch: slice
-    rows: slice
 
 
 def chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
@@ -38,63 +29,53 @@ def chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[Rows]:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What is computed between the products: factor, cap, mask, sinks [heads], dropout.
-
-    alibi_slopes [batch or 1, heads], and bias and mask as [batch, heads, seq_q, seq_k] or broadcast
-    """
+    """What is computed between the GEMMs: a factor, a mask, and what modifies it further."""
 
     scale: float
-    softcap: float | None = None
     band: Band = _WHOLE
-    sinks: torch.Tensor | None = None
-    blocks: BlockMask | None = None
-    alibi_slopes: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    dropout: Dropout | None = None
+    modifiers: tuple[Modifier, ...] = ()
+
+    @property
+    def rounds(self) -> bool:
+        """Whether scores are rounded to fp32 behind what is added to them."""
+        return any(one.rounds for one in self.modifiers)
+
+    @property
+    def cap_error(self) -> float:
+        """The relative error of scores before anything is added to them, beside their GEMM's."""
+        return sum(one.cap_error for one in self.modifiers)
+
+    @property
+    def has_column(self) -> bool:
+        """Whether rows have a sum without a key, too."""
+        return any(one.has_column for one in self.modifiers)
+
+    def column(self, s: torch.Tensor) -> torch.Tensor | None:
+        """What counts in the sums of rows of s beside their scores, [.., rows, 1]."""
+        columns = (one.column(s) for one in self.modifiers)
+        return next((column for column in columns if column is not None), None)
+
+    def fully_masked(self, lse: torch.Tensor) -> torch.Tensor:
+        """Which rows are fully masked, by their log-sum-exp [batch, heads, rows]."""
+        masked = lse == -torch.inf
+        for one in self.modifiers:
+            if (rows := one.fully_masked(lse)) is not None:
+                masked = masked | rows
+        return masked
 
     def weighted(self, p: torch.Tensor, chunk: Rows) -> torch.Tensor:
-        """Weights of a chunk, [batch, kv_heads, heads of one, rows, seq_k], behind the dropout."""
-        if self.dropout is None:
-            return p
-        batches = slice(chunk.batch.start, chunk.batch.start + p.shape[0])
-        kept = self.dropout.kept(batches, chunk.rows, p.shape[-1])
-        return p * kept.reshape(p.shape) / self.dropout.keep
+        """Weights of a chunk, [batch, kv_heads, heads of one, rows, seq_k], behind the softmax."""
+        for one in self.modifiers:
+            p = one.weighted(p, chunk)
+        return p
 
 
 def function_of(call: Arguments, band: Band) -> Function:
-    """Return what a call computes between the products."""
-    slopes, bias, mask = call.alibi_slopes, call.bias, call.mask
-    state = call.dropout_state if call.dropout_p else None
-    dropped = None if state is None else Dropout(state, keep_of(call.dropout_p), call.q.shape[1])
-    return Function(
-        call.scaling,
-        call.softcap,
-        band,
-        call.sinks,
-        call.block_mask,
-        None if slopes is None else slopes.reshape(-1, slopes.shape[-1]),
-        None if bias is None else four(bias),
-        None if mask is None else four(mask),
-        dropped,
-    )
+    """Return what a call computes between the GEMMs."""
+    return Function(call.scaling, band, modifiers_of(call))
 
 
 def of_sequence(function: Function, index: int, rows: int, columns: int) -> Function:
     """Return what is computed of one packed sequence."""
-    slopes, bias, mask = function.alibi_slopes, function.bias, function.mask
-
-    def scores_of(one: torch.Tensor | None) -> torch.Tensor | None:
-        return None if one is None else _one(one, index)[:, :, :rows, :columns]
-
-    return replace(
-        function,
-        alibi_slopes=None if slopes is None else _one(slopes, index),
-        bias=scores_of(bias),
-        mask=scores_of(mask),
-        dropout=None if function.dropout is None else replace(function.dropout, batch=index),
-    )
-
-
-def _one(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    return tensor if tensor.shape[0] == 1 else tensor[index : index + 1]
+    own = (one.of_sequence(index, rows, columns) for one in function.modifiers)
+    return replace(function, modifiers=tuple(own))

@@ -10,7 +10,7 @@ import torch
 from warploom.errors import ProblemError
 from warploom.generator.tensor_maps import readable
 from warploom.runtime.counters import counters
-from warploom.runtime.families._attention import further
+from warploom.runtime.families._attention.modifiers import score_tensors
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.operands import dense_copy, refuse_overlap, refuse_repeated
 
@@ -90,9 +90,9 @@ def copied(call: ArgumentsT, copies: tuple[str, ...]) -> ArgumentsT:
         contiguous_copy(tensor) if name in copies else tensor
         for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v))
     )
-    columns = further.columns_of(call)
+    columns = score_tensors.columns_of(call)
     others: dict[str, Any] = {
-        name: further.copy(tensor, columns)
+        name: score_tensors.copy(tensor, columns)
         for name, tensor in call.further.items()
         if name in copies
     }

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.extents import Extents
-from warploom.runtime.families._attention.further import BIASES
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import MODIFIERS
+from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier
 from warploom.runtime.families._attention.problem import Arguments
 
-Fields = Mapping[str, Any]  # of an operation, by name
 OperationT = TypeVar("OperationT", bound=Operation)
 
 
-def of_further(call: Arguments) -> Fields:
+def fields_of(modifiers: Iterable[Modifier], call: Arguments) -> Fields:
     """The fields of an operation that a call's modifiers decide."""
-    found: dict[str, Any] = {}
-    if call.softcap is not None:
-        found["softcap"] = True
-    if call.sinks is not None:
-        found["sinks"] = "same" if call.sinks.dtype == call.q.dtype else "fp32"
-    if call.block_mask is not None:
-        found["blocks"] = True
-    if call.alibi_slopes is not None:
-        found["alibi"] = True
-    if call.bias is not None:
-        found["bias"] = BIASES[call.bias.dtype]
-    if call.mask is not None:
-        found["masked"] = True
-    if call.dropout_p:
-        found["dropout"] = True
-    return found
+    return {name: value for one in modifiers for name, value in one.fields(call).items()}
 
 
-def of_gradients(further: Fields, wanted: tuple[str, ...]) -> Fields:
-    """The fields of the operation of gradients, of those of a call, `wanted` further ones too."""
-    # Sinks have their share in the log-sum-exp, and are asked for their own gradient alone.
-    found = {name: kind for name, kind in further.items() if name != "sinks" or name in wanted}
-    return {**found, "bias_gradient": True} if "bias" in wanted else found
+def gradient_fields(fields: Fields, wanted: tuple[str, ...]) -> Fields:
+    """The fields of the operation of gradients, of those of a call, `wanted` tensors' too."""
+    for kind in MODIFIERS:
+        fields = kind.gradient_fields(fields, wanted)
+    return fields
 
 
 def operation(

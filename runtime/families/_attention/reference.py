@@ -16,20 +16,17 @@ from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.function import (
     Function,
-    Rows,
     chunks,
     function_of,
     of_sequence,
 )
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers.modifier import EXP2_ERROR, FLOAT_ROUNDOFF, Rows
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.scores import (
-    EXP2_ERROR,
-    FLOAT_ROUNDOFF,
     MOST_DISTANT,
     SMALLEST,
     largest,
-    of_sinks,
     score_error,
     scores,
     softmax,
@@ -67,8 +64,8 @@ def plain_rows(
 ) -> Pair:
     """Return `plain` of one chunk; autograd can differentiate it."""
     s = scores(q, k, function, chunk, q.dtype)
-    if function.sinks is not None:
-        s = torch.cat([s, of_sinks(function.sinks, s, 1)], -1)
+    if (column := function.column(s)) is not None:
+        s = torch.cat([s, column], -1)
     hidden = s.detach().amax(-1, keepdim=True) == -torch.inf
     p = torch.softmax(s, -1).masked_fill(hidden, 0)[..., : k.shape[2]]
     p = function.weighted(p, chunk)
@@ -89,7 +86,7 @@ def of_call(call: Arguments, band: Band, compute: Attention) -> Pair:
         keys = slice(starts_k[index], starts_k[index + 1])
         if queries.start == queries.stop:
             continue  # nothing to attend from
-        if keys.start == keys.stop and function.sinks is None:
+        if keys.start == keys.stop and not function.has_column:
             continue  # or to
         one = compute(
             call.q[queries].transpose(0, 1)[None],
@@ -130,15 +127,14 @@ def bound(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function)
         p = p.nan_to_num(0.0)
         error = torch.expm1(score_error(q, k, function, chunk, s, top)) * p
         relative = error.sum(-1, keepdim=True)
-        if function.sinks is not None:
-            sink = of_sinks(function.sinks, s, 1)
-            finite = sink.nan_to_num(neginf=0.0)  # one of -inf has no share, and none is off
+        if (column := function.column(s)) is not None:
+            finite = column.nan_to_num(neginf=0.0)  # a column of -inf has no share, and is not off
             size = finite.abs() + top.abs()
-            if function.bias is not None:  # a difference, which is taken first
+            if function.rounds:  # a difference, which is taken first
                 size = (finite - top).abs().clamp(max=MOST_DISTANT)
             off = EXP2_ERROR + 4 * FLOAT_ROUNDOFF * size
-            relative += torch.expm1(off) * (sink - total).exp().nan_to_num(0.0)
-            # Far below its sink, what a row has becomes 0 where its factor is no normal number.
+            relative += torch.expm1(off) * (column - total).exp().nan_to_num(0.0)
+            # Far below its column, what a row has becomes 0 where its factor is no normal number.
             error = error + SMALLEST * (s - top).exp()
         rounded = error + unit * p + denormal * largest(p) * (p > 0)
         p, rounded = function.weighted(p, chunk), function.weighted(rounded, chunk)

@@ -17,11 +17,10 @@ from warploom.runtime.families._attention.block_mask import (
     BlockMask,
     packed,
 )
-from warploom.runtime.families._attention.further import row_pitch
+from warploom.runtime.families._attention.modifiers import MODIFIERS
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.trial import generator
 
-SOFTCAP, DROPOUT_P = 30.0, 0.1
 BLOCK, DENSITY = 128, 0.25  # rows and columns of a block; the share of blocks that count
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
@@ -37,31 +36,9 @@ def further(
     scores   their extents: batch, heads, rows, columns; a bias and a mask serve all batches
     """
     found: dict[str, Any] = {}
-    _, heads, rows, columns = scores
-
-    def drawn(*extents: int) -> torch.Tensor:
-        return torch.randn(extents, generator=random, device=device)
-
-    if operation.sinks != "none":
-        kind = TORCH[operation.element] if operation.sinks == "same" else torch.float32
-        found["sinks"] = drawn(heads).to(kind)
-    if operation.alibi:
-        steps = torch.arange(1, heads + 1, device=device)
-        found["alibi_slopes"] = torch.exp2(-8 * steps / max(1, heads))
-    if operation.bias != "none":
-        found["bias"] = room_for(columns, drawn(1, heads, rows, columns).to(TORCH[operation.bias]))
-    if operation.masked:
-        found["mask"] = room_for(columns, drawn(1, 1, rows, columns) > -1)
-    if operation.dropout:
-        found["dropout_p"] = DROPOUT_P
-        found["dropout_state"] = torch.randint(1 << 62, (2,), generator=random, device=device)
+    for kind in MODIFIERS:
+        found |= kind.sample(operation, scores, device, random)
     return found
-
-
-def room_for(columns: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The same, in rows that begin at multiples of 16 bytes."""
-    room = tensor.new_empty((*tensor.shape[:3], row_pitch(tensor, columns)))[..., :columns]
-    return room.copy_(tensor)
 
 
 class AttentionData:
@@ -71,7 +48,7 @@ class AttentionData:
         self.shape, self.device, self._seed = shape, device, seed
         self._element, self._mask = operation.element, operation.mask
         self._blocks = operation.blocks
-        self._softcap, self._packed = operation.softcap, operation.lengths == "packed"
+        self._packed = operation.lengths == "packed"
         self._random = generator(device, seed)
         scores = (shape.batch, shape.heads, shape.seq_q, shape.seq_k)
         self._further = further(operation, scores, device, self._random)
@@ -85,8 +62,6 @@ class AttentionData:
             found["causal"] = True if equal else "bottom_right"
         elif self._mask == "window":
             found["window"] = (max(0, self.shape.window - 1), 0)
-        if self._softcap:
-            found["softcap"] = SOFTCAP
         if self._blocks:
             found["block_mask"] = self._block_mask
         return found

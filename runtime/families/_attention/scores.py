@@ -10,14 +10,12 @@ import torch
 
 from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
-from warploom.runtime.families._attention.function import Function, Rows
+from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers.modifier import EXP2_ERROR, FLOAT_ROUNDOFF, Rows
 
-FLOAT_ROUNDOFF = 2.0**-24  # of one fp32 operation
-TANH_ERROR = 2.0**-10.9  # of tanh.approx, relative (PTX ISA)
 SMALLEST = 2.0**-126  # of fp32's normal numbers: exp2 has 0 for less
 MOST_DISTANT = 700.0  # of whose negative the exponential is no 0 in float64
-EXP2_ERROR = 2.0**-21  # of ex2.approx and lg2.approx, with the rounding of their arguments
 
 
 def products(
@@ -44,28 +42,22 @@ def capped(
 ) -> torch.Tensor:
     """Return the scores of a chunk before anything is added to them or masked."""
     s = products(q, k, chunk, dtype) * function.scale
-    return s if function.softcap is None else torch.tanh(s / function.softcap) * function.softcap
+    for one in function.modifiers:
+        s = one.capped(s)
+    return s
 
 
 def changed(
     s: torch.Tensor, q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows
 ) -> torch.Tensor:
-    """Return `capped` scores with what is added to them, and -inf where they are masked.
-
-    A score with a bias is an fp32 number in float64, too: a bias of -1e9 over a whole row hides the
-    differences of its scores, so that their weights are alike, as torch's math path has them.
-    """
+    """Return `capped` scores with what is added to them, and -inf where they are masked."""
     dtype = s.dtype
     s = s + terms(q, k, function, chunk, dtype)
-    if function.bias is not None and dtype == torch.float64:
+    if function.rounds and dtype == torch.float64:
         s = s.float().double()
-    if function.mask is not None:
-        s = s.masked_fill(~_of_chunk(function.mask, q, k, chunk), -torch.inf)
-    if function.blocks is not None:
-        shown = function.blocks.dense(chunk.batch, chunk.rows)
-        together = s.shape[1:3] if shown.shape[1] > 1 else (1, 1)
-        shown = shown.reshape(shown.shape[0], *together, *shown.shape[2:])
-        return s.masked_fill(~shown, -torch.inf)
+    for one in function.modifiers:
+        if (shown := one.shown(q, k, chunk)) is not None:
+            s = s.masked_fill(~shown, -torch.inf)
     return s.masked_fill(~visible(q, k, function.band, chunk), -torch.inf)
 
 
@@ -73,30 +65,13 @@ def terms(
     q: torch.Tensor, k: torch.Tensor, function: Function, chunk: Rows, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return what is added to the scores of a chunk, in `dtype`: of their shape, or a 0."""
-    found = torch.zeros((), dtype=dtype, device=q.device)
-    slopes, bias = function.alibi_slopes, function.bias
-    if slopes is not None:
-        seq_q, seq_k = q.shape[2], k.shape[2]
-        row = torch.arange(chunk.rows.start, chunk.rows.stop, device=q.device)[:, None]
-        distance = (row + seq_k - seq_q - torch.arange(seq_k, device=q.device)).abs().to(dtype)
-        whole = slopes.to(dtype).expand(q.shape[0], q.shape[1])[chunk.batch]
-        found = found - grouped(whole, k)[..., None, None] * distance
-    if bias is not None:
-        found = found + _of_chunk(bias, q, k, chunk).to(dtype)
-        if dtype == torch.float64:  # slopes and bias are added in fp32, and rounded once
-            found = found.float().double()
-    return found
-
-
-def grouped(tensor: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Tell apart the query heads of each kv head: [batch, kv_heads, heads of one, ..]."""
-    heads, kv_heads = tensor.shape[1], k.shape[1]
-    return tensor.reshape(tensor.shape[0], kv_heads, heads // kv_heads, *tensor.shape[2:])
-
-
-def _of_chunk(tensor: torch.Tensor, q: torch.Tensor, k: torch.Tensor, chunk: Rows) -> torch.Tensor:
-    whole = tensor.expand(*q.shape[:3], k.shape[2])
-    return grouped(whole[chunk.batch, :, chunk.rows], k)
+    total = torch.zeros((), dtype=dtype, device=q.device)
+    for one in function.modifiers:
+        if (term := one.term(q, k, chunk, dtype)) is not None:
+            total = total + term
+    if function.rounds and dtype == torch.float64:  # they are added in fp32, and rounded once
+        total = total.float().double()
+    return total
 
 
 def visible(q: torch.Tensor, k: torch.Tensor, band: Band, chunk: Rows) -> torch.Tensor:
@@ -120,25 +95,19 @@ def largest(s: torch.Tensor) -> torch.Tensor:
     return s.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
 
 
-def of_sinks(sinks: torch.Tensor, s: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return sinks [heads] as so many scores of each row of s, [.., kv_heads, group, rows, ..]."""
-    one = sinks.to(s.dtype).reshape(*s.shape[1:3], 1, 1)
-    return one.expand(*s.shape[:-1], columns)
-
-
 def softmax(s: torch.Tensor, function: Function) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights of rows of scores and their log-sum-exp [.., rows, 1], sinks included.
+    """Return the weights of rows of scores and their log-sum-exp [.., rows, 1].
 
     Weights are divided by their sum, which the log-sum-exp of large scores is too coarse for. Those
     of a fully masked row are 0.
     """
     top = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_full((*s.shape[:-1], 1), -torch.inf)
-    sink = None if function.sinks is None else of_sinks(function.sinks, s, 1)
-    top = top if sink is None else torch.maximum(top, sink)
+    column = function.column(s)
+    top = top if column is None else torch.maximum(top, column)
     base = top.masked_fill(top == -torch.inf, 0)
     weights = (s - base).exp()
     total = weights.sum(-1, keepdim=True)
-    total = total if sink is None else total + (sink - base).exp()
+    total = total if column is None else total + (column - base).exp()
     return weights / total.masked_fill(total == 0, 1), base + total.log()
 
 
@@ -155,11 +124,11 @@ def score_error(
     error = accumulated(q.dtype, q.shape[-1]) * size
     finite = s.masked_fill(s == -torch.inf, 0)
     added = terms(q, k, function, chunk, torch.float64).nan_to_num(neginf=0.0)
-    if function.bias is not None:
+    if function.rounds:
         # As far as the sum with the bias moves where the score before it does: both are rounded
         # to fp32, and so to the same number where the bias is large.
         before = capped(q, k, function, chunk, torch.float64)
-        error = error + TANH_ERROR * before.abs() * (function.softcap is not None)
+        error = error + function.cap_error * before.abs()
         error = error + 4 * FLOAT_ROUNDOFF * before.abs()
         ends = [(before + off + added).float().double() - finite for off in (-error, error)]
         moved = torch.maximum(*(end.abs() for end in ends)).masked_fill(s == -torch.inf, 0)
@@ -168,6 +137,6 @@ def score_error(
         return moved.clamp(max=MOST_DISTANT) + EXP2_ERROR + 4 * FLOAT_ROUNDOFF * distance
     error = error + EXP2_ERROR + 4 * FLOAT_ROUNDOFF * (finite.abs() + base.abs())
     error = error + 8 * FLOAT_ROUNDOFF * added.abs()
-    if function.softcap is not None:
-        error += TANH_ERROR * (finite.abs() + added.abs())
+    if function.cap_error:
+        error += function.cap_error * (finite.abs() + added.abs())
     return error

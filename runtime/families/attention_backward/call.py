@@ -20,10 +20,11 @@ from warploom.runtime.call import Draft, Key
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists
-from warploom.runtime.families._attention.block_lists import Lists, lists_of
+from warploom.runtime.families._attention.block_lists import Lists
 from warploom.runtime.families._attention.extents import Extents, extents
-from warploom.runtime.families._attention.further import copies_of, problem_fields
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.modifiers import modifiers_of
+from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.operands import (
     contiguous_copy,
     copied,
@@ -33,9 +34,8 @@ from warploom.runtime.families._attention.operands import (
     strides,
 )
 from warploom.runtime.families._attention.operation import (
-    Fields,
-    of_further,
-    of_gradients,
+    fields_of,
+    gradient_fields,
     operation,
     shape,
 )
@@ -117,9 +117,10 @@ class BackwardCall(BackwardArguments):
         check_results(self, sizes)
         check_numbers(forward)
         copies = tuple(name for name, tensor in self.operands.items() if not in_place(tensor))
-        copies += copies_of(forward)
+        modifiers = modifiers_of(forward)
+        copies += tuple(name for one in modifiers for name in one.copies(forward))
         blocks = forward.block_mask is not None
-        fields = of_gradients(of_further(forward), self._wanted)
+        fields = gradient_fields(fields_of(modifiers, forward), self._wanted)
         choice = choose(
             name_of(forward.q.dtype, "q"),
             sizes,
@@ -163,11 +164,9 @@ class BackwardCall(BackwardArguments):
 
     def _problem(self, details: Details) -> AttentionBackwardProblem:
         forward, packed = self.forward, details.sizes.packed
-        fields = {
-            **details.band.fields(details.sizes),
-            **lists_of(forward.block_mask),
-            **problem_fields(forward, details.copies),
-        }
+        fields = details.band.fields(details.sizes)
+        for one in modifiers_of(forward):
+            fields |= one.problem(forward, details.copies)
         if self.ds is not None:
             batch, head, row, _ = self.ds.stride()
             fields["strides_ds"] = (batch, head, row)

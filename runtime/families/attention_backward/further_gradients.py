@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from warploom.runtime.families._attention.extents import extents
-from warploom.runtime.families._attention.further import four, row_pitch
 from warploom.runtime.families._attention.mask import band
+from warploom.runtime.families._attention.modifiers.score_tensors import four, row_pitch
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families.attention_backward.arguments import BackwardArguments
 

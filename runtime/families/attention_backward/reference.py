@@ -11,7 +11,7 @@ sequence where they are packed. With s the scores before the cap, p = exp(cap(s)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,22 +22,24 @@ from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention import reference as forward
 from warploom.runtime.families._attention.function import (
     Function,
-    Rows,
     chunks,
     function_of,
     of_sequence,
 )
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.scores import (
+from warploom.runtime.families._attention.modifiers.modifier import (
     EXP2_ERROR,
     FLOAT_ROUNDOFF,
+    Modifier,
+    Rows,
+    grouped,
+)
+from warploom.runtime.families._attention.modifiers.sinks import Sinks
+from warploom.runtime.families._attention.scores import (
     MOST_DISTANT,
     SMALLEST,
-    TANH_ERROR,
     capped,
     changed,
-    grouped,
-    of_sinks,
     products,
     score_error,
 )
@@ -57,7 +59,6 @@ class Tensors:
     dlse: torch.Tensor | None = None
 
 
-MASKED_SINK = 4e-7  # of a sink: how far the log-sum-exp of a fully masked row may be from it
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # dq, dk and dv
 Backward = Callable[[Tensors, Function], Gradients]
 
@@ -172,7 +173,7 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
     keys, values = (t[chunk.batch, :, None].to(wide) for t in (given.k, given.v))
     lse = rows(given.lse)[..., None]
     at = (chunk.batch, slice(None), chunk.rows)
-    masked, bad = masked_rows(given.dout[at], given.out[at], given.lse[at], function.sinks)
+    masked, bad = masked_rows(given.dout[at], given.out[at], given.lse[at], function)
     dout = rows(given.dout).masked_fill(grouped(bad, given.k)[..., None], 0)
     dlse = None if given.dlse is None else rows(given.dlse)[..., None]
     if dlse is not None:
@@ -188,16 +189,10 @@ def chunk_of(given: Tensors, function: Function, chunk: Rows, wide: torch.dtype)
 
 
 def masked_rows(
-    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None
+    dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, function: Function
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which rows are fully masked, and in which of these dout has NaN or Inf: as lse.
-
-    The log-sum-exp of such a row is -inf or, up to rounding, the sink of its head.
-    """
-    masked = lse == -torch.inf
-    if sinks is not None:
-        sink = sinks.to(lse.dtype)[:, None]
-        masked = masked | ((lse - sink).abs() <= MASKED_SINK * sink.abs())
+    """Which rows are fully masked, and in which of these dout has NaN or Inf: as lse."""
+    masked = function.fully_masked(lse)
     delta = (dout.float() * out.float()).sum(-1)
     return masked, masked & ~delta.isfinite()
 
@@ -208,19 +203,19 @@ def _weights(
     """The weights of rows, and in which rows lse is too coarse for them, as kernels have them."""
     p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
     coarse = (lse.abs() >= COARSE_LSE) & lse.isfinite()
-    if function.bias is None:
+    if not function.rounds:
         return p, torch.zeros_like(coarse)
     total = p.sum(-1, keepdim=True)
-    if function.sinks is not None:
-        total = total + (of_sinks(function.sinks, s, 1) - lse).exp()
+    if (column := function.column(s)) is not None:
+        total = total + (column - lse).exp()
     return torch.where(coarse, p / total, p), coarse
 
 
-def _slope(one: _Chunk, function: Function) -> torch.Tensor:
-    """The derivative of the cap: 1 - tanh^2 of the score before it."""
-    if function.softcap is None:
-        return one.s.new_ones(())
-    return 1 - (one.capped / function.softcap) ** 2
+def _slopes(one: _Chunk, function: Function) -> Iterator[tuple[Modifier, torch.Tensor]]:
+    """The derivatives of what changes scores before anything is added to them."""
+    for modifier in function.modifiers:
+        if (slope := modifier.slope(one.capped)) is not None:
+            yield modifier, slope
 
 
 def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradients:
@@ -229,7 +224,10 @@ def _gradients(given: Tensors, function: Function, wide: torch.dtype) -> Gradien
     )
     for rows in chunks(given.q, given.k):
         one = chunk_of(given, function, rows, wide)
-        ds = one.p * one.difference * _slope(one, function) * function.scale
+        ds = one.p * one.difference
+        for _, slope in _slopes(one, function):
+            ds = ds * slope
+        ds = ds * function.scale
         dq[rows.batch, :, rows.rows] = (ds @ one.keys).flatten(1, 2)
         dk[rows.batch] += (ds.mT @ one.queries).sum(2)
         dv[rows.batch] += (function.weighted(one.p, rows).mT @ one.dout).sum(2)
@@ -336,14 +334,11 @@ def score_gradient_error(
     difference = one.difference.abs()
     error = p_error * difference + (one.p + p_error) * (off + 4 * FLOAT_ROUNDOFF * difference)
     ds = one.p * one.difference
-    if function.softcap is None:
-        return ds, error
-    slope = _slope(one, function)
-    argument = products(given.q, given.k, rows, torch.float64, magnitude=True) * function.scale
-    turned = (1 - slope).clamp(min=0) ** 0.5  # the tanh
-    turned_error = TANH_ERROR * turned + accumulated(dtype, dim) * argument / function.softcap
-    slope_error = (2 * turned + turned_error) * turned_error + EXP2_ERROR
-    return ds * slope, error * slope + (ds.abs() + error) * slope_error
+    for modifier, slope in _slopes(one, function):
+        argument = products(given.q, given.k, rows, torch.float64, magnitude=True) * function.scale
+        slope_error = modifier.slope_error(slope, accumulated(dtype, dim) * argument)
+        ds, error = ds * slope, error * slope + (ds.abs() + error) * slope_error
+    return ds, error
 
 
 # ---- The gradients of scores, which those of a bias are summed from ------------------------------
@@ -477,5 +472,5 @@ def _shares(
 
 def _dout(given: Tensors, sinks: torch.Tensor) -> torch.Tensor:
     """The gradient of out, without the NaN or Inf of fully masked rows."""
-    _, bad = masked_rows(given.dout, given.out, given.lse, sinks)
+    _, bad = masked_rows(given.dout, given.out, given.lse, Function(1.0, modifiers=(Sinks(sinks),)))
     return given.dout.masked_fill(bad[..., None], 0)

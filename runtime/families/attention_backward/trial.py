@@ -23,9 +23,9 @@ from warploom.runtime.families._attention.block_mask import BlockMask
 from warploom.runtime.families._attention.extents import extents
 from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.modifiers import Blocks, modifiers_of
 from warploom.runtime.families._attention.problem import Arguments
 from warploom.runtime.families._attention.samples import AttentionData
-from warploom.runtime.families._attention.scores import TANH_ERROR
 from warploom.runtime.families.attention_backward import further_gradients, reference
 from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
@@ -107,8 +107,9 @@ class AttentionBackwardTrial(AttentionData):
     @property
     def _mean_share(self) -> float:
         """What the root mean square of errors may be, of that of the gradient."""
-        capped = 8 * TANH_ERROR if self.operation.softcap else 0.0
-        return _ROUNDINGS * unit_roundoff(self.sets[0].forward.q.dtype) + capped
+        forward = self.sets[0].forward
+        capped = 8 * sum(one.cap_error for one in modifiers_of(forward))
+        return _ROUNDINGS * unit_roundoff(forward.q.dtype) + capped
 
     @cached_property
     def _expected(self) -> list[Expected]:
@@ -150,7 +151,9 @@ class AttentionBackwardTrial(AttentionData):
         names: tuple[str, ...],
     ) -> list[Expected]:
         forward = self.sets[0].forward
-        function = Function(forward.scaling, forward.softcap, bounds, blocks=shown)
+        caps = [one for one in modifiers_of(forward) if one.cap_error]
+        blocks = [] if shown is None else [Blocks(shown)]
+        function = Function(forward.scaling, bounds, (*caps, *blocks))
         gradients, off = reference.following(given, function)
         return [
             Expected(name, at, exact, bound)

@@ -16,11 +16,8 @@ from warploom.generator.families._attention import UNBOUNDED
 from warploom.runtime.accumulation import accumulated
 from warploom.runtime.elements import unit_roundoff
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.scores import (
-    EXP2_ERROR,
-    FLOAT_ROUNDOFF,
-    TANH_ERROR,
-)
+from warploom.runtime.families._attention.modifiers.modifier import EXP2_ERROR, FLOAT_ROUNDOFF
+from warploom.runtime.families._attention.modifiers.softcap import TANH_ERROR
 from warploom.runtime.families.attention_decode.extents import Extents
 from warploom.runtime.families.attention_decode.sequences import Sequence, sequences
 

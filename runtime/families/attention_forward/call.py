@@ -18,10 +18,11 @@ from warploom.runtime.call import Draft
 from warploom.runtime.decision import Choice
 from warploom.runtime.elements import name_of
 from warploom.runtime.families._attention import block_lists, reference
-from warploom.runtime.families._attention.block_lists import Lists, lists_of
+from warploom.runtime.families._attention.block_lists import Lists
 from warploom.runtime.families._attention.extents import Extents, extents
-from warploom.runtime.families._attention.further import copies_of, problem_fields
 from warploom.runtime.families._attention.mask import Band, band
+from warploom.runtime.families._attention.modifiers import modifiers_of
+from warploom.runtime.families._attention.modifiers.modifier import Fields
 from warploom.runtime.families._attention.offsets import check_offsets
 from warploom.runtime.families._attention.operands import (
     check_apart,
@@ -33,9 +34,8 @@ from warploom.runtime.families._attention.operands import (
     strides,
 )
 from warploom.runtime.families._attention.operation import (
-    Fields,
-    of_further,
-    of_gradients,
+    fields_of,
+    gradient_fields,
     operation,
     shape,
 )
@@ -76,8 +76,9 @@ class AttentionCall(Arguments):
         check_numbers(self)
         operands = {"q": self.q, "k": self.k, "v": self.v}
         copies = tuple(name for name, tensor in operands.items() if not in_place(tensor))
-        copies += copies_of(self)
-        further, blocks = of_further(self), self.block_mask is not None
+        modifiers, blocks = modifiers_of(self), self.block_mask is not None
+        copies += tuple(name for one in modifiers for name in one.copies(self))
+        further = fields_of(modifiers, self)
         choice = self._choice(sizes, masked, target, further)
         wanted = tuple(name for name, tensor in self.further.items() if tensor.requires_grad)
         offsets = ("cu_seqlens_q", "cu_seqlens_k") if sizes.packed else ()
@@ -90,7 +91,7 @@ class AttentionCall(Arguments):
             sizes.dim**-0.5,
             copies,
             (self.deterministic, self.backward_spec),
-            of_gradients(further, wanted),
+            gradient_fields(further, wanted),
             cast("AttentionSpec", choice.spec).schedule.tile if blocks else None,
         )
         return Draft(
@@ -125,9 +126,9 @@ class AttentionCall(Arguments):
             return short_queries.problem(sizes, details.band, q, k, v, o)
         fields: dict[str, Any] = {
             **details.band.fields(sizes),
-            **lists_of(self.block_mask),
-            **problem_fields(self, copies),
         }
+        for one in modifiers_of(self):
+            fields |= one.problem(self, copies)
         return AttentionProblem(**fields, strides_q=q, strides_k=k, strides_v=v, strides_o=o)
 
     def refuse(self) -> None:
@@ -175,8 +176,8 @@ class AttentionCall(Arguments):
         if details.sizes.empty:
             out.zero_()
             lse.fill_(-torch.inf)
-            if self.sinks is not None:  # lse [.., heads, rows]
-                lse.copy_(self.sinks[:, None].expand(lse.shape))
+            for one in modifiers_of(self):
+                one.fill_empty(lse)
             return
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             computed = reference.of_call(self, details.band, reference.attention)

@@ -17,6 +17,8 @@ from warploom.runtime.families._attention import reference as forward
 from warploom.runtime.families._attention import scores
 from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import Softcap
+from warploom.runtime.families._attention.modifiers.modifier import Rows
 from warploom.runtime.families.attention_backward import reference
 from warploom.runtime.families.attention_backward.reference import Gradients, Tensors
 from warploom.runtime.measure import largest_share
@@ -46,6 +48,13 @@ def tensors(
     return Tensors(q, k, v, out, lse, dout, coming)
 
 
+def softcap_of(function: Function) -> float:
+    """The softcap of a function that has one, and nothing else."""
+    (softcap,) = function.modifiers
+    assert isinstance(softcap, Softcap)
+    return softcap.value
+
+
 def kernel(given: Tensors, function: Function) -> Gradients:
     """The gradients as a kernel computes them, a tile of keys at a time."""
     q, dtype = given.q.float(), given.q.dtype
@@ -55,16 +64,16 @@ def kernel(given: Tensors, function: Function) -> Gradients:
     delta = (dout * given.out.float()).sum(-1, keepdim=True)
     if given.dlse is not None:
         delta = delta - given.dlse[..., None]
-    chunk = chunked.Rows(slice(0, 1), slice(0, q.shape[2]))
+    chunk = Rows(slice(0, 1), slice(0, q.shape[2]))
     visible = scores.visible(given.q, given.k, function.band, chunk)
     dq, dk, dv = torch.zeros(q.shape), torch.zeros(keys.shape), torch.zeros(values.shape)
     for first in reversed(range(0, keys.shape[2], TILE)):
         at = (slice(None), slice(None), slice(first, first + TILE))
         s = q @ keys[at].mT * function.scale
         slope = torch.ones(())
-        if function.softcap is not None:
-            s = torch.tanh(s / function.softcap)
-            slope, s = 1 - s * s, s * function.softcap
+        if function.modifiers:
+            s = torch.tanh(s / softcap_of(function))
+            slope, s = 1 - s * s, s * softcap_of(function)
         p = (s - lse).exp().masked_fill(~visible[:, at[2]] | (lse == -torch.inf), 0)
         ds = (p * (dout @ values[at].mT - delta) * slope).to(dtype).float()
         dv[at] = p.to(dtype).float().mT @ dout
@@ -88,7 +97,7 @@ FUNCTIONS: dict[str, Function] = {
     "causal": Function(0.125, band=Band(right=0, bottom_right=True)),
     "causal, top left": Function(0.125, band=Band(right=0)),
     "window": Function(0.125, band=Band(left=37, right=5, bottom_right=True)),
-    "softcap": Function(0.125, 2.0),
+    "softcap": Function(0.125, modifiers=(Softcap(2.0),)),
     "flat": Function(1e-6),
 }
 
@@ -162,7 +171,7 @@ def lose_the_slope(given: Tensors, function: Function) -> Gradients:
         given.q,
         given.k,
         replace(function, band=Band()),
-        chunked.Rows(slice(0, 1), slice(0, given.q.shape[2])),
+        Rows(slice(0, 1), slice(0, given.q.shape[2])),
         torch.float32,
     ).flatten(1, 2)
     keys, values = (t.repeat_interleave(2, 1).float() for t in (given.k, given.v))

@@ -15,6 +15,8 @@ from warploom.runtime.families._attention import function as chunked
 from warploom.runtime.families._attention import reference, scores
 from warploom.runtime.families._attention.function import Function
 from warploom.runtime.families._attention.mask import Band
+from warploom.runtime.families._attention.modifiers import Softcap
+from warploom.runtime.families._attention.modifiers.modifier import Rows
 from warploom.runtime.measure import largest_share
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -34,15 +36,22 @@ def operands(
     return one(4, seq_q, size), one(2, seq_k, size), one(2, seq_k)
 
 
+def softcap_of(function: Function) -> float:
+    """The softcap of a function that has one, and nothing else."""
+    (softcap,) = function.modifiers
+    assert isinstance(softcap, Softcap)
+    return softcap.value
+
+
 def kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, function: Function
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention as a kernel computes it, tile by tile from the right."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1).float() for t in (k, v))
     s = q.float() @ k.mT * function.scale
-    if function.softcap is not None:
-        s = torch.tanh(s / function.softcap) * function.softcap
-    chunk = chunked.Rows(slice(0, 1), slice(0, q.shape[2]))
+    if function.modifiers:
+        s = torch.tanh(s / softcap_of(function)) * softcap_of(function)
+    chunk = Rows(slice(0, 1), slice(0, q.shape[2]))
     s = s.masked_fill(~scores.visible(q, k, function.band, chunk), -torch.inf)
     top = torch.full((*q.shape[:-1], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros(q.shape)
@@ -69,7 +78,7 @@ FUNCTIONS: dict[str, Function] = {
     "causal": Function(0.125, band=Band(right=0, bottom_right=True)),
     "causal, top left": Function(0.125, band=Band(right=0)),
     "window": Function(0.125, band=Band(left=37, right=5, bottom_right=True)),
-    "softcap": Function(0.125, 2.0),
+    "softcap": Function(0.125, modifiers=(Softcap(2.0),)),
     "flat": Function(1e-6),
 }
 

@@ -12,6 +12,7 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.runtime.families._attention import reference
 from warploom.runtime.families._attention.function import Function
+from warploom.runtime.families._attention.modifiers import Sinks
 
 BF16 = torch.bfloat16
 CALLS: dict[str, dict[str, Any]] = {
@@ -166,7 +167,7 @@ def test_a_kernel_may_lose_only_what_is_no_normal_number_beside_its_sink(
     sink: float, vanishes: bool
 ) -> None:
     q, k, v, _ = (one.detach() for one in leaves())
-    function = Function(40**-0.5, sinks=torch.full((4,), sink))
+    function = Function(40**-0.5, modifiers=(Sinks(torch.full((4,), sink)),))
     out = reference.exact(q, k, v, function)[0]
     bound = reference.bound(q, k, v, function)[0]
     assert bool((out.abs() <= bound).all()) == vanishes
@@ -174,7 +175,9 @@ def test_a_kernel_may_lose_only_what_is_no_normal_number_beside_its_sink(
 
 def test_the_bound_of_rows_without_keys_is_of_their_sink_alone() -> None:
     q, k, v, sinks = (one.detach() for one in leaves())
-    out, lse = reference.bound(q, k[:, :, :0], v[:, :, :0], Function(1.0, sinks=sinks))
+    out, lse = reference.bound(
+        q, k[:, :, :0], v[:, :, :0], Function(1.0, modifiers=(Sinks(sinks),))
+    )
     assert out.max() < 1e-30
     assert lse.max() < 1e-4
 

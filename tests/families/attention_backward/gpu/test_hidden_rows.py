@@ -19,7 +19,7 @@ from attention_cases import Shape
 from attention_hidden_cases import LENGTHS, SHAPE, VALUES
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.samples import room_for
+from warploom.runtime.families._attention.modifiers.score_tensors import room_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 HIDDEN = [

@@ -9,7 +9,7 @@ from attention_cases import MASKS, Shape, chosen
 
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.elements import TORCH
-from warploom.runtime.families._attention.samples import room_for
+from warploom.runtime.families._attention.modifiers.score_tensors import room_for
 
 VALUES = (-1e4, -1e9, -3.4028234663852886e38, 1e9)  # or the nearest that the bias's type holds
 ROWS = (0, 1, 70, 129)  # hidden as a whole

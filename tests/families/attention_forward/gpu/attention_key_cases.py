@@ -10,7 +10,7 @@ import torch
 from attention_cases import Shape, chosen, spec
 
 from warploom.generator.specification import KernelSpec
-from warploom.runtime.families._attention.samples import room_for
+from warploom.runtime.families._attention.modifiers.score_tensors import room_for
 
 MASKED: dict[str, Any] = {"masked": True}
 FORWARD: list[KernelSpec] = [

@@ -22,7 +22,7 @@ from warploom.generator.specification import KernelSpec
 from warploom.generator.workers import WorkerPool
 from warploom.runtime import kernel as kernels
 from warploom.runtime import plan
-from warploom.runtime.families._attention.samples import room_for
+from warploom.runtime.families._attention.modifiers.score_tensors import room_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("built")]
 
