@@ -9,7 +9,6 @@ from warploom.generator.families._attention import UNBOUNDED, AttentionShape
 from warploom.generator.families._attention.operation import Operation
 from warploom.runtime.families._attention.extents import Extents
 from warploom.runtime.families._attention.mask import Band
-from warploom.runtime.families._attention.modifiers import MODIFIERS
 from warploom.runtime.families._attention.modifiers.modifier import Fields, Modifier
 from warploom.runtime.families._attention.problem import Arguments
 
@@ -21,10 +20,12 @@ def fields_of(modifiers: Iterable[Modifier], call: Arguments) -> Fields:
     return {name: value for one in modifiers for name, value in one.fields(call).items()}
 
 
-def gradient_fields(fields: Fields, wanted: tuple[str, ...]) -> Fields:
+def gradient_fields(
+    modifiers: Iterable[Modifier], fields: Fields, wanted: tuple[str, ...]
+) -> Fields:
     """The fields of the operation of gradients, of those of a call, `wanted` tensors' too."""
-    for kind in MODIFIERS:
-        fields = kind.gradient_fields(fields, wanted)
+    for one in modifiers:
+        fields = one.gradient_fields(fields, wanted)
     return fields
 
 

@@ -120,7 +120,7 @@ class BackwardCall(BackwardArguments):
         modifiers = modifiers_of(forward)
         copies += tuple(name for one in modifiers for name in one.copies(forward))
         blocks = forward.block_mask is not None
-        fields = gradient_fields(fields_of(modifiers, forward), self._wanted)
+        fields = gradient_fields(modifiers, fields_of(modifiers, forward), self._wanted)
         choice = choose(
             name_of(forward.q.dtype, "q"),
             sizes,

@@ -91,7 +91,7 @@ class AttentionCall(Arguments):
             sizes.dim**-0.5,
             copies,
             (self.deterministic, self.backward_spec),
-            gradient_fields(further, wanted),
+            gradient_fields(modifiers, further, wanted),
             cast("AttentionSpec", choice.spec).schedule.tile if blocks else None,
         )
         return Draft(

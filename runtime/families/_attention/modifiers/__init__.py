@@ -31,5 +31,6 @@ MODIFIERS: list[type[Modifier]] = [Softcap, Sinks, Blocks, Alibi, Bias, Mask, Dr
 
 def modifiers_of(call: Arguments) -> tuple[Modifier, ...]:
     """The modifiers of a call, with their values."""
-    every = (kind.of(call) for kind in MODIFIERS)
+    kinds = (kind for kind in MODIFIERS if getattr(call, kind.argument) is not None)
+    every = (kind.of(call) for kind in kinds)
     return tuple(modifier for modifier in every if modifier is not None)

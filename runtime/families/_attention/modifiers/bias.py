@@ -52,8 +52,7 @@ class Bias(Modifier):
     def fields(self, call: Arguments) -> Fields:
         return {"bias": BIASES[self.numbers.dtype]}
 
-    @classmethod
-    def gradient_fields(cls, fields: Fields, wanted: tuple[str, ...]) -> Fields:
+    def gradient_fields(self, fields: Fields, wanted: tuple[str, ...]) -> Fields:
         return {**fields, "bias_gradient": True} if "bias" in wanted else fields
 
     def copies(self, call: Arguments) -> tuple[str, ...]:

@@ -65,8 +65,7 @@ class Modifier:
         """The fields of the operation that computes the call."""
         return {}
 
-    @classmethod
-    def gradient_fields(cls, fields: Fields, wanted: tuple[str, ...]) -> Fields:
+    def gradient_fields(self, fields: Fields, wanted: tuple[str, ...]) -> Fields:
         """The fields of the operation of gradients, of those of a call.
 
         Args:

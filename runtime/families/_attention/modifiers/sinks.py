@@ -42,8 +42,7 @@ class Sinks(Modifier):
     def fields(self, call: Arguments) -> Fields:
         return {"sinks": "same" if self.scores.dtype == call.q.dtype else "fp32"}
 
-    @classmethod
-    def gradient_fields(cls, fields: Fields, wanted: tuple[str, ...]) -> Fields:
+    def gradient_fields(self, fields: Fields, wanted: tuple[str, ...]) -> Fields:
         """Sinks have their share in the log-sum-exp, and are read for their own gradient alone."""
         if "sinks" in wanted:
             return fields
