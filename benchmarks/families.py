@@ -110,8 +110,8 @@ class Family:
     examined: tuning.Problem | None = None
 
     def at(self, problem: Problem) -> int:
-        """The number along which a subject is measured."""
-        raise NotImplementedError
+        """The number along which a subject is measured: M, where the family says nothing."""
+        return int(problem["m"])
 
     def subject(self, problem: Problem) -> str:
         """What a cell is of, but for `at`."""
@@ -119,15 +119,15 @@ class Family:
 
     def size(self, problem: Problem) -> tuple[int, ...]:
         """What cells are sorted by."""
-        raise NotImplementedError
+        return (self.at(problem),)
 
     def flops(self, problem: Problem) -> float | None:
-        """The work of a call, where that is counted."""
-        raise NotImplementedError
+        """The work of a call, where that is counted; None where bytes decide."""
+        return None
 
     def division(self, problem: Problem) -> str:
-        """The line of its section's totals that a cell counts in."""
-        raise NotImplementedError
+        """The line of its section's totals that a cell counts in: its operation's."""
+        return str(problem["operation"])
 
     def label(self, cell: CellJson) -> str:
         """The name of a cell in a table."""

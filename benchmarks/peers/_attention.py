@@ -114,6 +114,11 @@ class Operands:
     out: torch.Tensor
     lengths: dict[str, Any]
 
+    @property
+    def turned(self) -> list[torch.Tensor]:
+        """q, k and v as FlashAttention takes them: [batch, seq, heads, dim], packed as they are."""
+        return [t if self.lengths else t.transpose(1, 2) for t in (self.q, self.k, self.v)]
+
 
 def sets(problem: Attention, device: str, *, once: bool = False) -> list[Operands]:
     """As many sets of operands as outlast the GPU's L2 cache when used in turn, or one."""
@@ -200,13 +205,6 @@ def masked(
 
 # ---- What pages say ------------------------------------------------------------------------------
 
-BESIDE_DRAWN = ("cudnn", "fa2", "fa3")  # what is drawn is measured beside these, if none is named
-PEERS = {
-    "cudnn": "cuDNN",
-    "fa2": "FlashAttention-2",
-    "fa3": "FlashAttention-3",
-    "fa4": "FlashAttention-4",
-}
 ABSENCES = {
     "one causal mask and one length only": "torch has no windows and no packed sequences",
     "No available kernel": "torch has no kernel of it for that",

@@ -1,13 +1,19 @@
-"""What contenders of libraries have in common: how results are held, and how they refuse."""
+"""What contenders of libraries have in common: a first call, how they refuse, what is right."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 
+from warploom.runtime.contest import Contender
 from warploom.runtime.measure import Call, largest_share
+
+CallT = TypeVar("CallT", bound=Call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,29 @@ class Right:
         if math.isnan(together):
             return math.inf
         return max(together, largest_share(out, self.exact, self.bound))
+
+
+def tried(
+    name: str,
+    make: Callable[[], Sequence[CallT]],
+    error_share: Callable[[Sequence[CallT]], float],
+    told: Callable[[CallT], tuple[str, str]] | None = None,
+    *,
+    peer: bool = False,
+) -> Contender:
+    """A contender whose first call is made here, since libraries refuse in many ways; or why not.
+
+    `error_share` is asked with all of its calls, `told` with the first.
+    """
+    try:
+        calls = make()
+        calls[0]()
+    except torch.AcceleratorError:  # the process can use its GPU no more
+        raise
+    except Exception as error:
+        return Contender(name, [refusal(reason(error))], peer=peer)
+    explain = told and partial(told, calls[0])
+    return Contender(name, calls, partial(error_share, calls), explain, peer)
 
 
 def reason(error: Exception) -> str:

@@ -15,35 +15,13 @@ import torch
 
 import warploom
 from benchmarks.families import Asked
-from benchmarks.peers._checked import reason, refusal
-from benchmarks.peers._decode_flashinfer import cuda_cores, tensor_cores, xqa
-from benchmarks.peers._decode_problem import Decode, Given
-from benchmarks.peers._decode_torch import CUDNN, FLASH, cudnn, flash2, flash3, of_rows
-from benchmarks.peers._decode_way import Call, Way
+from benchmarks.peers._checked import tried
+from benchmarks.peers._decode_problem import Call, Decode, Given, Way
+from benchmarks.peers._libraries import DECODE
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender
 from warploom.runtime.measure import Call as Timed
 from warploom.runtime.measure import Sampler, graph_sampler
-
-PEERS: dict[str, tuple[Way, ...]] = {
-    "cudnn": (Way("cuDNN", cudnn), Way("cuDNN, heads as rows", of_rows(CUDNN))),
-    "fa2": (
-        Way("FlashAttention-2", flash2),
-        Way("FlashAttention-2, heads as rows", of_rows(FLASH)),
-    ),
-    "fa3": (Way("FlashAttention-3", flash3), Way("FlashAttention-3", flash3, page=64)),
-    "flashinfer": (
-        Way("FlashInfer", cuda_cores, page=16),
-        Way("FlashInfer, tensor cores", tensor_cores, page=16),
-        Way("FlashInfer, tensor cores", tensor_cores, page=64),
-        Way("FlashInfer", cuda_cores, page=16, cache="e4m3"),
-    ),
-    "xqa": (
-        Way("XQA", xqa, page=16),
-        Way("XQA", xqa, page=64),
-        Way("XQA", xqa, page=64, cache="e4m3", eight=True),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -101,7 +79,7 @@ def contenders(problem: Decode, asked: Asked) -> list[Contender]:
 def _contenders(problem: Decode, asked: Asked) -> Iterator[Contender]:
     given = Given(problem, asked.device)
     yield contender(given, OURS)
-    for word, ways in PEERS.items():
+    for word, ways in DECODE.items():
         for way in ways:
             if way.cache == problem.cache and (not asked.peers or word in asked.peers):
                 yield contender(given, way, peer=True)
@@ -134,24 +112,21 @@ class Product:
 
 
 def contender(given: Given, way: Way, *, peer: bool = False, captured: int = 0) -> Contender:
-    """A call for each set of buffers; or why there is none. A first one is made here: libraries
-    refuse in many ways.
-    """
-    try:
+    """A call for each set of buffers; or why there is none."""
+
+    def make() -> list[Product]:
         call = way.make(given, way.page)
-        products = [Product(call, index, given, captured) for index in range(given.sets)]
-        products[0]()
-    except torch.AcceleratorError:  # the process can use its GPU no more
-        raise
-    except Exception as error:
-        return Contender(way.called, [refusal(reason(error))], peer=peer)
+        return [Product(call, index, given, captured) for index in range(given.sets)]
 
-    def error_share() -> float:
-        found = torch.cat([one.out for one in products])
-        return given.right(way.page, eight=way.eight).share(found)
+    def error_share(products: Sequence[Product]) -> float:
+        results = torch.cat([one.out for one in products])
+        return given.right(way.page, eight=way.eight).share(results)
 
-    told = partial(way.make.told, given, way.page) if isinstance(way.make, Ours) else None
-    return Contender(way.called, products, error_share, told, peer)
+    ours = way.make
+    if not isinstance(ours, Ours):
+        return tried(way.called, make, error_share, peer=peer)
+    explain = partial(ours.told, given, way.page)
+    return tried(way.called, make, error_share, lambda _first: explain(), peer=peer)
 
 
 # ---- One graph for all lengths -------------------------------------------------------------------

@@ -8,7 +8,7 @@ many sets of them as outlast L2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -205,3 +205,28 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Pair:
     shape = kv_heads, heads // kv_heads, rows, dim
     found, noise = (one.view(shape).permute(2, 0, 1, 3).reshape(q.shape) for one in out)
     return found, noise
+
+
+# ---- Contenders ----------------------------------------------------------------------------------
+
+Call = Callable[[int], torch.Tensor]  # by the set of buffers; [batch, rows, heads, dim]
+Make = Callable[[Given, int], Call]  # with pages of so many keys, 0: contiguous
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way in which a contender attends: its call, the layout of keys, and how exact it is.
+
+    `eight`: it multiplies in e4m3, q and probabilities rounded to it.
+    """
+
+    name: str
+    make: Make
+    page: int = 0
+    cache: str = "bf16"
+    eight: bool = False
+
+    @property
+    def called(self) -> str:
+        """The name of its contender."""
+        return f"{self.name}, pages of {self.page}" if self.page else self.name

@@ -5,14 +5,16 @@ Kernels of a configuration that compete (`--specs`) make a sweep: what a choice 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 import torch
 
 import warploom
 from benchmarks.families import BEFORE, Asked, Case
-from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, torchs
+from benchmarks.peers._libraries import GEMM
+from benchmarks.peers._products import TYPES, Shape, floor, ours
+from benchmarks.peers.libraries.torch_kernels import cublaslt
 from benchmarks.problems import products
 from warploom.generator.elements import element
 from warploom.generator.families.gemm import GemmOperation, GemmShape
@@ -22,7 +24,7 @@ from warploom.runtime.alone import alone
 from warploom.runtime.contest import Contender
 from warploom.runtime.families.gemm.reference import gemm_bound
 from warploom.runtime.families.gemm.samples import GemmData, Operands
-from warploom.runtime.measure import Call, largest_share
+from warploom.runtime.measure import largest_share
 from warploom.runtime.trial import wrong
 
 DRAWN = {**TYPES, "fp16": GemmOperation("fp16", "fp16", "fp16")}
@@ -54,7 +56,7 @@ def contenders(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Con
     if before := asked.before.get(problem_text(operation, GemmShape(*shape))):
         found.append(ours(operation, [one], BEFORE, parse_name(before)))
     for name in asked.peers or ("cublas",):
-        found.append(PEERS[name](operation, [one]))
+        found.append(GEMM[name](operation, [one]))
         if name == "cublas" and element(operation.a).bits == 16:
             found.append(cublaslt(operation, [one]))
     bound = cache(lambda: gemm_bound(one.a, one.b, one.listed, one.out.dtype))
@@ -62,22 +64,6 @@ def contenders(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Con
         *found,
         *(swept(spec, one, bound) for spec in asked.specs if spec.operation == operation),
     ]
-
-
-def cublaslt(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
-    """torch.mm where it is told to prefer cuBLASLt."""
-    plain = torchs(operation, given)
-
-    def call(prepared: Call) -> None:
-        known = torch.backends.cuda.preferred_blas_library()
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-        try:
-            prepared()
-        finally:
-            torch.backends.cuda.preferred_blas_library(known)
-
-    calls = [partial(call, prepared) for prepared in plain.calls]
-    return Contender("torch.mm, cuBLASLt", calls, plain.error_share, peer=True)
 
 
 def swept(

@@ -90,3 +90,10 @@ def words(values: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 4:
         values = values[..., ::2] | values[..., 1::2] << 4
     return values.contiguous().view(torch.int32)
+
+
+def four_bits(library: str, zeros: torch.Tensor) -> torch.Tensor:
+    """Zero points as they are, where a library that keeps them in 4 bits can have them."""
+    if int(zeros.max()) > 15:
+        raise ValueError(f"{library} keeps zero points in 4 bits: 16 does not fit")
+    return zeros

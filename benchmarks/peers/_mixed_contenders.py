@@ -7,14 +7,14 @@ activations are; they are no peers, but what a quantised weight would replace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from benchmarks.families import Asked
-from benchmarks.peers._checked import Right, reason, refusal
-from benchmarks.peers._mixed_humming import Humming
+from benchmarks.peers._checked import Right, tried
+from benchmarks.peers._libraries import MIXED
 from benchmarks.peers._mixed_problem import (
     Activations,
     Kind,
@@ -23,26 +23,11 @@ from benchmarks.peers._mixed_problem import (
     quantised,
     right,
 )
-from benchmarks.peers._mixed_weights import (
-    Eight,
-    Machete,
-    Marlin,
-    Packed,
-    TorchInt4,
-    Weight,
-    Wide,
-    WideGemm,
-)
+from benchmarks.peers._mixed_weights import Eight, Packed, Weight, Wide, WideGemm
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender
 from warploom.runtime.trial import buffer_sets, wrong
 
-PEERS: dict[str, tuple[str, type[Weight]]] = {
-    "marlin": ("Marlin", Marlin),
-    "machete": ("Machete", Machete),
-    "humming": ("humming", Humming),
-    "torch": ("torch, int4", TorchInt4),
-}
 DENSE: dict[str, type[Weight]] = {
     "torch.mm, bf16": Wide,
     "warploom.gemm, bf16": WideGemm,
@@ -57,7 +42,7 @@ def contenders(kind: Kind, shape: Shape, asked: Asked) -> list[Contender]:
 
 def _contenders(products: Products, asked: Asked) -> Iterator[Contender]:
     yield products.contender("warploom", Packed)
-    for name, (called, layout) in PEERS.items():
+    for name, (called, layout) in MIXED.items():
         if not asked.peers or name in asked.peers:
             yield products.contender(called, layout, peer=True)
     if not asked.peers or "dense" in asked.peers:
@@ -98,26 +83,20 @@ class Products:
     ) -> Contender:
         """As many calls as outlast L2, on weights and results of their own; or why there is none.
 
-        Activations are the same in all: in a model they have just been written. A first call is
-        made here: libraries refuse in many ways.
+        Activations are the same in all: in a model they have just been written.
         """
-        try:
-            calls = [self._product(one, spec) for one in weights(self.given, layout, self.device)]
-            calls[0]()
-        except torch.AcceleratorError:  # the process can use its GPU no more
-            raise
-        except Exception as error:
-            return Contender(name, [refusal(reason(error))], peer=peer)
-        first = calls[0]
 
-        def told() -> tuple[str, str]:
+        def make() -> list[Product]:
+            return [self._product(one, spec) for one in weights(self.given, layout, self.device)]
+
+        def told(first: Product) -> tuple[str, str]:
             return first.weight.told(first.a, first.out)
 
-        def error_share() -> float:
+        def error_share(calls: Sequence[Product]) -> float:
             right = self.right(layout)  # once for all that share their numbers
             return max(right.share(call.out) for call in calls)
 
-        return Contender(name, calls, error_share, told if layout is Packed else None, peer)
+        return tried(name, make, error_share, told if layout is Packed else None, peer=peer)
 
     def _product(self, weight: Weight, spec: KernelSpec | None) -> Product:
         if spec is not None:

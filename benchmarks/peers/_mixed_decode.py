@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from benchmarks.families import Asked
 from benchmarks.peers._checked import reason
-from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import Activations, Kind, Quantised
-from benchmarks.peers._mixed_weights import Marlin, Packed, Weight, Wide, WideGemm
+from benchmarks.peers._mixed_weights import Packed, Weight, Wide, WideGemm
+from benchmarks.peers.libraries.humming import Humming
+from benchmarks.peers.libraries.marlin import Marlin
 from warploom.runtime.contest import Contender, Floor
 
 Multiply = Callable[[int, str, torch.Tensor], torch.Tensor]  # by a layer's weight of this name

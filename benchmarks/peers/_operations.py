@@ -14,7 +14,8 @@ import torch
 
 import warploom
 from benchmarks.families import Asked, Case
-from benchmarks.peers._products import TYPES, Shape, floor, ours, sets, torchs
+from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
+from benchmarks.peers.libraries.torch_kernels import cublas
 from warploom.generator.configurations import cells
 from warploom.generator.epilogue import Activation, Amax, Bias, Residual, Scale
 from warploom.generator.families.gemm import GemmOperation
@@ -82,7 +83,7 @@ def _fused(operation: GemmOperation, shape: Shape, asked: Asked) -> list[Contend
         for one in sets(operation, shape, asked.device)
     ]
     plain, bare = TYPES["bf16"], [replace(one, listed=()) for one in given]
-    peer = replace(torchs(plain, bare), peer=False)
+    peer = replace(cublas(plain, bare), peer=False)
     return [ours(operation, given, "fused"), ours(plain, bare, "plain"), peer]
 
 

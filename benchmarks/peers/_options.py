@@ -6,7 +6,7 @@ each cell has Warploom on the same operands without the option.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,18 +14,24 @@ import torch
 
 import warploom
 from benchmarks.families import Asked, Case
-from benchmarks.peers._attention import PEERS as PLAIN
-from benchmarks.peers._flash import refusing
+from benchmarks.peers._attention_baseline import Attend
+from benchmarks.peers._libraries import OPTIONS
 from benchmarks.peers._options_given import Given, Shared, Tensors
-from benchmarks.peers._options_peers import BESIDE, PEERS, Attend
 from benchmarks.peers._options_problem import WITHOUT, Option, options
+from benchmarks.peers.libraries import refusing
 from benchmarks.protocol import rotated
 from benchmarks.samplers import replayed
 from warploom.generator.specification import parse_name
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families._attention.dropout import drawn
 
-NAMES = {**PLAIN, "efficient": "torch's efficient kernel", "triton": "Triton"}
+BESIDE = {  # by the list of a cell: those that have what it asks for, or might
+    "dropout": ("cudnn", "fa2", "efficient"),
+    "scores": ("cudnn", "efficient", "triton"),
+    "alibi": ("cudnn", "fa2", "efficient", "triton"),
+    "sinks": ("fa4", "triton"),
+    "blocks": ("triton",),
+}
 TITLE = "dropout, masks, biases, ALiBi, sinks and lists of blocks"
 
 
@@ -48,7 +54,7 @@ def contenders(problem: Option, asked: Asked, *, both: bool) -> list[Contender]:
     alone = [Given(without, one) for one in given]
     found = [
         ours(given, both=both),
-        *(peer(word, NAMES[word], given, both=both) for word in words),
+        *(peer(*OPTIONS[word], given, both=both) for word in words),
         ours(alone, WITHOUT, both=both),
     ]
     if asked.specs:
@@ -116,9 +122,9 @@ def _explained(one: Given) -> tuple[str, str, str, str]:
     return found.kernel, found.backward or "", found.reason, reason
 
 
-def peer(word: str, name: str, given: Sequence[Given], *, both: bool) -> Contender:
-    """A peer on each set of operands; one that is missing says so when it is called."""
-    attend = refusing(name, PEERS[word]())
+def peer(name: str, make: Callable[[], Attend], given: Sequence[Given], *, both: bool) -> Contender:
+    """A library on each set of operands; one that is missing says so when it is called."""
+    attend = refusing(name, make())
     runs = [Run(one, attend, both=both) for one in given]
 
     def share() -> float:

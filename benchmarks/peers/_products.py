@@ -1,19 +1,14 @@
-"""Contenders of a product: Warploom, cuBLAS as torch calls it, QuACK, Triton as torch writes it.
-
-One whose package is missing, or that does not compute this type, says so when it is called.
-"""
+"""GEMMs to be measured: operands, the calls of Warploom and of a library, and their check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
 
 import warploom
-from benchmarks.peers._triton import compiled
 from benchmarks.protocol import rotated
 from warploom.generator.elements import element
 from warploom.generator.epilogue import Scale
@@ -22,10 +17,10 @@ from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.gemm.reference import error_share
 from warploom.runtime.families.gemm.samples import GemmData, Operands
-from warploom.runtime.measure import Call
 from warploom.runtime.trial import wrong
 
 Shape = tuple[int, int, int]  # m, n, k
+Product = Callable[[GemmOperation, Operands, torch.Tensor], object]  # into the last
 Peer = Callable[[GemmOperation, Sequence[Operands]], Contender]
 
 TYPES = {
@@ -79,56 +74,23 @@ def ours(
     return Contender(name, calls, partial(worst, operation, given, outs), told)
 
 
-def torchs(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
-    """torch.mm, torch._scaled_mm with fast sums, or torch._int_mm: cuBLAS."""
-    name = {"e4m3": "torch._scaled_mm", "int8": "torch._int_mm"}.get(operation.a, "torch.mm")
+def baseline(
+    name: str,
+    call: Product,
+    operation: GemmOperation,
+    given: Sequence[Operands],
+    *,
+    checked: int | None = None,
+) -> Contender:
+    """A library on each set of operands; the results of the first `checked` are held, or of all."""
     outs = [wrong(one.out) for one in given]
-
-    def call(one: Operands, out: torch.Tensor) -> object:
-        if name == "torch._scaled_mm":
-            scales = [tensor for _, tensor in one.listed]
-            if operation.epilogue[0] == Scale("row"):
-                scales = [scales[0][:, None], scales[1][None]]
-            kinds: Any = {"out_dtype": out.dtype, "use_fast_accum": True}
-            return torch._scaled_mm(
-                one.a, one.b, scale_a=scales[0], scale_b=scales[1], out=out, **kinds
-            )
-        return (torch._int_mm if name == "torch._int_mm" else torch.mm)(one.a, one.b, out=out)
-
-    calls = [partial(call, one, out) for one, out in zip(given, outs, strict=True)]
-    return Contender(name, calls, partial(worst, operation, given, outs), peer=True)
+    calls = [partial(call, operation, one, out) for one, out in zip(given, outs, strict=True)]
+    share = partial(worst, operation, given[:checked], outs[:checked])
+    return Contender(name, calls, share, peer=True)
 
 
-def quack(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
-    """QuACK's GEMM, tuned by itself."""
-    outs = [wrong(one.out) for one in given]
-
-    def call(one: Operands, out: torch.Tensor) -> None:
-        _require_bf16("quack", operation)
-        try:
-            interface: Any = import_module("quack.gemm_interface")
-        except Exception as error:  # a release for another CUTLASS DSL fails in its own ways
-            raise RuntimeError(f"quack: {type(error).__name__}: {error}") from error
-        interface.gemm(one.a, one.b, out=out, tuned=True)
-
-    calls = [partial(call, one, out) for one, out in zip(given, outs, strict=True)]
-    return Contender("quack", calls, partial(worst, operation, given[:1], outs[:1]), peer=True)
-
-
-def triton(operation: GemmOperation, given: Sequence[Operands]) -> Contender:
-    """A product in Triton, tuned by torch's compiler."""
-    product = compiled(lambda: torch.mm, tuned=True)
-
-    def call(one: Operands) -> torch.Tensor:
-        _require_bf16("triton", operation)
-        return product(one.a, one.b)
-
-    calls: list[Call] = [partial(call, one) for one in given]
-    first = given[0]
-    return Contender("triton", calls, lambda: error_share(call(first), first.a, first.b), peer=True)
-
-
-def _require_bf16(name: str, operation: GemmOperation) -> None:
+def require_bf16(name: str, operation: GemmOperation) -> None:
+    """Raise RuntimeError for another type, which a library is not measured with."""
     if operation.a != "bf16":
         raise RuntimeError(f"{name}: not for {operation.a} here")
 
@@ -141,6 +103,3 @@ def worst(
         error_share(out, one.a, one.b, one.listed, operation.accumulation)
         for one, out in zip(given, outs, strict=True)
     )
-
-
-PEERS: dict[str, Peer] = {"cublas": torchs, "triton": triton, "quack": quack}

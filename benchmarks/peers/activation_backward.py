@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
-from benchmarks.protocol import rotated
+from benchmarks.peers._moving import contenders as moving
 from warploom.generator.configurations import cells
 from warploom.generator.families.activation_backward import (
     ActivationBackwardOperation,
     ActivationBackwardShape,
 )
-from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.activation_backward.api import activation_backward
 from warploom.runtime.families.activation_backward.call import ActivationBackwardCall
 from warploom.runtime.families.activation_backward.trial import bounds, draw, share
-from warploom.runtime.plan import Plan, make
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None]  # dz, and sums of its columns
 
 OPERATIONS = {
     "gelu_tanh": ActivationBackwardOperation("bf16", "bf16", "bf16", "gelu_tanh", sums=True),
@@ -43,32 +42,20 @@ def contenders(
 ) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
     make = partial(draw, operation, shape, asked.device, None)
-    given = rotated(make, shape.m * shape.n * operation.row_bytes, asked.device)
-    peers = [torchs(given)] if not asked.peers or "torch" in asked.peers else []
-    fitting = [spec for spec in asked.specs if spec.operation == operation]
-    return [ours(given), *peers, *(ours(given, spec.name, spec) for spec in fitting)]
+    moved = shape.m * shape.n * operation.row_bytes
+    return moving(make, moved, operation, asked, ours=ours, torchs=torchs, error_share=wrong)
 
 
-def ours(
-    given: Sequence[ActivationBackwardCall],
-    name: str = "warploom",
-    spec: KernelSpec | None = None,
-) -> Contender:
-    """Warploom: as dispatched, or by one kernel."""
-
-    def call(one: ActivationBackwardCall) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        return activation_backward(
-            one.dy, one.z, one.activation, sums=one.sums, out=one.out, spec=spec
-        )
-
-    def told() -> tuple[str, str]:
-        choice = make(replace(given[0], spec=spec), Plan).choice
-        return choice.spec.name, choice.reason
-
-    first = given[0]
-    return Contender(
-        name, [partial(call, one) for one in given], lambda: share(call(first), bounds(first)), told
+def ours(one: ActivationBackwardCall) -> Gradients:
+    """Warploom."""
+    return activation_backward(
+        one.dy, one.z, one.activation, sums=one.sums, out=one.out, spec=one.spec
     )
+
+
+def wrong(one: ActivationBackwardCall, call: Callable[[], Gradients]) -> float:
+    """The largest error of what a call on these operands returns, as a share of its bound."""
+    return share(call(), bounds(one))
 
 
 def torchs(given: Sequence[ActivationBackwardCall]) -> Contender:
@@ -88,12 +75,8 @@ def torchs(given: Sequence[ActivationBackwardCall]) -> Contender:
     return Contender("torch", [partial(call, one) for one in given], error_share, peer=True)
 
 
-class Gradients(Family):
+class Activations(Family):
     """dz = dy * f'(z), and its sums."""
-
-    def at(self, problem: Problem) -> int:
-        """M."""
-        return int(problem["m"])
 
     def subject(self, problem: Problem) -> str:
         """The operation, and n."""
@@ -103,16 +86,8 @@ class Gradients(Family):
         """By n, then m."""
         return problem["n"], problem["m"]
 
-    def flops(self, problem: Problem) -> float | None:
-        """None: memory limits them."""
-        return None
 
-    def division(self, problem: Problem) -> str:
-        """The operation."""
-        return str(problem["operation"])
-
-
-FAMILY = Gradients(
+FAMILY = Activations(
     name="activation_backward",
     groups={"activations": Group("{kind}", cases, "{kind}")},
     grid=("activations",),

@@ -9,13 +9,12 @@ from functools import partial
 import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
-from benchmarks.protocol import rotated
+from benchmarks.peers._moving import contenders as moving
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_append import (
     AttentionAppendOperation,
     AttentionAppendShape,
 )
-from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_append import reference
 from warploom.runtime.families.attention_append.call import AttentionAppendCall
@@ -26,7 +25,7 @@ from warploom.runtime.families.attention_append.trial import (
     share,
     written,
 )
-from warploom.runtime.plan import Plan, make, run
+from warploom.runtime.plan import run
 
 
 def operations() -> dict[str, AttentionAppendOperation]:
@@ -56,24 +55,8 @@ def contenders(
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
     moved = shape.tokens * operation.token_bytes(shape.kv_heads, shape.heads)
     make = partial(draw, operation, shape, asked.device, None)
-    given = rotated(make, max(moved, LEAST_SET), asked.device)
-    peers = [torchs(given)] if not asked.peers or "torch" in asked.peers else []
-    fitting = [spec for spec in asked.specs if spec.operation == operation]
-    return [ours(given), *peers, *(ours(given, spec.name, spec) for spec in fitting)]
-
-
-def ours(
-    given: Sequence[AttentionAppendCall], name: str = "warploom", spec: KernelSpec | None = None
-) -> Contender:
-    """Warploom: as dispatched, or by one kernel."""
-    calls = [replace(one, spec=spec) for one in given]
-
-    def told() -> tuple[str, str]:
-        choice = make(calls[0], Plan).choice
-        return choice.spec.name, choice.reason
-
-    run_each = [partial(run, one) for one in calls]
-    return Contender(name, run_each, lambda: wrong(calls[0], run_each[0]), told)
+    size = max(moved, LEAST_SET)
+    return moving(make, size, operation, asked, ours=run, torchs=torchs, error_share=wrong)
 
 
 def wrong(one: AttentionAppendCall, call: Callable[[], object]) -> float:
@@ -134,26 +117,10 @@ def _turned(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 class Appending(Family):
     """New keys and values written into caches."""
 
-    def at(self, problem: Problem) -> int:
-        """New tokens."""
-        return int(problem["m"])
-
     def subject(self, problem: Problem) -> str:
         """The type of caches, and heads."""
         heads = f"{problem['heads']} and {problem['kv_heads']} heads of {problem['dim']}"
         return f"{problem['operation']} caches, {heads}"
-
-    def size(self, problem: Problem) -> tuple[int, ...]:
-        """By tokens."""
-        return (problem["m"],)
-
-    def flops(self, problem: Problem) -> float | None:
-        """None: memory limits them."""
-        return None
-
-    def division(self, problem: Problem) -> str:
-        """The type of caches."""
-        return str(problem["operation"])
 
 
 FAMILY = Appending(

@@ -6,33 +6,44 @@ otherwise comes last, and no CUDA graph is timed: peers' passes cannot be captur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import torch
+
+import warploom
 from benchmarks.families import Asked, Case, Group
-from benchmarks.peers import _autograd, _options
+from benchmarks.peers import _options
 from benchmarks.peers._attention import (
     ABSENCES,
-    BESIDE_DRAWN,
     DIMENSION,
     DRAWN,
     GRID,
     GROUPS,
     LISTED,
-    PEERS,
     TITLES,
+    Operands,
     Pass,
     squares,
 )
 from benchmarks.peers._attention import drawn as drawn_cases
+from benchmarks.peers._attention_baseline import Forward, Start
 from benchmarks.peers._attention_problem import Attention
-from benchmarks.peers._gradients import ours, peer, steps
+from benchmarks.peers._gradients import Backward, Step, error_share, prepared, room, steps
+from benchmarks.peers._libraries import BACKWARD, BESIDE_DRAWN, NAMES, TRAINED
+from benchmarks.peers.libraries import refusing
 from benchmarks.samplers import enqueued, stepped
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_backward import AttentionBackwardOperation
+from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
-from warploom.runtime.measure import graph_sampler
+from warploom.runtime.families._attention.problem import Arguments
+from warploom.runtime.families.attention_backward.call import BackwardCall
+from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.reference import Gradients
+from warploom.runtime.measure import Call, graph_sampler
 
 
 def cases(groups: tuple[str, ...], deterministic: bool, _asked: Asked) -> Iterator[Case]:
@@ -56,7 +67,7 @@ def contenders(
         asked = replace(asked, peers=BESIDE_DRAWN)
     found = [
         ours(given, deterministic=deterministic),
-        *(peer(word, name, given, deterministic=deterministic) for word, name in _peers(asked)),
+        *(peer(*BACKWARD[word], given, deterministic=deterministic) for word in _words(asked)),
         *(ours(given, spec.name, spec, deterministic=deterministic) for spec in fitting),
     ]
     return [*found, ours(given, "warploom, in any order")] if deterministic else found
@@ -78,12 +89,79 @@ def autograd(_asked: Asked) -> Iterator[Case]:
 def trained(problem: Attention, asked: Asked) -> list[Contender]:
     """Warploom and its peers through autograd."""
     given = steps(problem, asked.device)
-    words = [("warploom", "warploom"), *_peers(asked)]
-    return [_autograd.contender(word, name, given) for word, name in words]
+    return [
+        _trained("warploom", _ours_trained, given),
+        *(_trained(*TRAINED[word], given, peer=True) for word in _words(asked)),
+    ]
 
 
-def _peers(asked: Asked) -> list[tuple[str, str]]:
-    return [pair for pair in PEERS.items() if not asked.peers or pair[0] in asked.peers]
+def _words(asked: Asked) -> list[str]:
+    return [word for word in BACKWARD if not asked.peers or word in asked.peers]
+
+
+# ---- Contenders ----------------------------------------------------------------------------------
+
+
+def ours(
+    given: Sequence[Step],
+    name: str = "warploom",
+    spec: KernelSpec | None = None,
+    *,
+    deterministic: bool = False,
+) -> Contender:
+    """Warploom on each set of operands: as dispatched, or by one kernel, which has its own room."""
+    options: dict[str, Any] = {"deterministic": deterministic, "backward_spec": spec}
+    gradients = [one.into if spec is None else room(one.given) for one in given]
+
+    def prepare(one: Step, into: Gradients) -> Backward:
+        q, k, v = one.given.q, one.given.k, one.given.v
+        with torch.no_grad():
+            out, lse = warploom.attention(q, k, v, return_lse=True, **one.arguments)
+        call = Arguments(q, k, v, **one.arguments, **options)
+        return partial(attention_backward, BackwardCall(call, out, lse, one.dout, None, into))
+
+    def told() -> tuple[str, str]:
+        one = given[0].given
+        plan = warploom.plan_attention(one.q, one.k, one.v, **given[0].arguments, **options)
+        found = warploom.explain(plan)
+        return found.backward or "", found.gradients.reason if found.gradients else ""
+
+    calls: list[Call] = [
+        prepared(partial(prepare, one, into)) for one, into in zip(given, gradients, strict=True)
+    ]
+    return Contender(name, calls, lambda: error_share(given[0], gradients[0]), told)
+
+
+def peer(name: str, start: Start, given: Sequence[Step], *, deterministic: bool) -> Contender:
+    """A library on each set of operands; one that is missing says so when it is called."""
+    first = refusing(name, start)
+    calls = [prepared(partial(first, one, deterministic)) for one in given]
+    # What was timed is the graph's memory: the gradients that are checked are new ones.
+    share = partial(_share, given[0], calls[0])
+    return Contender(name, calls, share, peer=True)
+
+
+def _trained(
+    name: str, forward: Forward, given: Sequence[Step], *, peer: bool = False
+) -> Contender:
+    """Forward and backward pass through autograd, as a training step has them."""
+    attend = refusing(name, forward)
+
+    def step(one: Step, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        q, k, v = leaves
+        out = attend(one.problem, Operands(q, k, v, q, {}))
+        return torch.autograd.grad(out, leaves, one.dout)
+
+    calls = [partial(step, one, one.leaves) for one in given]
+    return Contender(name, calls, partial(_share, given[0], calls[0]), peer=peer)
+
+
+def _share(one: Step, call: Callable[[], Sequence[torch.Tensor]]) -> float:
+    return error_share(one, call())
+
+
+def _ours_trained(problem: Attention, one: Operands) -> torch.Tensor:
+    return warploom.attention(one.q, one.k, one.v, causal=problem.causal)
 
 
 def _groups() -> Iterator[tuple[str, Group]]:
@@ -115,5 +193,5 @@ FAMILY = Pass(
         "not supported for hdim 256": "not deterministic at head dimension 256",
     },
     groups=dict(_groups()),
-    peers={**PEERS, **_options.NAMES},
+    peers={word: NAMES[word] for word in (*BACKWARD, "efficient", "triton")},
 )

@@ -73,10 +73,6 @@ class Decoding(Family):
         names = "rows", "heads", "kv_heads", "batch", "keys"
         return tuple(problem[name] for name in names)
 
-    def flops(self, problem: Problem) -> float | None:
-        """None: bytes decide."""
-        return None
-
     def division(self, problem: Problem) -> str:
         """By the size of k and v."""
         megabytes = problem["bytes"] / 2**20

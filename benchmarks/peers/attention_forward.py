@@ -14,12 +14,10 @@ from benchmarks.families import Asked, Case, Group
 from benchmarks.peers import _options
 from benchmarks.peers._attention import (
     ABSENCES,
-    BESIDE_DRAWN,
     DIMENSION,
     DRAWN,
     GRID,
     GROUPS,
-    PEERS,
     TITLES,
     Operands,
     Pass,
@@ -28,17 +26,17 @@ from benchmarks.peers._attention import (
     sets,
 )
 from benchmarks.peers._attention import drawn as drawn_cases
+from benchmarks.peers._attention_baseline import Forward
 from benchmarks.peers._attention_problem import Attention
-from benchmarks.peers._flash import cudnn, flash2, flash3, flash4, refusing
+from benchmarks.peers._libraries import BESIDE_DRAWN, FORWARD, NAMES
 from benchmarks.peers._options_problem import WITHOUT
-from benchmarks.peers._triton import compiled
+from benchmarks.peers.libraries import refusing
 from warploom.generator.families.attention_forward import AttentionOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families._attention import reference
 from warploom.runtime.measure import Call
 
-Peer = Callable[[Attention, Operands], torch.Tensor]
 _CHECKED_ROWS = 256  # of a sequence, at its end, held against float64
 
 
@@ -56,10 +54,10 @@ def contenders(problem: Attention, asked: Asked, *, drawn: bool = False) -> list
     operation = AttentionOperation(**problem.operation)
     fitting = [spec for spec in asked.specs if spec.operation == operation]
     wanted = cache(partial(expected, problem, given[0]))
-    peers = asked.peers or (BESIDE_DRAWN if drawn else FAMILY.peers)
+    words = asked.peers or (BESIDE_DRAWN if drawn else FORWARD)
     return [
         ours(problem, given, wanted),
-        *(_peer(name, problem, given, wanted) for name in peers if name in _PEERS),
+        *(_peer(*FORWARD[word], problem, given, wanted) for word in words if word in FORWARD),
         *(ours(problem, given, wanted, spec) for spec in fitting),
     ]
 
@@ -91,50 +89,19 @@ def ours(
 
 
 def _peer(
-    word: str, problem: Attention, given: Sequence[Operands], wanted: Callable[[], Expected]
+    name: str,
+    make: Callable[[], Forward],
+    problem: Attention,
+    given: Sequence[Operands],
+    wanted: Callable[[], Expected],
 ) -> Contender:
-    name, call = FAMILY.peers[word], _PEERS[word]()
-    bound = refusing(name, call)
+    bound = refusing(name, make())
 
     def share() -> float:  # what was timed is the graph's memory
         return error_share(problem, bound(problem, given[0]), wanted())
 
     calls: list[Call] = [partial(bound, problem, one) for one in given]
     return Contender(name, calls, share, peer=True)
-
-
-def _flex() -> Peer:
-    """torch's flex_attention, compiled to Triton."""
-    from torch.nn.attention import flex_attention as flex
-
-    attend = compiled(lambda: flex.flex_attention)
-    masks: list[Any] = []
-
-    def visible(
-        _batch: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, column: torch.Tensor
-    ) -> torch.Tensor:
-        return column <= row
-
-    def call(problem: Attention, one: Operands) -> torch.Tensor:
-        if problem.window is not None or problem.lengths:
-            raise RuntimeError("triton: one causal mask and one length here")
-        if not masks:
-            seq, device = problem.seq, str(one.q.device)
-            mask = partial(flex.create_block_mask, visible, None, None, seq, seq, device)
-            masks.append(mask() if problem.causal else None)
-        grouped = problem.heads != problem.kv_heads
-        return attend(one.q, one.k, one.v, block_mask=masks[0], enable_gqa=grouped)
-
-    return call
-
-
-_PEERS: dict[str, Callable[[], Peer]] = {
-    "cudnn": lambda: cudnn,
-    "fa2": lambda: flash2,
-    "fa3": lambda: flash3,
-    "fa4": lambda: flash4,
-    "triton": _flex,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +138,7 @@ def error_share(problem: Attention, out: torch.Tensor, wanted: Expected) -> floa
 FAMILY = Pass(
     name="attention_forward",
     kinds={kind: f"Attention forward, {kind}" for kind in ("bf16", "fp16")},
-    peers={**PEERS, "triton": "Triton", **_options.NAMES},
+    peers=NAMES,
     groups={
         **{
             name: Group(TITLES[name], partial(cases, name), DIMENSION if name in GRID else "")

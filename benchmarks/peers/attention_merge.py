@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from benchmarks.families import Asked, Case, Family, Group, Problem
-from benchmarks.protocol import rotated
+from benchmarks.peers._moving import contenders as moving
 from warploom.generator.configurations import cells
 from warploom.generator.families.attention_merge import (
     AttentionMergeOperation,
     AttentionMergeShape,
 )
-from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families.attention_merge.api import attention_merge
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 from warploom.runtime.families.attention_merge.trial import bounds, draw, share
-from warploom.runtime.plan import Plan, make
 
 OPERATIONS = {
     "bf16": AttentionMergeOperation("bf16", "bf16", "bf16", 128),
@@ -43,29 +40,19 @@ def contenders(
 ) -> list[Contender]:
     """Warploom as dispatched, torch, and each kernel that competes and computes the same."""
     make = partial(draw, operation, shape, asked.device, None)
-    given = rotated(make, shape.rows * operation.row_bytes, asked.device)
-    peers = [torchs(given)] if not asked.peers or "torch" in asked.peers else []
-    fitting = [spec for spec in asked.specs if spec.operation == operation]
-    return [ours(given), *peers, *(ours(given, spec.name, spec) for spec in fitting)]
+    moved = shape.rows * operation.row_bytes
+    return moving(make, moved, operation, asked, ours=ours, torchs=torchs, error_share=wrong)
 
 
-def ours(
-    given: Sequence[AttentionMergeCall], name: str = "warploom", spec: KernelSpec | None = None
-) -> Contender:
-    """Warploom: as dispatched, or by one kernel."""
+def ours(one: AttentionMergeCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Warploom."""
+    operands = (one.out_a, one.lse_a, one.out_b, one.lse_b)
+    return attention_merge(*operands, out=one.out, lse=one.lse, spec=one.spec)
 
-    def call(one: AttentionMergeCall) -> tuple[torch.Tensor, torch.Tensor]:
-        operands = (one.out_a, one.lse_a, one.out_b, one.lse_b)
-        return attention_merge(*operands, out=one.out, lse=one.lse, spec=spec)
 
-    def told() -> tuple[str, str]:
-        choice = make(replace(given[0], spec=spec), Plan).choice
-        return choice.spec.name, choice.reason
-
-    first = given[0]
-    return Contender(
-        name, [partial(call, one) for one in given], lambda: share(call(first), bounds(first)), told
-    )
+def wrong(one: AttentionMergeCall, call: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """The largest error of what a call on these operands returns, as a share of its bound."""
+    return share(call(), bounds(one))
 
 
 def torchs(given: Sequence[AttentionMergeCall]) -> Contender:
@@ -89,25 +76,9 @@ def torchs(given: Sequence[AttentionMergeCall]) -> Contender:
 class Merging(Family):
     """Two results of attention as one."""
 
-    def at(self, problem: Problem) -> int:
-        """Rows."""
-        return int(problem["m"])
-
     def subject(self, problem: Problem) -> str:
         """The type of what adds up."""
         return f"{problem['operation']}, dimension {problem['dim']}"
-
-    def size(self, problem: Problem) -> tuple[int, ...]:
-        """By rows."""
-        return (problem["m"],)
-
-    def flops(self, problem: Problem) -> float | None:
-        """None: memory limits them."""
-        return None
-
-    def division(self, problem: Problem) -> str:
-        """The type of what adds up."""
-        return str(problem["operation"])
 
 
 FAMILY = Merging(

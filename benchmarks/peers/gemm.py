@@ -14,8 +14,9 @@ import warploom
 from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
+from benchmarks.peers._libraries import GEMM
 from benchmarks.peers._operations import fused, operations
-from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, sets
+from benchmarks.peers._products import TYPES, Shape, floor, ours, sets
 from benchmarks.samplers import hosted
 from warploom.generator.configurations import cells
 from warploom.generator.families.gemm import GemmOperation, GemmShape, Layout
@@ -80,9 +81,9 @@ def case(name: str, operation: GemmOperation, shape: Shape, **about: Any) -> Cas
     def contenders(asked: Asked) -> Iterator[Contender]:
         given = sets(operation, shape, asked.device)
         yield ours(operation, given)
-        for peer in asked.peers or PEERS:
-            if peer in PEERS:
-                yield PEERS[peer](operation, given)
+        for word in asked.peers or GEMM:
+            if word in GEMM:
+                yield GEMM[word](operation, given)
         for spec in asked.specs:
             if spec.operation == operation:
                 yield ours(operation, given, spec.name, spec)
@@ -133,10 +134,6 @@ def weights() -> dict[tuple[int, int], str]:
 
 class Products(Family):
     """D[m, n] = A[m, k] B[k, n]."""
-
-    def at(self, problem: Problem) -> int:
-        """M."""
-        return int(problem["m"])
 
     def subject(self, problem: Problem) -> str:
         """The layer, or the extents of its weight."""

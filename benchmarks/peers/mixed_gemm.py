@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
-from benchmarks.peers._mixed_contenders import PEERS, contenders
+from benchmarks.families import Asked, Case, Family, Group, Problem
+from benchmarks.peers._libraries import MIXED
+from benchmarks.peers._mixed_contenders import contenders
 from benchmarks.peers._mixed_decode import Model
 from benchmarks.peers._mixed_decode import contenders as decoding
 from benchmarks.peers._mixed_problem import KINDS
@@ -54,10 +55,6 @@ def decode(_asked: Asked) -> Iterator[Case]:
 class MixedProducts(Family):
     """D[m, n] = A[m, k] W[n, k]^T, W quantised."""
 
-    def at(self, problem: Problem) -> int:
-        """M."""
-        return int(problem["m"])
-
     def subject(self, problem: Problem) -> str:
         """The extents of the weight."""
         return f"{problem['n']}x{problem['k']}"
@@ -78,10 +75,6 @@ class MixedProducts(Family):
         rows = "to" if problem["m"] <= FEW else "above"
         return f"{problem['type']}, M {rows} {FEW}"
 
-    def label(self, cell: CellJson) -> str:
-        """The cell's own name."""
-        return str(cell["name"])
-
 
 FAMILY = MixedProducts(
     name="mixed_gemm",
@@ -98,7 +91,7 @@ FAMILY = MixedProducts(
         "w4a8": "Mixed GEMM, int4 by e4m3, groups of 128",
         "w4a16_zeros": "Mixed GEMM, uint4 with zero points by bf16, groups of 128",
     },
-    peers={**{name: called for name, (called, _) in PEERS.items()}, "dense": "torch.mm, bf16"},
+    peers={**{name: called for name, (called, _) in MIXED.items()}, "dense": "torch.mm, bf16"},
     called={"torch, int4": "torch._weight_int4pack_mm", "torch.mm, bf16": "torch.mm (cuBLAS)"},
     absences={
         ": not for e4m3 activations": "does not support e4m3 activations",

@@ -169,7 +169,7 @@ def test_a_wrong_row_or_an_output_that_nothing_wrote_is_wrong(problem: Attention
 def test_a_wrong_gradient_or_one_that_nothing_wrote_is_wrong(problem: Attention) -> None:
     (one,) = _gradients.steps(problem, "cpu")
     assert _gradients.error_share(one, one.into) == float("inf")
-    for call in _gradients.ours([one]).calls:
+    for call in attention_backward.ours([one]).calls:
         call()
     assert _gradients.error_share(one, one.into) <= 1
     for gradient, rows in zip(one.into, (problem.seq, *(problem.columns,) * 2), strict=True):
@@ -182,7 +182,7 @@ def test_a_wrong_gradient_or_one_that_nothing_wrote_is_wrong(problem: Attention)
 
 def test_the_forward_pass_is_run_once_and_before_anything_is_timed() -> None:
     given = _gradients.steps(SMALL, "cpu")
-    (call,) = _gradients.ours(given).calls
+    (call,) = attention_backward.ours(given).calls
     call()
     plans = warploom.counters.plans
     for gradient in given[0].into:

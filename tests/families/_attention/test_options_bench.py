@@ -15,10 +15,14 @@ from torch.nn.attention import SDPBackend
 import warploom
 from benchmarks import runner, tables, wording
 from benchmarks.families import Asked, Case, family_of
-from benchmarks.peers import _options, _options_peers, _options_problem
+from benchmarks.peers import _options, _options_problem
+from benchmarks.peers._attention_baseline import Attend
 from benchmarks.peers._attention_problem import Attention
+from benchmarks.peers._libraries import NAMES, OPTIONS
 from benchmarks.peers._options_given import Given, Shared
 from benchmarks.peers._options_problem import KINDS, LISTED, Option, options, pattern
+from benchmarks.peers.libraries import triton
+from benchmarks.peers.libraries.torch_kernels import with_option
 from benchmarks.protocol import Record, read
 from warploom.runtime.contest import Cell, Floor
 
@@ -184,7 +188,7 @@ def test_a_kernel_competes_where_it_computes_the_cell() -> None:
 def test_peers_with_masks_of_their_own_are_held_by_a_mean(both: bool) -> None:
     one = first(Option(CAUSAL, "dropout"))
 
-    def attend(scale: float) -> _options_peers.Attend:
+    def attend(scale: float) -> Attend:
         def of(given: Given, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
             assert given is one
             q, k, v = (tensors[name] for name in "qkv")
@@ -198,13 +202,13 @@ def test_peers_with_masks_of_their_own_are_held_by_a_mean(both: bool) -> None:
 
 
 def _asked_of(word: str) -> list[Option]:
-    return [one for one in SMALL if word in _options_peers.BESIDE[one.listed]]
+    return [one for one in SMALL if word in _options.BESIDE[one.listed]]
 
 
 def test_every_list_of_cells_has_peers_that_there_are() -> None:
-    assert _options_peers.BESIDE.keys() == {kind.listed for kind in KINDS.values()}
-    for words in _options_peers.BESIDE.values():
-        assert set(words) <= _options_peers.PEERS.keys() <= _options.NAMES.keys()
+    assert _options.BESIDE.keys() == {kind.listed for kind in KINDS.values()}
+    for words in _options.BESIDE.values():
+        assert set(words) <= OPTIONS.keys() <= NAMES.keys()
 
 
 @pytest.mark.parametrize("problem", _asked_of("cudnn"), ids=lambda one: one.kind)
@@ -215,8 +219,8 @@ def test_torchs_function_is_asked_for_what_is_measured(
     """By its plain backend, which has every mask and bias, and their gradients."""
     if problem.kind == "dropout":  # a mean of so many weights is within 1 % by 8 deviations
         problem = Option(MANY, "dropout")
-    plain = _options_peers._sdpa(SDPBackend.MATH)
-    monkeypatch.setitem(_options_peers.PEERS, "cudnn", lambda: plain)
+    plain = with_option(SDPBackend.MATH)
+    monkeypatch.setitem(OPTIONS, "cudnn", ("cuDNN", lambda: plain))
     _, entry, _ = measured(problem, both=both, peers=("cudnn",)).entries
     assert entry.contender == "cuDNN" and entry.right, entry
 
@@ -230,7 +234,7 @@ def test_flex_attention_is_asked_for_what_is_measured(
     def plain(make: Callable[[], Callable[..., torch.Tensor]]) -> Callable[..., torch.Tensor]:
         return make()
 
-    monkeypatch.setattr(_options_peers, "compiled", plain)
+    monkeypatch.setattr(triton, "compiled", plain)
     _, entry, _ = measured(problem, both=False, peers=("triton",)).entries
     assert entry.contender == "Triton" and entry.right, entry
 

@@ -17,10 +17,10 @@ from samplers import constant
 from benchmarks import runner, tables, wording
 from benchmarks.families import Asked, Case
 from benchmarks.peers import _decode_contenders as decoding
-from benchmarks.peers import _decode_flashinfer, _decode_torch
-from benchmarks.peers._decode_problem import NUMBERS, Decode, Given, Pair, attended
-from benchmarks.peers._decode_way import Way
+from benchmarks.peers._decode_problem import NUMBERS, Decode, Given, Pair, Way, attended
 from benchmarks.peers.attention_decode import FAMILY, LISTED
+from benchmarks.peers.libraries import flash_attention
+from benchmarks.peers.libraries import flashinfer as flashinfer_kernels
 from benchmarks.protocol import Record, read
 from warploom.runtime.contest import Cell, compete
 
@@ -222,7 +222,7 @@ def test_flashattention_3_is_planned_and_called_with_what_it_takes(
         plans.append((*sizes[:7], told["page_size"]))
         return "planned"
 
-    monkeypatch.setattr(_decode_torch, "flash3_operators", lambda: (forward, None))
+    monkeypatch.setattr(flash_attention, "flash3_operators", lambda: (forward, None))
     operators = SimpleNamespace(get_scheduler_metadata=plan)
     monkeypatch.setattr(torch.ops, "flash_attn_3", operators, raising=False)
     for problem in (SMALL, ROWS):
@@ -282,8 +282,8 @@ def attend_xqa(
 
 @pytest.fixture
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_decode_flashinfer, "_WORKSPACE", 1 << 10)
-    for kept in (_decode_flashinfer._workspace, _decode_flashinfer._zeros):
+    monkeypatch.setattr(flashinfer_kernels, "_WORKSPACE", 1 << 10)
+    for kept in (flashinfer_kernels._workspace, flashinfer_kernels._zeros):
         kept.cache_clear()
     for name in ("flashinfer", "flashinfer.decode"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -320,8 +320,8 @@ def test_flashinfers_workspace_is_as_large_as_its_plan_asks_for() -> None:
     """With 512 MiB it refused batch 256 with 4 rows: its plan asked for 1,337,982,976 bytes."""
     values = 1_337_982_976
     asked = values + values // 128  # and the log-sum-exp of each row of them
-    assert asked <= _decode_flashinfer.workspace_bytes(Decode(256, 64, 8, 8192, rows=4))
-    assert _decode_flashinfer.workspace_bytes(SMALL) >= 128 << 20
+    assert asked <= flashinfer_kernels.workspace_bytes(Decode(256, 64, 8, 8192, rows=4))
+    assert flashinfer_kernels.workspace_bytes(SMALL) >= 128 << 20
 
 
 def test_flashinfer_is_given_the_workspace_of_each_problem(
@@ -333,10 +333,10 @@ def test_flashinfer_is_given_the_workspace_of_each_problem(
         given.add(size)
         return torch.empty(size, dtype=torch.uint8, device=device)
 
-    monkeypatch.setattr(_decode_flashinfer, "_workspace", workspace)
+    monkeypatch.setattr(flashinfer_kernels, "_workspace", workspace)
     for problem in (SMALL, ROWS):
         entries(problem, "flashinfer")
-    assert given == {_decode_flashinfer.workspace_bytes(problem) for problem in (SMALL, ROWS)}
+    assert given == {flashinfer_kernels.workspace_bytes(problem) for problem in (SMALL, ROWS)}
     assert len(given) == 2
 
 

@@ -13,7 +13,8 @@ import warploom
 from benchmarks import runner
 from benchmarks.families import Asked, Case
 from benchmarks.peers import _operations, gemm
-from benchmarks.peers._products import PEERS, TYPES, floor, ours, sets
+from benchmarks.peers._libraries import GEMM
+from benchmarks.peers._products import TYPES, floor, ours, sets
 from warploom.generator.specification import parse_name
 from warploom.runtime.contest import Cell
 from warploom.runtime.families.gemm import reference
@@ -72,7 +73,7 @@ def test_peers_that_are_not_installed_say_so(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setitem(sys.modules, module, None)
     cell = measured(gemm.case("bf16", TYPES["bf16"], (32, 32, 64)))
     absent = {entry.contender: entry.absent for entry in cell.entries}
-    assert absent.keys() == {"warploom", "torch.mm", "triton", "quack"} and len(PEERS) == 3
+    assert absent.keys() == {"warploom", "torch.mm", "triton", "quack"} and len(GEMM) == 3
     assert absent["triton"] == "triton is not installed" and absent["quack"]
 
 

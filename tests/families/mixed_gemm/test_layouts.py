@@ -6,9 +6,12 @@ import pytest
 import torch
 from mixed_stand_in import as_packed, random_codes
 
-from benchmarks.peers import _mixed_layouts as layouts
 from benchmarks.peers._mixed_codes import Codes, codes_of, words
 from benchmarks.peers._mixed_problem import KINDS
+from benchmarks.peers.libraries.humming import humming_tensors
+from benchmarks.peers.libraries.machete import machete_words
+from benchmarks.peers.libraries.marlin import marlin_scales, marlin_words, marlin_zeros
+from benchmarks.peers.libraries.torch_kernels import offsets_of, packed_bytes
 
 N, K = 192, 256
 
@@ -46,7 +49,7 @@ def held_by_warps(tensor: torch.Tensor, bits: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["w4a16", "w8a16", "mxfp4", "w4a16_zeros"])
 def test_a_warp_of_marlin_gets_its_fragments(kind: str) -> None:
     codes = random_codes(KINDS[kind], N, K)
-    packed = layouts.marlin_words(codes)
+    packed = marlin_words(codes)
     assert packed.shape == (K // 16, N * codes.bits // 2)
     assert torch.equal(held_by_warps(packed, codes.bits), codes.codes.int())
 
@@ -54,7 +57,7 @@ def test_a_warp_of_marlin_gets_its_fragments(kind: str) -> None:
 def test_a_thread_of_marlin_finds_its_scales_and_zeros_side_by_side() -> None:
     codes = random_codes(KINDS["w4a16_zeros"], N, K)
     codes = Codes("uint4", codes.codes, codes.scales, codes.zeros.clamp(max=15))  # type: ignore[union-attr]
-    scales, zeros = layouts.marlin_scales(codes), layouts.marlin_zeros(codes)
+    scales, zeros = marlin_scales(codes), marlin_zeros(codes)
     assert zeros is not None and codes.zeros is not None and zeros.shape == (K // 128, N // 8)
     for column in range(8):  # lane / 4
         beside = slice(column, 64, 8)  # its columns of eight fragments
@@ -67,7 +70,7 @@ def test_a_thread_of_marlin_finds_its_scales_and_zeros_side_by_side() -> None:
 
 def test_a_thread_of_marlin_finds_the_scales_of_its_results() -> None:
     codes = random_codes(KINDS["w8a16"], N, K)
-    found = layouts.marlin_scales(codes).float() * 2.0**-120
+    found = marlin_scales(codes).float() * 2.0**-120
     for thread in range(4):  # lane % 4: columns 2 thread and the next, of four fragments
         own = [8 * j + 2 * thread + i for j in range(4) for i in (0, 1)]
         ordered = found.view(-1, 32)[:, 8 * thread : 8 * thread + 8]
@@ -76,15 +79,15 @@ def test_a_thread_of_marlin_finds_the_scales_of_its_results() -> None:
 
 def test_exponents_of_marlin_lie_as_its_four_byte_conversion_takes_them() -> None:
     codes = random_codes(KINDS["mxfp4"], N, K)
-    found = layouts.marlin_scales(codes)
+    found = marlin_scales(codes)
     assert found.shape == (K // 32, N) and found.dtype == torch.uint8
-    plain = layouts.marlin_scales(Codes("int4", codes.codes, codes.scales))
+    plain = marlin_scales(Codes("int4", codes.codes, codes.scales))
     assert torch.equal(found.view(-1, 4)[:, [0, 2, 1, 3]], plain.view(-1, 4))
 
 
 def test_machete_takes_codes_along_k_column_by_column() -> None:
     codes = random_codes(KINDS["w4a16"], N, K)
-    packed = layouts.machete_words(codes)
+    packed = machete_words(codes)
     assert packed.shape == (K // 8, N) and packed.stride() == (1, K // 8)
     assert torch.equal(torch.stack(fields(packed, 4), 1).reshape(K, N), codes.codes.t().int())
 
@@ -94,7 +97,7 @@ def test_humming_takes_codes_along_k_and_zeros_along_n(kind: str) -> None:
     codes = random_codes(KINDS[kind], N, K)
     if codes.zeros is not None:
         codes = Codes(codes.format, codes.codes, codes.scales, codes.zeros.clamp(max=15))
-    found = layouts.humming_tensors(codes)
+    found = humming_tensors(codes)
     read = torch.stack(fields(found["weight"], codes.bits), 2).view(N, K)
     assert torch.equal(read, codes.codes.int())
     assert found["weight_scale"].shape == (N, K // codes.group)
@@ -107,7 +110,7 @@ def test_humming_takes_codes_along_k_and_zeros_along_n(kind: str) -> None:
         assert torch.equal(read, codes.zeros.int())
 
 
-@pytest.mark.parametrize("packing", [layouts.marlin_zeros, layouts.humming_tensors])
+@pytest.mark.parametrize("packing", [marlin_zeros, humming_tensors])
 def test_a_zero_point_that_does_not_fit_is_refused(packing: object) -> None:
     codes = random_codes(KINDS["w4a16_zeros"], N, K)
     assert codes.zeros is not None and int(codes.zeros.max()) == 16
@@ -117,9 +120,9 @@ def test_a_zero_point_that_does_not_fit_is_refused(packing: object) -> None:
 
 def test_torch_reads_the_same_weight() -> None:
     codes = random_codes(KINDS["w4a16_zeros"], N, K)
-    pairs = layouts.torch_bytes(codes)
+    pairs = packed_bytes(codes)
     read = torch.stack((pairs >> 4, pairs & 15), 2).view(N, K)
-    offsets = layouts.torch_offsets(codes)
+    offsets = offsets_of(codes)
     grouped = (read.double() - 8).view(N, -1, 128) * codes.factors()[..., None]
     weight = (grouped + offsets.double()[..., None]).view(N, K)
     assert float((weight - codes.weight()).abs().max()) <= 2**-8 * float(offsets.abs().max())

@@ -15,11 +15,11 @@ import torch
 from samplers import constant
 
 from benchmarks.families import Asked
-from benchmarks.peers import _mixed_layouts, _mixed_problem, _mixed_weights
+from benchmarks.peers import _mixed_problem
 from benchmarks.peers._mixed_codes import Codes
 from benchmarks.peers._mixed_contenders import contenders
-from benchmarks.peers._mixed_humming import Humming
 from benchmarks.peers._mixed_problem import KINDS, quantised
+from benchmarks.peers.libraries import humming, machete, marlin
 from warploom.runtime.contest import Entry, compete
 
 SHAPE = (5, 192, 256)
@@ -66,8 +66,8 @@ def test_marlin_is_given_addresses_and_extents(
     kind: str, number: int, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = quantised(KINDS[kind], N, K, "cpu").codes
-    words, scales = _mixed_layouts.marlin_words(codes), _mixed_layouts.marlin_scales(codes)
-    zeros = _mixed_layouts.marlin_zeros(codes)
+    words, scales = marlin.marlin_words(codes), marlin.marlin_scales(codes)
+    zeros = marlin.marlin_zeros(codes)
 
     def function(*given: Any) -> int:
         a, b, out, sums, s, s2, z, locks, *numbers, count, _stream, whole = given
@@ -84,14 +84,14 @@ def test_marlin_is_given_addresses_and_extents(
         return 0
 
     memory = 2, torch.zeros(8, dtype=torch.int32), torch.ones(8)
-    monkeypatch.setattr(_mixed_weights, "_marlin", lambda: (function, lambda: b"no reason"))
-    monkeypatch.setattr(_mixed_weights, "_marlin_memory", lambda: memory)
+    monkeypatch.setattr(marlin, "_marlin", lambda: (function, lambda: b"no reason"))
+    monkeypatch.setattr(marlin, "_marlin_memory", lambda: memory)
     stream = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     assert right(measured(kind, "marlin"))
     assert measured("w4a8", "marlin").absent == "marlin: not for e4m3 activations on this GPU"
     failing = (lambda *_: 1, lambda: b"n is not divisible")
-    monkeypatch.setattr(_mixed_weights, "_marlin", lambda: failing)
+    monkeypatch.setattr(marlin, "_marlin", lambda: failing)
     assert measured(kind, "marlin").absent == "marlin: n is not divisible"
 
 
@@ -115,7 +115,7 @@ def test_machete_packs_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
         return (a.double() @ codes.weight().t()).bfloat16()
 
     operators = SimpleNamespace(machete_prepack_B=prepack, machete_mm=multiply)
-    monkeypatch.setattr(_mixed_weights, "_machete", lambda: operators)
+    monkeypatch.setattr(machete, "_machete", lambda: operators)
     assert right(measured("w4a16", "machete"))
     assert measured("w4a8", "machete").absent == "machete: not for e4m3 activations here"
 
@@ -148,7 +148,7 @@ def test_humming_loads_and_multiplies(kind: str, monkeypatch: pytest.MonkeyPatch
     def forward(config: object, **named: Any) -> torch.Tensor:
         assert (config, named["locks"]) == ("config", "locks")
         assert json.loads(named["tuning_config"]) == {"m": M}
-        expected = _mixed_layouts.humming_tensors(codes)
+        expected = humming.humming_tensors(codes)
         assert torch.equal(named["weight"], expected["weight"])
         assert named["weight_scale"].dtype == expected["weight_scale"].dtype
         assert (named["zero_point"] is None) == (codes.zeros is None)
@@ -170,7 +170,7 @@ def test_humming_loads_and_multiplies(kind: str, monkeypatch: pytest.MonkeyPatch
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, f"humming.{name}", module)
     assert right(measured(kind, "humming"))
-    layer = Humming.of(given).layer
+    layer = humming.Humming.of(given).layer
     weight = layer.given["weight_config"]
     assert weight.get("group_size", K) == codes.group
     assert (layer.given["shape_n"], layer.given["shape_k"]) == (N, K)

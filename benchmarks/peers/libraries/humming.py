@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from benchmarks.peers._mixed_layouts import humming_tensors
+from benchmarks.peers._mixed_codes import Codes, four_bits, words
 from benchmarks.peers._mixed_problem import Activations, Quantised
 from benchmarks.peers._mixed_weights import Weight
+from benchmarks.peers.libraries import imported
 
 _WEIGHTS: dict[str, dict[str, Any]] = {
     "int4": {"dtype": "int4"},
@@ -35,7 +35,7 @@ class Humming(Weight):
     @classmethod
     def of(cls, given: Quantised) -> Humming:
         """By humming's own layer, from the same numbers."""
-        codes, module = given.codes, _module("humming.layer")
+        codes, module = given.codes, imported("humming", "humming.layer")
         weight = dict(_WEIGHTS[codes.format])
         if codes.group != codes.k:
             weight["group_size"] = codes.group
@@ -57,10 +57,10 @@ class Humming(Weight):
     def multiply(self, a: Activations, out: torch.Tensor) -> torch.Tensor:
         """As its rules say for this M."""
         config, (weight, factors, zeros, more) = self.layer.humming_config, self.tensors
-        tuned = _module("humming.tune").get_heuristics_config(
+        tuned = imported("humming", "humming.tune").get_heuristics_config(
             layer_config=config, shape_m=a.values.shape[0]
         )
-        found: torch.Tensor = _module("humming.forward").humming_forward(
+        found: torch.Tensor = imported("humming", "humming.forward").humming_forward(
             config,
             inputs=a.values,
             weight=weight,
@@ -75,8 +75,13 @@ class Humming(Weight):
         return found
 
 
-def _module(name: str) -> Any:  # noqa: ANN401 (no dependency)
-    try:
-        return import_module(name)
-    except Exception as error:  # it loads libraries, and compiles some
-        raise RuntimeError(f"humming: {type(error).__name__}: {error}") from error
+def humming_tensors(found: Codes) -> dict[str, torch.Tensor]:
+    """What a layer of humming loads: codes along k, zero points along n, scales as they are."""
+    scales = found.scales
+    if found.format == "mxfp4":
+        scales = scales.view(torch.float8_e8m0fnu)
+    tensors = {"weight": words(found.codes, found.bits), "weight_scale": scales.contiguous()}
+    if found.zeros is not None:
+        zeros = four_bits("humming", found.zeros)
+        tensors["zero_point"] = words(zeros.t().contiguous(), 4).t().contiguous()
+    return tensors

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers._decode_problem import Decode, Given
-from benchmarks.peers._decode_way import Call
+from benchmarks.peers._decode_problem import Call, Decode, Given
 from warploom.runtime.elements import TORCH
 
 _WORKSPACE = 512 << 20  # bytes: XQA's, and the least of the others (128 MiB are recommended)
