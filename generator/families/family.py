@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import Any, Generic, Protocol
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, Generic, Protocol, get_args
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
-from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Table, folder
+from warploom.generator.families.table import OperationT, ScheduleT, ShapeT, Table
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.models import Model
 from warploom.generator.parameters import ParameterBlock
@@ -39,15 +41,25 @@ class NoMemory:
     shared_bytes: int = 0
 
 
-class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
+class Family(Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     """One family. Reasons say why something is not legal: none of them when it is.
+
+    A family is a class in the package of its folder, which names its types: `class Axpy(Family[
+    AxpyOperation, AxpySchedule, AxpyShape, AxpyShape])`. Functions of the folder's modules that
+    are called as its methods are these methods, and what a folder does not have is inherited.
 
     operation, schedule   frozen dataclasses: their fields are the configuration's too
     shape                 what a record and the cost model know of a problem
-    constants             of the cost model, where a fit begins; none where there is no model
-    table                 what it knows of choosing a kernel
+    constants             of the cost model, where a fit begins: `START` of the folder's `model`;
+                          none where there is no model
+    table                 what it knows of choosing a kernel: of the class that the folder's
+                          `table` has, or of the inherited one
     revision              raised when a template's performance changes: records of an older one
                           are hints
+    schedule_reasons      why the schedule does not fit the operation on the architecture
+    parameters            the parameter block of the spec's kernels
+    launches              the kernel launches of one call, in order; ProblemError for extents
+                          beyond 32 bits
     """
 
     operation: type[OperationT]
@@ -55,7 +67,37 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     shape: type[ShapeT]
     constants: Mapping[str, float] = MappingProxyType({})
     table: Table[OperationT, ScheduleT, ShapeT]
+    table_type: ClassVar[type[Table]] = Table
     revision: int = 1
+
+    # What a folder must have; all else has a default below.
+    schedule_reasons: Callable[[Architecture, OperationT, ScheduleT], list[str]]
+    parameters: Callable[[KernelSpec[OperationT, ScheduleT]], ParameterBlock[Any]]
+    launches: Callable[[KernelSpec[OperationT, ScheduleT], ProblemT, DeviceLimits], list[Launch]]
+
+    def __init_subclass__(cls) -> None:
+        """Make the folder's functions the family's methods.
+
+        Raises:
+            TypeError: the folder lacks a type or a function that every family has, or two of its
+                modules have the same one.
+        """
+        super().__init_subclass__()
+        if folder(cls).startswith("_"):  # shared by several families
+            return
+        modules = _modules(cls.__module__)
+        types = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+        for name, kind in zip(("operation", "schedule", "shape"), types, strict=False):
+            if kind is not Any and isinstance(kind, type) and not hasattr(cls, name):
+                setattr(cls, name, kind)
+        for name in _METHODS:
+            _take(cls, name, modules)
+        if "model" in modules:
+            cls.constants = _constants(modules["model"])
+        if "table" in modules:
+            cls.table_type = _only_table(modules["table"])
+        cls.table = cls.table_type(folder(cls))
+        _check(cls)
 
     @property
     def name(self) -> str:
@@ -65,12 +107,6 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     def operation_reasons(self, operation: OperationT) -> list[str]:
         """Why the operation is not legal, beside fields that hold no value they may have."""
         return []
-
-    @abstractmethod
-    def schedule_reasons(
-        self, arch: Architecture, operation: OperationT, schedule: ScheduleT
-    ) -> list[str]:
-        """Why the schedule does not fit the operation on `arch`."""
 
     def reasons(self, arch: Architecture, operation: OperationT, schedule: ScheduleT) -> list[str]:
         """Why a spec of these is not legal; empty when it is."""
@@ -100,19 +136,9 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
         """Shared memory and registers, derived from operation and schedule."""
         return NoMemory()
 
-    @abstractmethod
-    def parameters(self, spec: KernelSpec[OperationT, ScheduleT]) -> ParameterBlock[Any]:
-        """The parameter block of the spec's kernels."""
-
     def context(self, spec: KernelSpec[OperationT, ScheduleT]) -> dict[str, Any]:
         """What the template is rendered with, beside what every family's is: see `render`."""
         return {}
-
-    @abstractmethod
-    def launches(
-        self, spec: KernelSpec[OperationT, ScheduleT], problem: ProblemT, device: DeviceLimits
-    ) -> list[Launch]:
-        """The kernel launches of one call, in order; ProblemError for extents beyond 32 bits."""
 
     def workspaces(
         self, spec: KernelSpec[OperationT, ScheduleT], problem: ProblemT
@@ -156,3 +182,73 @@ class Family(ABC, Generic[OperationT, ScheduleT, ShapeT, ProblemT]):
     ) -> float:
         """The seconds that one call should take, by these constants of the cost model."""
         return math.inf
+
+
+# ---- What a folder has ---------------------------------------------------------------------------
+
+_REQUIRED = ("operation", "schedule", "shape", "schedule_reasons", "parameters", "launches")
+_METHODS = (
+    *("operation_reasons", "schedule_reasons", "complete", "tailored", "layout", "parameters"),
+    *("context", "launches", "workspaces", "parse_shape", "cells", "of_model", "extents_of_cell"),
+    "seconds",
+)
+_FOLDERS = __name__.rpartition(".")[0] + "."
+
+
+def folder(kind: type) -> str:
+    """The name of the folder that a family's class lies in, which is the family's."""
+    return kind.__module__.removeprefix(_FOLDERS).partition(".")[0]
+
+
+def _modules(package: str) -> dict[str, ModuleType]:
+    """The modules of a folder, by name."""
+    names = (module.name for module in iter_modules(sys.modules[package].__path__))
+    return {name: import_module(f"{package}.{name}") for name in names}
+
+
+def _take(cls: type[Family], name: str, modules: Mapping[str, ModuleType]) -> None:
+    """Make the function of this name the class's method; one in its body stays."""
+    homes = [
+        module
+        for module in modules.values()
+        if getattr(vars(module).get(name), "__module__", "") == module.__name__
+    ]
+    if len(homes) + (name in vars(cls)) > 1:
+        places = [module.__name__ for module in homes] + [cls.__qualname__] * (name in vars(cls))
+        raise TypeError(
+            f"family {folder(cls)} has {name} in {' and in '.join(places)}: leave it in one of them"
+        )
+    if homes:
+        setattr(cls, name, staticmethod(vars(homes[0])[name]))
+
+
+def _constants(module: ModuleType) -> Mapping[str, float]:
+    if not hasattr(module, "START"):
+        raise TypeError(f"{module.__name__} has no START: name the cost model's constants there")
+    constants: Mapping[str, float] = module.START
+    return constants
+
+
+def _only_table(module: ModuleType) -> type[Table]:
+    """The class of tables that a module defines."""
+    classes = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Table) and kind.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        raise TypeError(f"{module.__name__} has {len(classes)} subclasses of Table: define one")
+    return classes[0]
+
+
+def _check(cls: type[Family]) -> None:
+    """Raise TypeError where the folder lacks something that every family has."""
+    missing = [name for name in _REQUIRED if not hasattr(cls, name)]
+    if missing:
+        types = [name for name in missing if name in ("operation", "schedule", "shape")]
+        fix = (
+            f"write it in the brackets of `class {cls.__name__}(Family[...])`"
+            if types
+            else f"define a function of this name in a module of {cls.__module__}"
+        )
+        raise TypeError(f"family {folder(cls)} has no {missing[0]}: {fix}")

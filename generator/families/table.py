@@ -25,16 +25,9 @@ OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 ScheduleT = TypeVar("ScheduleT", bound=Schedule, default=Any)
 ShapeT = TypeVar("ShapeT", bound=Shape, default=Any)
 
-_FOLDERS = __name__.rpartition(".")[0] + "."
-
 Feature = int | str  # a number, of which True is one, or a word
 Row = Mapping[str, Any]  # fields of a schedule, conditions, its `cost`, and whether it is `last`
 Demand = tuple[str, str]  # a rule that a schedule breaks, and the fix
-
-
-def folder(kind: type) -> str:
-    """The name of the folder that a family's class lies in, which is the family's."""
-    return kind.__module__.removeprefix(_FOLDERS).partition(".")[0]
 
 
 class Table(Generic[OperationT, ScheduleT, ShapeT]):
@@ -46,6 +39,7 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
     kinds     features that tell kinds of kernels: the model chooses among the schedules of all
               classes of a problem's kind
     advice    what to do about an operation that is not legal
+    family    whose table it is
     unsuited  why no schedule of a space may suit a problem, and what to do about that
     """
 
@@ -53,10 +47,13 @@ class Table(Generic[OperationT, ScheduleT, ShapeT]):
     advice = "leave out what is not supported"
     unsuited: Demand = ("none of them is legal for this operation", "add others")
 
+    def __init__(self, family: str) -> None:
+        self.family = family
+
     @cached_property
     def classes(self) -> tuple[dict[str, Any], ...]:
         """The classes, as they stand in the file."""
-        return tuple(configurations.table(folder(type(self)))["classes"])
+        return tuple(configurations.table(self.family)["classes"])
 
     def features(self, operation: OperationT, shape: ShapeT) -> dict[str, Feature]:
         """What conditions of the table may be stated on, of a problem."""

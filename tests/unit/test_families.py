@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,55 @@ def test_a_folder_is_a_family_and_what_several_share_is_none(folder: Path) -> No
     assert families.names() == tuple(sorted([*before, "another"]))
     with pytest.raises(UnknownNameError, match=r"family '_shared': known families: .*another"):
         families.family("_shared")
+
+
+CLASS = """
+from warploom.generator.families.attention_merge import (
+    AttentionMergeOperation as O, AttentionMergeSchedule as S, AttentionMergeShape as X
+)
+from warploom.generator.families.family import Family
+class Broken(Family{types}):
+    "A family that lacks something."
+"""
+TYPES = "[O, S, X, X]"
+RULES = "def schedule_reasons(arch, operation, schedule): return []\n"
+LAUNCH = "def parameters(spec): ...\ndef launches(spec, problem, device): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("types", "files", "message"),
+    [
+        ("", {}, r"family broken has no operation: write it in the brackets of `class Broken"),
+        ("[O, S]", {}, r"family broken has no shape: write it in the brackets of `class Broken"),
+        (TYPES, {}, r"family broken has no schedule_reasons: define a function of this name in"),
+        (TYPES, {"rules": RULES}, r"family broken has no parameters: define a function of this"),
+        (
+            TYPES,
+            {"rules": RULES, "launch": LAUNCH, "again": RULES},
+            r"family broken has schedule_reasons in .*broken\.again and in .*broken\.rules: leave",
+        ),
+        (TYPES, {"rules": RULES, "launch": LAUNCH, "model": ""}, r"broken\.model has no START"),
+        (
+            TYPES,
+            {"rules": RULES, "launch": LAUNCH, "table": ""},
+            r"broken\.table has 0 subclasses of Table: define one",
+        ),
+    ],
+    ids=["types", "shape", "rules", "launch", "twice", "constants", "table"],
+)
+def test_a_family_that_lacks_a_part_says_which_at_import(
+    folder: Path, types: str, files: dict[str, str], message: str
+) -> None:
+    (folder / "broken").mkdir()
+    for name, text in {"__init__": CLASS.format(types=types), **files}.items():
+        (folder / "broken" / f"{name}.py").write_text(text)
+    families.names.cache_clear()
+    try:
+        with pytest.raises(TypeError, match=message):
+            families.family("broken")
+    finally:
+        for module in [name for name in sys.modules if ".families.broken" in name]:
+            del sys.modules[module]
 
 
 @pytest.mark.parametrize("name", families.names())

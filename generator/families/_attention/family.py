@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Generic
 
 from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import rules
-from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.problem import AttentionProblem
 from warploom.generator.families._attention.shape import (
     AttentionShape,
@@ -15,10 +14,10 @@ from warploom.generator.families._attention.shape import (
     extents_of_cell,
     parse_shape,
 )
+from warploom.generator.families._attention.table import AttentionTable, OperationT
 from warploom.generator.families.family import Family
 from warploom.generator.families.table import ScheduleT
 
-OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 ProblemT = TypeVar("ProblemT", default=AttentionProblem)
 
 
@@ -29,6 +28,7 @@ class AttentionFamily(
     """A pass of attention: both have the same shapes."""
 
     shape = AttentionShape
+    table_type = AttentionTable
     parse_shape = staticmethod(parse_shape)
     cells = staticmethod(cells)
     extents_of_cell = staticmethod(extents_of_cell)

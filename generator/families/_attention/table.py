@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from typing_extensions import TypeVar  # whose variables have defaults
 
 from warploom.generator import limits
-from warploom.generator.families._attention.family import OperationT
+from warploom.generator.families._attention.operation import Operation
 from warploom.generator.families._attention.shape import AttentionShape
 from warploom.generator.families.table import Feature, ScheduleT, Table
+
+OperationT = TypeVar("OperationT", bound=Operation, default=Any)
 
 _MASKS = ("none", "causal", "window")  # each can compute those before it
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from warploom.generator.elements import element
 from warploom.generator.epilogue import derivative_class, derivative_parts
-from warploom.generator.families.activation_backward import launch, model, rules
+from warploom.generator.families.activation_backward import launch
 from warploom.generator.families.activation_backward.schedule import (
     VALUES,
     ActivationBackwardOperation,
@@ -18,7 +18,6 @@ from warploom.generator.families.activation_backward.shape import (
     ActivationBackwardShape,
 )
 from warploom.generator.families.family import Family
-from warploom.generator.families.table import Table
 
 __all__ = [
     "FAMILY",
@@ -27,12 +26,6 @@ __all__ = [
     "ActivationBackwardSchedule",
     "ActivationBackwardShape",
 ]
-
-
-class ActivationBackwardTable(
-    Table[ActivationBackwardOperation, ActivationBackwardSchedule, ActivationBackwardShape]
-):
-    """The first schedule of a call's class that is legal for its types is its own."""
 
 
 class ActivationBackward(
@@ -44,19 +37,6 @@ class ActivationBackward(
     ]
 ):
     """The gradient of an activation."""
-
-    operation = ActivationBackwardOperation
-    schedule = ActivationBackwardSchedule
-    shape = ActivationBackwardShape
-    constants = model.START
-    table = ActivationBackwardTable()
-
-    operation_reasons = staticmethod(rules.operation_reasons)
-    schedule_reasons = staticmethod(rules.schedule_reasons)
-    parameters = staticmethod(launch.parameters)
-    launches = staticmethod(launch.launches)
-    workspaces = staticmethod(launch.workspaces)
-    seconds = staticmethod(model.seconds)
 
     def context(self, spec: ActivationBackwardSpec) -> dict[str, Any]:
         """The elements of the matrices, and the sizes of blocks that the schedule does not say."""

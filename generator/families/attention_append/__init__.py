@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.families.attention_append import launch, model, rules
 from warploom.generator.families.attention_append.problem import (
     AttentionAppendProblem,
     AttentionAppendShape,
-    cells,
 )
 from warploom.generator.families.attention_append.schedule import (
     VALUES,
@@ -19,7 +17,6 @@ from warploom.generator.families.attention_append.schedule import (
     AttentionAppendSpec,
 )
 from warploom.generator.families.family import Family
-from warploom.generator.families.table import Table
 from warploom.generator.models import Model
 
 __all__ = [
@@ -29,12 +26,6 @@ __all__ = [
     "AttentionAppendSchedule",
     "AttentionAppendShape",
 ]
-
-
-class AttentionAppendTable(
-    Table[AttentionAppendOperation, AttentionAppendSchedule, AttentionAppendShape]
-):
-    """The first schedule of a call's class is its own."""
 
 
 class AttentionAppend(
@@ -47,25 +38,11 @@ class AttentionAppend(
 ):
     """Keys and values appended to caches."""
 
-    operation = AttentionAppendOperation
-    schedule = AttentionAppendSchedule
-    shape = AttentionAppendShape
-    constants = model.START
-    table = AttentionAppendTable()
-
-    operation_reasons = staticmethod(rules.operation_reasons)
-    schedule_reasons = staticmethod(rules.schedule_reasons)
-    parameters = staticmethod(launch.parameters)
-    launches = staticmethod(launch.launches)
-    cells = staticmethod(cells)
-
     def of_model(
         self, operation: AttentionAppendOperation, model: Model
     ) -> list[AttentionAppendOperation]:
         """In the model's type, of its heads' dimension."""
         return [replace(operation, element=model.element, dim=model.dim)]
-
-    seconds = staticmethod(model.seconds)
 
     def context(self, spec: AttentionAppendSpec) -> dict[str, Any]:
         """The element types, and the sizes that follow from the operation."""

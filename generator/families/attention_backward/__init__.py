@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from warploom.generator.families._attention.family import AttentionFamily
-from warploom.generator.families.attention_backward import launch, model, rules, template
 from warploom.generator.families.attention_backward.layout import (
     AttentionBackwardLayout,
     attention_backward_layout,
 )
-from warploom.generator.families.attention_backward.parameters import parameters
 from warploom.generator.families.attention_backward.problem import AttentionBackwardProblem
 from warploom.generator.families.attention_backward.schedule import (
     AttentionBackwardOperation,
     AttentionBackwardSchedule,
     AttentionBackwardSpec,
 )
-from warploom.generator.families.attention_backward.table import AttentionBackwardTable
 from warploom.generator.families.attention_backward.template import COARSE_LSE
 
 __all__ = [
@@ -32,17 +29,6 @@ class AttentionBackward(
     AttentionFamily[AttentionBackwardOperation, AttentionBackwardSchedule, AttentionBackwardProblem]
 ):
     """The backward pass."""
-
-    operation = AttentionBackwardOperation
-    schedule = AttentionBackwardSchedule
-    constants = model.START
-    table = AttentionBackwardTable()
-    schedule_reasons = staticmethod(rules.schedule_reasons)
-    parameters = staticmethod(parameters)
-    context = staticmethod(template.context)
-    launches = staticmethod(launch.launches)
-    workspaces = staticmethod(launch.workspaces)
-    seconds = staticmethod(model.seconds)
 
     def layout(self, spec: AttentionBackwardSpec) -> AttentionBackwardLayout:
         """Shared memory and registers: see layout.py."""

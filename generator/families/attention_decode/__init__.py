@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from warploom.generator.families.attention_decode import launch, model, rules, template
 from warploom.generator.families.attention_decode.layout import DecodeLayout, decode_layout
 from warploom.generator.families.attention_decode.operation import DecodeOperation
-from warploom.generator.families.attention_decode.parameters import parameters
-from warploom.generator.families.attention_decode.problem import (
-    DecodeProblem,
-    DecodeShape,
-    cells,
-)
+from warploom.generator.families.attention_decode.problem import DecodeProblem, DecodeShape
 from warploom.generator.families.attention_decode.schedule import DecodeSchedule, DecodeSpec
-from warploom.generator.families.attention_decode.table import DecodeTable
 from warploom.generator.families.family import Family
 from warploom.generator.models import Model
 
@@ -24,21 +17,6 @@ __all__ = ["FAMILY", "DecodeOperation", "DecodeProblem", "DecodeSchedule", "Deco
 
 class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, DecodeProblem]):
     """Decoding: each sequence's few new rows attend to all of its keys."""
-
-    operation = DecodeOperation
-    schedule = DecodeSchedule
-    shape = DecodeShape
-    constants = model.START
-    table = DecodeTable()
-
-    operation_reasons = staticmethod(rules.operation_reasons)
-    schedule_reasons = staticmethod(rules.schedule_reasons)
-    complete = staticmethod(rules.complete)
-    parameters = staticmethod(parameters)
-    context = staticmethod(template.context)
-    launches = staticmethod(launch.launches)
-    workspaces = staticmethod(launch.workspaces)
-    cells = staticmethod(cells)
 
     def of_model(self, operation: DecodeOperation, model: Model) -> list[DecodeOperation]:
         """In the model's type, of its heads' dimension; with its window, and without one.
@@ -49,8 +27,6 @@ class AttentionDecode(Family[DecodeOperation, DecodeSchedule, DecodeShape, Decod
         dim: Any = model.dim  # whether there are kernels for it, the rules say
         own = replace(operation, element=model.element, dim=dim, softcap=softcap)
         return [own, replace(own, mask="window")] if model.window else [own]
-
-    seconds = staticmethod(model.seconds)
 
     def layout(self, spec: DecodeSpec) -> DecodeLayout:
         """Shared memory and registers: see layout.py."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from warploom.generator.families._attention import AttentionProblem
 from warploom.generator.families._attention.family import AttentionFamily
-from warploom.generator.families._attention.table import AttentionTable
-from warploom.generator.families.attention_forward import launch, model, rules, template
 from warploom.generator.families.attention_forward.layout import AttentionLayout, attention_layout
-from warploom.generator.families.attention_forward.parameters import parameters
 from warploom.generator.families.attention_forward.schedule import (
     AttentionOperation,
     AttentionSchedule,
@@ -23,24 +20,10 @@ __all__ = [
 ]
 
 
-class AttentionForwardTable(AttentionTable[AttentionOperation, AttentionSchedule]):
-    """Which schedule a forward pass gets that nothing was tuned for."""
-
-
 class AttentionForward(AttentionFamily[AttentionOperation, AttentionSchedule]):
     """The forward pass."""
 
-    operation = AttentionOperation
-    schedule = AttentionSchedule
-    constants = model.START
-    table = AttentionForwardTable()
     revision = 2  # since outputs are rescaled less often where that is `needed`
-    schedule_reasons = staticmethod(rules.schedule_reasons)
-    parameters = staticmethod(parameters)
-    context = staticmethod(template.context)
-    launches = staticmethod(launch.launches)
-    workspaces = staticmethod(launch.workspaces)
-    seconds = staticmethod(model.seconds)
 
     def layout(self, spec: AttentionSpec) -> AttentionLayout:
         """Shared memory and registers: see layout.py."""

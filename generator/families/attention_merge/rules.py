@@ -38,9 +38,9 @@ def vectors(operation: AttentionMergeOperation, schedule: AttentionMergeSchedule
 
 
 def complete(
-    operation: AttentionMergeOperation, fields: Mapping[str, Any]
+    arch: str, operation: AttentionMergeOperation, fields: Mapping[str, Any]
 ) -> AttentionMergeSchedule:
-    """Make a schedule of `fields`, of which `lanes` may be `auto`."""
+    """`lanes: auto`: as many as a row has vectors, rounded up; at most a warp."""
     given = {name: value for name, value in fields.items() if value != "auto"}
     lanes = min(LANES, 1 << (-(-operation.dim // VALUES) - 1).bit_length())
     return AttentionMergeSchedule(**{"lanes": lanes, **given})

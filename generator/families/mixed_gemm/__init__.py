@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from warploom.generator.families.family import Family
-from warploom.generator.families.mixed_gemm import launch, rules, template
-from warploom.generator.families.mixed_gemm.launch import (
-    MixedGemmProblem,
-    MixedGemmShape,
-    cells,
-    parameters,
-)
+from warploom.generator.families.mixed_gemm.launch import MixedGemmProblem, MixedGemmShape
 from warploom.generator.families.mixed_gemm.layout import MixedGemmLayout, mixed_gemm_layout
 from warploom.generator.families.mixed_gemm.operation import Format, MixedGemmOperation
 from warploom.generator.families.mixed_gemm.schedule import MixedGemmSchedule, MixedGemmSpec
-from warploom.generator.families.mixed_gemm.table import MixedGemmTable
 
 __all__ = [
     "FAMILY",
@@ -27,20 +20,6 @@ __all__ = [
 
 class MixedGemm(Family[MixedGemmOperation, MixedGemmSchedule, MixedGemmShape, MixedGemmProblem]):
     """Products with weights of few bits."""
-
-    operation = MixedGemmOperation
-    schedule = MixedGemmSchedule
-    shape = MixedGemmShape
-    table = MixedGemmTable()
-
-    operation_reasons = staticmethod(rules.operation_reasons)
-    schedule_reasons = staticmethod(rules.schedule_reasons)
-    complete = staticmethod(rules.complete)
-    cells = staticmethod(cells)
-    parameters = staticmethod(parameters)
-    context = staticmethod(template.context)
-    launches = staticmethod(launch.launches)
-    workspaces = staticmethod(launch.workspaces)
 
     def layout(self, spec: MixedGemmSpec) -> MixedGemmLayout:
         """Shared memory and registers: see layout.py."""
