@@ -1,29 +1,23 @@
-"""Kernels that are wrong in one place each, and what becomes of them."""
+"""Kernels that are wrong in one place each (mutants.py says how and why)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import attention_append_cases as cases
 import torch
 from attention_append_cases import FULL, PAGED, PLAIN
+from mutants import Checked
 
-from warploom.generator import nvrtc
-from warploom.generator.families.attention_append import AttentionAppendOperation
-from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
-from warploom.generator.toolchain import find
-from warploom.runtime import kernel as kernels
-from warploom.runtime import plan
 
 
-def plain(kernel: KernelSpec) -> None:
+def plain(kernel: KernelSpec, _seed: int) -> None:
     """Sequences of which some are full, and one is left out."""
     cases.made(kernel, (3, -1, 31, 47, 46, 48), (2,)).verify()
 
 
-def packed(kernel: KernelSpec) -> None:
+def packed(kernel: KernelSpec, _seed: int) -> None:
     """Tokens of sequences, and some that are of none."""
     made = cases.made(kernel, (3, 0, 31, 17, 45), (2, 0, 3, 1))
     assert made.call.cu_seqlens is not None
@@ -31,7 +25,7 @@ def packed(kernel: KernelSpec) -> None:
     made.verify()
 
 
-def past_the_pages(kernel: KernelSpec) -> None:
+def past_the_pages(kernel: KernelSpec, _seed: int) -> None:
     """A table with the first page that there is not."""
     made = cases.made(kernel)
     assert made.call.page_table is not None
@@ -39,80 +33,36 @@ def past_the_pages(kernel: KernelSpec) -> None:
     made.verify()
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A text that is in the kernel, what comes in its place, and a check that notices."""
-
-    old: str
-    new: str
-    operation: AttentionAppendOperation = PLAIN
-    check: Callable[[KernelSpec], None] = plain
-
-    @property
-    def kernel(self) -> KernelSpec:
-        """The kernel that is made wrong."""
-        return cases.spec(self.operation)
-
-    def sources(self) -> tuple[str, str]:
-        """The text of the kernel, and of the one that is wrong."""
-        whole = render(self.kernel)
-        if whole.count(self.old) != 1:
-            raise LookupError(f"{whole.count(self.old)} times in the text: {self.old}")
-        return whole, whole.replace(self.old, self.new)
-
-
+ROWS, PAGES, ALL = cases.spec(PLAIN), cases.spec(PAGED), cases.spec(FULL)
+HEADS = cases.spec(replace(PLAIN, cache="e4m3", scales="head"))
 LARGEST = "fmaxf(fabsf(one[i]), fabsf(other[i]))"
 MUTANTS = {
-    "a row past the end is written": Mutant("position < p.capacity", "position <= p.capacity"),
-    "a sequence that is left out is written": Mutant("length >= 0 && ", ""),
-    "a page that there is not is written": Mutant(
-        "page < p.pages", "page <= p.pages", PAGED, past_the_pages
+    "a row past the end is written": Checked(
+        "position < p.capacity", "position <= p.capacity", plain, ROWS
     ),
-    "the last token of a sequence is left out": Mutant("index < p.seq", "index + 1 < p.seq"),
-    "tokens of no sequence are written": Mutant(
-        " && token < p.cu_seqlens[sequence + 1]", "", FULL, packed
+    "a sequence that is left out is written": Checked("length >= 0 && ", "", plain, ROWS),
+    "a page that there is not is written": Checked(
+        "page < p.pages", "page <= p.pages", past_the_pages, PAGES
     ),
-    "a sequence without tokens has those of the next": Mutant(
-        "ahead] <= token", "ahead] < token", FULL, packed
+    "the last token of a sequence is left out": Checked(
+        "index < p.seq", "index + 1 < p.seq", plain, ROWS
     ),
-    "rows are turned the other way": Mutant(
-        "__fsub_rn(__fmul_rn(x", "__fadd_rn(__fmul_rn(x", PAGED
+    "tokens of no sequence are written": Checked(
+        " && token < p.cu_seqlens[sequence + 1]", "", packed, ALL
     ),
-    "what is not turned is": Mutant("value ? 0 : p.rotary", "p.rotary", PAGED),
-    "half of a row has no say in its scale": Mutant(LARGEST, "fabsf(one[i])", FULL, packed),
-    "neighbours have no say in the scale of a row": Mutant("step > 0", "step > 1", FULL, packed),
-    "all heads have the scale of the first": Mutant(
-        "head * p.head_step", "0 * p.head_step", replace(PLAIN, cache="e4m3", scales="head")
+    "a sequence without tokens has those of the next": Checked(
+        "ahead] <= token", "ahead] < token", packed, ALL
     ),
-    "lengths afterwards are those before": Mutant("length : length + p.seq", "length : length"),
+    "rows are turned the other way": Checked(
+        "__fsub_rn(__fmul_rn(x", "__fadd_rn(__fmul_rn(x", plain, PAGES
+    ),
+    "what is not turned is": Checked("value ? 0 : p.rotary", "p.rotary", plain, PAGES),
+    "half of a row has no say in its scale": Checked(LARGEST, "fabsf(one[i])", packed, ALL),
+    "neighbours have no say in the scale of a row": Checked("step > 0", "step > 1", packed, ALL),
+    "all heads have the scale of the first": Checked(
+        "head * p.head_step", "0 * p.head_step", plain, HEADS
+    ),
+    "lengths afterwards are those before": Checked(
+        "length : length + p.seq", "length : length", plain, ROWS
+    ),
 }
-
-
-def outcome(mutant: Mutant) -> str:
-    """`caught`, `survived`, or what is wrong without the fault too."""
-    whole, wrong = mutant.sources()
-    try:
-        _verify(mutant, whole)
-    except AssertionError as error:
-        return f"the kernel is wrong without the fault, too: {error}"
-    try:
-        _verify(mutant, wrong)
-    except AssertionError:
-        return "caught"
-    return "survived"
-
-
-def _verify(mutant: Mutant, source: str) -> None:
-    """Check with the kernel of `source` in the place of the mutant's."""
-    spec = mutant.kernel
-    artifact = nvrtc.compile(source, name=spec.name, arch=spec.arch, toolchain=find())
-    before = kernels._kernels.pop(spec, None)
-    plan.forget()  # plans hold the kernel that was there before
-    kernels._kernels[spec] = kernels.Kernel(spec, artifact)
-    try:
-        mutant.check(spec)
-    finally:
-        del kernels._kernels[spec]
-        if before is not None:
-            kernels._kernels[spec] = before
-        plan.forget()

@@ -1,4 +1,4 @@
-"""Runs backward kernels that are wrong in one place each; attention_mutants.py says how and why."""
+"""Runs backward kernels that are wrong in one place each; mutants.py says how and why."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import attention_backward_arena as arena
 import attention_block_cases as blocks
 import attention_mutants
+import mutants
 import torch
 from attention_backward_cases import SIMPLE, chosen
 from attention_cases import Shape
-from attention_mutants import BIAS, PAUSE, Clock
+from attention_mutants import BIAS
+from mutants import PAUSE, Clock
 
 from warploom.generator.specification import KernelSpec
 
@@ -194,4 +196,4 @@ MUTANTS = {
 
 
 if __name__ == "__main__":
-    attention_mutants.main(MUTANTS)
+    mutants.main(MUTANTS)

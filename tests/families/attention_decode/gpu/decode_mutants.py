@@ -1,4 +1,4 @@
-"""Runs decode kernels that are wrong in one place each; attention_mutants.py says how and why."""
+"""Runs decode kernels that are wrong in one place each; mutants.py says how and why."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import attention_mutants
 import decode_arena as arena
 import decode_cases as cases
+import mutants
 import torch
-from attention_mutants import PAUSE, Clock, Edit
 from decode_cases import Shape
+from mutants import PAUSE, Clock, Edit
 
 import warploom
 from warploom.generator.specification import KernelSpec
@@ -41,13 +41,13 @@ WHOLE = Shape(61, 8, 4, 2, 700)
 
 
 @dataclass(frozen=True)
-class Mutant(attention_mutants.Mutant):
+class Mutant(mutants.Mutant):
     """A decode. `launches`: how many times, each with the same bits; `chained`: the next one reads
     the result; `lengths` of its sequences, else of every kind; `size` of q.
     """
 
     wrong: tuple[Edit, ...]
-    shape: Shape = SHARED  # type: ignore[assignment]
+    shape: Shape = SHARED
     pauses: tuple[Edit, ...] = ()
     kernel: KernelSpec = PLAIN
     launches: int = 1
@@ -290,4 +290,4 @@ def unpoisoned() -> Iterator[None]:
 
 if __name__ == "__main__":
     poison_workspaces()
-    attention_mutants.main(MUTANTS)
+    mutants.main(MUTANTS)

@@ -1,39 +1,20 @@
-"""Runs attention kernels that are wrong in one place each, and prints what became of them, as JSON.
-
-What a mutant does not wait for may have come by then, and its results be right by luck. So a kernel
-is made to pause where the fault lies. A right one is right however slow it is: its text with the
-pause, and without the fault, is run first and must pass. A clock is on the kernels alone: imports,
-operands, references and compiling take as long as they take on a busy machine.
-"""
+"""Attention kernels that are wrong in one place each (mutants.py says how and why)."""
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import attention_arena as arena
 import attention_block_cases as blocks
 import attention_cases as cases
 import attention_key_cases as keys
-import torch
+import mutants
 from attention_cases import Shape
+from mutants import PAUSE, Clock, Edit
 
-from warploom.generator.artifact import Artifact
-from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
-from warploom.generator.workers import WorkerPool
-from warploom.runtime import kernel as kernels
-from warploom.runtime import plan
 
-# 30,000 cycles are 15 to 20 us: what TMA was told to do before has long been done.
-PAUSE = "    for (const auto since = clock64(); clock64() - since < 30000;) {}\n"
-HANGS_SECONDS = 25  # a kernel that takes so long does; a right one takes milliseconds
 # Two stages are few, and blocks are persistent.
 PLAIN = cases.spec(128, 176, dim=128, pingpong=False, stages=2)
 CAUSAL = cases.spec(128, 64, dim=64, mask="causal")
@@ -45,25 +26,10 @@ LONG = Shape(1, 61, 61, 127, 2777)
 # 528 tiles of rows: at least three for each of 132 to 176 multiprocessors.
 SEVERAL_TILES = Shape(4, 33, 11, 509, 349)
 
-Edit = tuple[str, str]  # a text that is in the kernel, and what comes in its place
-Clock = Callable[[], AbstractContextManager[None]]
-
-
-@contextmanager
-def clock(begun: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """End the process where the kernels that are launched here do not end; `begun` is told."""
-    begun()
-    faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True)
-    try:
-        yield
-        torch.cuda.synchronize()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
 
 @dataclass(frozen=True)
-class Mutant:
-    """A kernel, where it pauses, what is wrong with it, and a call that makes that show."""
+class Mutant(mutants.Mutant):
+    """Attention, its extents and its keywords."""
 
     wrong: tuple[Edit, ...]
     shape: Shape
@@ -72,11 +38,6 @@ class Mutant:
     keywords: dict[str, Any] = field(default_factory=dict)
     mask: str | None = None  # of blocks
     keys: str | None = None  # a mask of them
-
-    def sources(self) -> tuple[str, str]:
-        """The text of the kernel that pauses, and of the one that is wrong too."""
-        whole = edited(render(self.kernel), self.pauses)
-        return whole, edited(whole, self.wrong)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -89,14 +50,6 @@ class Mutant:
         """Assert that a call of its kernel, with a clock on it, is right."""
         made = arena.call(self.kernel, self.shape, seed=seed, **self.given)
         arena.verify(made, clock=clock())
-
-
-def edited(text: str, edits: tuple[Edit, ...]) -> str:
-    for old, new in edits:
-        if old not in text:
-            raise LookupError(f"not in the text of the kernel: {old}")
-        text = text.replace(old, new)
-    return text
 
 
 LOAD = "  full.arrive_and_expect_tx(kStageBytes);\n"
@@ -236,62 +189,5 @@ MUTANTS = {
 }
 
 
-def compiled(mutants: Mapping[str, Mutant]) -> dict[str, tuple[Artifact, Artifact]]:
-    """Compile both texts of each, all at once."""
-    sources = {name: mutant.sources() for name, mutant in mutants.items()}
-    with WorkerPool(2 * len(mutants)) as pool:
-        futures = {
-            name: [pool.submit(partial(compile_text, mutants[name].kernel, text)) for text in texts]
-            for name, texts in sources.items()
-        }
-        return {name: (one.result(), two.result()) for name, (one, two) in futures.items()}
-
-
-def compile_text(spec: KernelSpec, source: str, worker: Any) -> Artifact:  # noqa: ANN401
-    artifact: Artifact = worker.compile(source, name=spec.name, arch=spec.arch)
-    return artifact
-
-
-def run(mutant: Mutant, artifact: Artifact, seed: int, clock: Clock) -> None:
-    """Verify a call of the mutant's kernel with `artifact` in its place."""
-    plan.forget()  # plans hold the kernel that was there before
-    kernels._kernels[mutant.kernel] = kernels.Kernel(mutant.kernel, artifact)
-    mutant.verify(seed, clock)
-
-
-def judge(mutant: Mutant, whole: Artifact, wrong: Artifact, report: Callable[[str], None]) -> None:
-    """Report `caught`, `survived`, or why it cannot be told.
-
-    A kernel that hangs ends the process, so `hung` is what is reported when the wrong one begins.
-    The two get different data: what the first left in shared memory would be right for the second.
-    """
-    try:
-        run(mutant, whole, seed=1, clock=clock)
-    except AssertionError as error:
-        report(f"the kernel is wrong without the fault, too: {error}")
-        return
-    try:
-        run(mutant, wrong, seed=2, clock=partial(clock, partial(report, "hung")))
-    except AssertionError:
-        report("caught")
-    else:
-        report("survived")
-
-
-def main(mutants: Mapping[str, Mutant]) -> None:
-    """Print what became of the mutants named in the arguments, or of all: a line of JSON for each.
-
-    The last line about a mutant is the one that counts.
-    """
-    chosen = {name: mutants[name] for name in sys.argv[1:] or mutants}
-    artifacts = compiled(chosen)
-    for name, mutant in chosen.items():
-        judge(
-            mutant,
-            *artifacts[name],
-            lambda found, name=name: print(json.dumps({name: found}), flush=True),
-        )
-
-
 if __name__ == "__main__":
-    main(MUTANTS)
+    mutants.main(MUTANTS)

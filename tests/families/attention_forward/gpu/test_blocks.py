@@ -7,7 +7,7 @@ from functools import partial
 import attention_arena as arena
 import attention_block_cases as blocks
 import attention_cases as cases
-import attention_mutants as mutants
+import mutants
 import pytest
 import torch
 from attention_block_cases import EXTENTS, FORWARD, MASKS

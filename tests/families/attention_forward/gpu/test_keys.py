@@ -9,12 +9,12 @@ from typing import Any
 import attention_arena as arena
 import attention_cases as cases
 import attention_key_cases as keys
-import attention_mutants as mutants
+import mutants
 import pytest
 import torch
 from attention_cases import MASKS, Shape
 from attention_key_cases import EXTENTS, FORWARD, PATTERNS
-from attention_mutants import Edit
+from mutants import Edit
 
 import warploom
 from warploom.generator.render import render

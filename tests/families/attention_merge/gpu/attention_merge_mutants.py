@@ -1,47 +1,24 @@
-"""Kernels that are wrong in one place each, and what becomes of them."""
+"""Kernels that are wrong in one place each (mutants.py says how and why)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import attention_merge_cases as cases
 import torch
+from mutants import Checked
 
-from warploom.generator import nvrtc
-from warploom.generator.render import render
 from warploom.generator.specification import KernelSpec
-from warploom.generator.toolchain import find
-from warploom.runtime import kernel as kernels
 from warploom.runtime import plan
 from warploom.runtime.families.attention_merge.call import AttentionMergeCall
 
 KERNEL = cases.spec()
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A text that is in the kernel, what comes in its place, and a check that notices."""
-
-    old: str
-    new: str
-    check: Callable[[KernelSpec], None]
-    kernel: KernelSpec = KERNEL
-
-    def sources(self) -> tuple[str, str]:
-        """The text of the kernel, and of the one that is wrong."""
-        whole = render(self.kernel)
-        if whole.count(self.old) != 1:
-            raise LookupError(f"{whole.count(self.old)} times in the text: {self.old}")
-        return whole, whole.replace(self.old, self.new)
-
-
-def plain(kernel: KernelSpec) -> None:
+def plain(kernel: KernelSpec, _seed: int) -> None:
     """Rows that no block divides, with elements between them that are no one's."""
     cases.made(kernel, 3, 5, 67, pad=8).verify()
 
 
-def nothing(kernel: KernelSpec) -> None:
+def nothing(kernel: KernelSpec, _seed: int) -> None:
     """Rows of which one side, or both, attended to nothing, and holds NaN."""
     made = cases.made(kernel, 40)
     call: AttentionMergeCall = made.call
@@ -50,7 +27,7 @@ def nothing(kernel: KernelSpec) -> None:
     made.verify()
 
 
-def apart(kernel: KernelSpec) -> None:
+def apart(kernel: KernelSpec, _seed: int) -> None:
     """Logarithms of which one counts alone."""
     made = cases.made(kernel, 40)
     made.call.lse_a[::2] += 300
@@ -58,7 +35,7 @@ def apart(kernel: KernelSpec) -> None:
     made.verify()
 
 
-def in_place(kernel: KernelSpec) -> None:
+def in_place(kernel: KernelSpec, _seed: int) -> None:
     """Each row is read whole, by all of its threads, before it is written."""
     made = cases.made(kernel, 1000)
     call = made.call
@@ -69,55 +46,27 @@ def in_place(kernel: KernelSpec) -> None:
 
 
 MUTANTS = {
-    "the last row is left out": Mutant("if (row >= p.rows)", "if (row + 1 >= p.rows)", plain),
-    "rows past the last are written": Mutant(
-        "if (row >= p.rows) return", "if (row > p.rows) return", plain
+    "the last row is left out": Checked(
+        "if (row >= p.rows)", "if (row + 1 >= p.rows)", plain, KERNEL
     ),
-    "a step is another dimension's": Mutant("at1 * step1", "at1 * step2", plain),
-    "lanes past the end of a row write": Mutant(
+    "rows past the last are written": Checked(
+        "if (row >= p.rows) return", "if (row > p.rows) return", plain, KERNEL
+    ),
+    "a step is another dimension's": Checked("at1 * step1", "at1 * step2", plain, KERNEL),
+    "lanes past the end of a row write": Checked(
         "column >= kDim) break;\n    Values<Out>",
         "column > kDim) break;\n    Values<Out>",
         plain,
         cases.spec(96),
     ),
-    "infinity is a large logarithm": Mutant(
-        "return lse == infinity() ? -infinity() : lse", "return lse", nothing
+    "infinity is a large logarithm": Checked(
+        "return lse == infinity() ? -infinity() : lse", "return lse", nothing, KERNEL
     ),
-    "what has no weight is multiplied": Mutant(
-        "weight_a == 0.f ? 0.f : weight_a", "weight_a", nothing
+    "what has no weight is multiplied": Checked(
+        "weight_a == 0.f ? 0.f : weight_a", "weight_a", nothing, KERNEL
     ),
-    "the smaller logarithm is the base": Mutant(
-        "fmaxf(log_a, log_b)", "fminf(log_a, log_b)", apart
+    "the smaller logarithm is the base": Checked(
+        "fmaxf(log_a, log_b)", "fminf(log_a, log_b)", apart, KERNEL
     ),
-    "the logarithm of the sum is lost": Mutant("base + logf(sum)", "base", plain),
+    "the logarithm of the sum is lost": Checked("base + logf(sum)", "base", plain, KERNEL),
 }
-
-
-def outcome(mutant: Mutant) -> str:
-    """`caught`, `survived`, or what is wrong without the fault too."""
-    whole, wrong = mutant.sources()
-    try:
-        _verify(mutant, whole)
-    except AssertionError as error:
-        return f"the kernel is wrong without the fault, too: {error}"
-    try:
-        _verify(mutant, wrong)
-    except AssertionError:
-        return "caught"
-    return "survived"
-
-
-def _verify(mutant: Mutant, source: str) -> None:
-    """Check with the kernel of `source` in the place of the mutant's."""
-    spec = mutant.kernel
-    artifact = nvrtc.compile(source, name=spec.name, arch=spec.arch, toolchain=find())
-    before = kernels._kernels.pop(spec, None)
-    plan.forget()  # plans hold the kernel that was there before
-    kernels._kernels[spec] = kernels.Kernel(spec, artifact)
-    try:
-        mutant.check(spec)
-    finally:
-        del kernels._kernels[spec]
-        if before is not None:
-            kernels._kernels[spec] = before
-        plan.forget()

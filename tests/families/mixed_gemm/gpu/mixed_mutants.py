@@ -1,14 +1,14 @@
-"""Runs kernels that are wrong in one place each; attention_mutants.py says how and why."""
+"""Runs kernels that are wrong in one place each; mutants.py says how and why."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import attention_mutants
 import mixed_arena as arena
 import mixed_cases as cases
-from attention_mutants import PAUSE, Clock, Edit
+import mutants
+from mutants import PAUSE, Clock, Edit
 
 from warploom.generator.specification import KernelSpec
 
@@ -29,7 +29,7 @@ LONG = (16, 1000, 2048)
 
 
 @dataclass(frozen=True)
-class Mutant(attention_mutants.Mutant):
+class Mutant(mutants.Mutant):
     """A product of a packed weight. `chained`: of which the next reads the result."""
 
     wrong: tuple[Edit, ...]
@@ -185,4 +185,4 @@ MUTANTS = {
 
 
 if __name__ == "__main__":
-    attention_mutants.main(MUTANTS)
+    mutants.main(MUTANTS)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import attention_mutants as mutants
 import mixed_cases as cases
+import mutants
 import torch
 from mixed_cases import SIMPLE
 from processes import verify_each
