@@ -40,8 +40,7 @@ from warploom.generator.families.attention_backward import AttentionBackwardOper
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.contest import Contender, Floor
 from warploom.runtime.families._attention.problem import Arguments
-from warploom.runtime.families.attention_backward.call import BackwardCall
-from warploom.runtime.families.attention_backward.plan import attention_backward
+from warploom.runtime.families.attention_backward.call import BackwardCall, attention_backward
 from warploom.runtime.families.attention_backward.reference import Gradients
 from warploom.runtime.measure import Call, graph_sampler
 
