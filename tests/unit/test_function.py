@@ -126,11 +126,11 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Plan[Any, Any]]:
     run_at: Callable[..., None] = Plan.run_at
 
     def seen(self: Plan[Any, Any], arguments: Any, results: Any, call_of: Any, *given: Any) -> None:  # noqa: ANN401
+        noted.append(self)  # before an address that is new to it shows that it is another's
         run_at(self, arguments, results, call_of, *given)
         call = call_of(*given)
         assert call.signature() == self.key
         assert call.arguments(self.details, results) == arguments
-        noted.append(self)
 
     monkeypatch.setattr(Plan, "run_at", seen)
     return noted
@@ -157,6 +157,27 @@ def test_results_that_are_operands_are_recognised(launches: list[Plan[Any, Any]]
         warploom.attention_merge(a, lse_a, b, lse_b, out=out, lse=lse)
         assert torch.equal(out, expected[0])
         assert torch.equal(lse, expected[1])
+
+
+def test_a_call_with_no_tensor_twice_is_not_like_one_that_has(
+    launches: list[Plan[Any, Any]],
+) -> None:
+    """Of results in place, guards compare the operands alone."""
+    out, lse, *other = parts()
+    for _ in range(2):
+        warploom.attention_merge(out, lse, *other, out=out, lse=lse)
+    launches.clear()
+    warploom.attention_merge(out, lse, *other, out=out.clone(), lse=lse.clone())
+    assert launches == []
+
+
+def test_options_decide_which_calls_are_alike(launches: list[Plan[Any, Any]]) -> None:
+    """At addresses that came up before, a GPU would launch the kernel of the other option."""
+    operands = parts()
+    for launched in (False, True):
+        for dtype in (torch.bfloat16, torch.float16):
+            warploom.attention_merge(*operands, out_dtype=dtype)
+        assert len({plan.number for plan in launches}) == 2 * launched
 
 
 def test_kinds_of_calls_that_alternate_are_recognised(launches: list[Plan[Any, Any]]) -> None:

@@ -37,11 +37,6 @@ class AtLaunch(
         return -(-self.problem.rows // (self.threads // self.operation.lanes))
 
 
-def tensors(operation: AttentionAppendOperation) -> tuple[str, ...]:
-    """The names of a call's tensors, in the order of its addresses."""
-    return tuple(name for name, _, _ in _pointers(operation))
-
-
 def _pointers(operation: AttentionAppendOperation) -> Iterator[tuple[str, str, str]]:
     """Name, C++ type and dimensions of every tensor."""
     kind, cached = element(operation.element).cpp, element(operation.cached).cpp
