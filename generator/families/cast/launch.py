@@ -90,7 +90,11 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
         fields.append(pointer("amax", "unsigned", "bits of an fp32 number, raised"))
     if operation.reads_amax:
         fields.append(
-            pointer("peak", "unsigned", "[2]: left as zeros; the largest bits of x, and CTAs that read them")
+            pointer(
+                "peak",
+                "unsigned",
+                "[2]: left as zeros; the largest bits of x, and CTAs that read them",
+            )
         )
     return block(fields)
 

@@ -36,9 +36,7 @@ class CastOperation:
     rounding: Rounding = knob(
         default="nearest", doc="nearest: ties to even; stochastic: by Philox of a state"
     )
-    amax: bool = knob(
-        default=False, doc="an fp32 number is raised to the largest magnitude of x"
-    )
+    amax: bool = knob(default=False, doc="an fp32 number is raised to the largest magnitude of x")
     family: Literal["cast"] = knob(default="cast", doc="which kernels these are")
 
     @property

@@ -1,0 +1,106 @@
+"""Calls on random operands, and what their results are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property, partial
+
+import torch
+
+from warploom.generator.families.cast import CastOperation, CastShape
+from warploom.generator.specification import KernelSpec
+from warploom.runtime import measure
+from warploom.runtime.elements import TORCH
+from warploom.runtime.families.cast.call import CastCall, Details
+from warploom.runtime.families.cast.reference import Results
+from warploom.runtime.plan import run
+from warploom.runtime.trial import generator, sets_for
+
+_BOUND = 2.0**-30  # bits are to be equal: an error of any size is a large share of this
+_POISON = 0xFF  # bytes that no right result is full of
+
+
+def draw(
+    operation: CastOperation, shape: CastShape, device: str, random: torch.Generator | None
+) -> CastCall:
+    """A call with normal operands, whose results have their places; on `meta`, undrawn."""
+    x = torch.randn(shape.m, shape.n, generator=random, device=device).to(TORCH[operation.x])
+    call = CastCall(
+        x,
+        TORCH[operation.q],
+        operation.block,
+        operation.transpose,
+        pow2=operation.pow2,
+        rounding=operation.rounding,
+    )
+    if operation.static:
+        (_, scale, _, _) = call.results(Details(()))
+        assert scale is not None  # noqa: S101 (as none was given)
+        call.scale = scale.fill_(2.0**-6)
+    if operation.rounding == "stochastic":
+        call.rounding_state = torch.arange(2, device=device)
+    if operation.amax:
+        call.amax = torch.zeros(1, device=device)
+    call.out, call.scale_out, call.out_t, call.scale_t_out = call.results(Details(()))
+    return call
+
+
+def results_of(call: CastCall) -> Results:
+    """What a call writes, where it was told where."""
+    return call.out, call.scale_out, call.out_t, call.scale_t_out
+
+
+def expected(call: CastCall) -> Results:
+    """What the results are, by plain torch operations on the same device."""
+    blank = replace(
+        call, out=None, scale_out=None, out_t=None, scale_t_out=None, amax=None, spec=None
+    )
+    details = Details(())
+    made = blank.results(details)
+    blank.compute(details, made)
+    return made
+
+
+def share(results: Results, right: Results) -> float:
+    """How far results are from right ones, as a share of next to nothing: bits are to be equal."""
+    shares = [0.0]
+    for one, other in zip(results, right, strict=True):
+        if one is None or other is None:
+            continue
+        wide = other.double()
+        bound = torch.full_like(wide, _BOUND)
+        shares.append(measure.largest_share(one, wide, bound))
+    return max(shares)
+
+
+class CastTrial:
+    """Calls of which all results are held against plain torch operations."""
+
+    def __init__(self, operation: CastOperation, shape: CastShape, device: str, seed: int) -> None:
+        random = generator(device, seed)
+        sets = sets_for(shape.m * shape.n * operation.value_bytes, device)
+        self.sets = [draw(operation, shape, device, random) for _ in range(sets)]
+
+    def calls(self, spec: KernelSpec) -> list[measure.Call]:
+        """One call of `spec` for each set of operands."""
+        return [partial(run, replace(one, spec=spec)) for one in self.sets]
+
+    def error_share(self, spec: KernelSpec) -> float:
+        """Run `spec` on the first set and return its largest error as a share of its bound."""
+        for one in self.results:
+            one.view(torch.uint8).fill_(_POISON)
+        self.calls(spec)[0]()
+        return self.held_share()
+
+    def held_share(self) -> float:
+        """The largest error of what the first set holds, as a share of its bound."""
+        return share(results_of(self.sets[0]), self._expected)
+
+    @property
+    def results(self) -> list[torch.Tensor]:
+        """What the first set has of q and scales, of x and of x.T."""
+        return [one for one in results_of(self.sets[0]) if one is not None]
+
+    @cached_property
+    def _expected(self) -> Results:
+        return expected(self.sets[0])
