@@ -77,5 +77,10 @@ class CastSchedule:
         doc="which threads share a row, where the scale of a row is computed",
     )
 
+    @property
+    def tile(self) -> tuple[int, int]:
+        """The rows and columns that a CTA loads at once."""
+        return self.threads * VALUES // COLUMNS * self.vectors, COLUMNS
+
 
 CastSpec = KernelSpec[CastOperation, CastSchedule]

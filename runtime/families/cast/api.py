@@ -68,36 +68,37 @@ def cast(
 
     Args:
         x: [.., m, n] or [n], fp16, bf16 or fp32. Leading dimensions are rows. Rows are read where
-            they lie if one pitch leads through them and the last dimension is contiguous; else they
-            are copied.
+            they lie if one pitch leads through them and the last dimension is contiguous; else
+            they are copied.
         dtype: Of q: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8.
-        block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8. The
-            last blocks of rows and columns may be short.
+        block: What shares a scale: "tensor", "row", (1, 128), (128, 128), or (1, 32) for mxfp8.
+            The last blocks of rows and columns may be short.
         transpose: Return q and scales of x.T [n, m] too, from the same reading of memory. Not with
             "row".
-        scale: fp32 scales to use, as this function returns them (static or delayed scaling). A scale
-            of 0 gives zeros. None: they are computed.
+        scale: fp32 scales to use, as this function returns them (static or delayed scaling). A
+            scale of 0 gives zeros. None: they are computed.
         pow2: Round computed scales up to powers of two.
-        rounding: "nearest", ties to even, or "stochastic": one of the two neighbours, whose mean is
-            the value.
-        rounding_state: int64 [2] on the device of x, that stochastic rounding draws random numbers
-            from: the same state gives the same bits. None: drawn from torch's generator.
-        amax: An fp32 tensor of one element that is raised to the largest magnitude of x, where block
-            is "tensor". NaN wins over every number.
-        scale_layout: Of the scales of (1, 128): "column_major", one column after the other with the
-            rows padded to a multiple of 4, as block-scaled GEMMs read them; or "row_major".
+        rounding: "nearest", ties to even, or "stochastic": one of the two neighbours, at random,
+            with the value as its mean.
+        rounding_state: int64 [2] on the device of x, that the random numbers of stochastic rounding
+            are a function of: the same state gives the same bits. None: drawn from torch's
+            generator.
+        amax: An fp32 tensor of one element that is raised to the largest magnitude of x, where
+            block is "tensor". NaN wins over every number.
+        scale_layout: Of the scales of (1, 128): "column_major", with columns a multiple of 4
+            elements apart, as block-scaled GEMMs read them; or "row_major".
         spec: The kernel to run, or its name.
 
     Returns:
         q, of the shape of x, and scale; with `transpose` q_t [n, m] and scale_t as well. Rows of q
-        and q_t are a multiple of 16 bytes apart. Scales are fp32 (float8_e8m0fnu of (1, 32)): [] of a
-        tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
-        ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). With `scale` it is returned.
+        and q_t are a multiple of 16 bytes apart. Scales are fp32, of (1, 32) float8_e8m0fnu: [] of
+        a tensor, [.., m, 1] of rows, [.., m, ceil(n / 128)] of (1, 128), [ceil(m / 128),
+        ceil(n / 128)] of (128, 128), [.., m, ceil(n / 32)] of (1, 32). A given `scale` is returned.
 
-    A computed scale is the inverse of the largest number of `dtype` (448, 57344, 127) over the largest
-    magnitude of the block, both rounded to fp32; 1 where that magnitude is 0, infinite or NaN. Values
-    beyond the largest number become that. NaN stays NaN (0 in int8). Infinity stays infinite in e5m2,
-    becomes NaN in e4m3, and the largest number in int8.
+    A computed scale is the inverse of (the largest number of `dtype`: 448, 57344 or 127, divided by
+    the largest magnitude of the block), each rounded to fp32; it is 1 where that magnitude is 0,
+    infinite or NaN. Finite values that are too large become the largest number. NaN stays NaN, and
+    is 0 in int8. Infinity stays infinite in e5m2, is NaN in e4m3, and the largest number in int8.
 
     Runs on the current stream without waiting. On CPU tensors the reference has the same bits.
 

@@ -55,7 +55,8 @@ def peaks_of(x: torch.Tensor, block: Block) -> torch.Tensor:
     """The largest magnitude of each block, fp32; NaN wins."""
     (m, n), (down, across) = x.shape, sizes(block, *x.shape)
     padded = torch.nn.functional.pad(x.abs(), (0, -n % across, 0, -m % down))
-    return padded.unflatten(1, (-1, across)).unflatten(0, (-1, down)).amax((1, 3))
+    tiled = padded.reshape(-(-m // down), down, -(-n // across), across)
+    return tiled.amax((1, 3))
 
 
 def quantized(
@@ -77,7 +78,7 @@ def quantized(
     if dtype == torch.int8:
         return values.nan_to_num(nan=0.0).clamp(-128, 127).round().to(dtype)
     largest = LARGEST[dtype]
-    infinite = torch.copysign(x, x * torch.sign(each))
+    infinite = torch.where(each < 0, -x, x) if dtype == torch.float8_e5m2 else torch.nan
     return torch.where(x.isinf(), infinite, values.clamp(-largest, largest)).to(dtype)
 
 

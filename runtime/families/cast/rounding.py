@@ -40,9 +40,7 @@ def numbers(state: torch.Tensor, rows: int, columns: int, *, transposed: bool) -
     a, b, c, d = _philox(*[state[at // 2] >> 32 * (at % 2) & _LOW for at in range(4)])
     row = torch.arange(rows, device=device)[:, None]
     group = torch.arange(-(-columns // _GROUP), device=device)
-    words = torch.stack(
-        torch.broadcast_tensors(*_philox(row ^ a, group ^ b, int(transposed) ^ c, d)), -1
-    )
+    words = torch.stack(_philox(row ^ a, group ^ b, int(transposed) ^ c, d), -1)
     halves = torch.stack((words & 0xFFFF, words >> 16), -1)  # the lower half is the first value's
     return halves.reshape(rows, group.shape[0] * _GROUP)[:, :columns]
 
@@ -68,7 +66,10 @@ def rounded(values: torch.Tensor, random: torch.Tensor, dtype: torch.dtype) -> t
 def _philox(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Philox4x32's four words for key 0, in int64: products wrap, and hold all 64 bits."""
+    """Philox4x32's four words for key 0, in int64: products wrap, and hold all 64 bits.
+
+    Two rounds make each a function of all four, so that words have the shape of all.
+    """
     for index in range(_ROUNDS):
         first, second = (index * one & _LOW for one in _WEYL)
         left, right = a * _FACTORS[0], c * _FACTORS[1]
