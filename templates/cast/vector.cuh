@@ -14,7 +14,7 @@ template <int kWidth> __device__ __forceinline__ float largest(float value) {
   return value;
 }
 
-// That of a CTA, for its first warp; `shared` has a number for each warp.
+// That of a CTA; `shared` has a number for each warp.
 template <int kWarps> __device__ __forceinline__ float largest_of_cta(float value, float* shared) {
   value = largest<32>(value);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;

@@ -36,9 +36,14 @@ def sizes(block: Block, m: int, n: int) -> tuple[int, int]:
     return (whole | blocks)[block]
 
 
+def _over(number: float, tensor: torch.Tensor) -> torch.Tensor:
+    """A number divided by a tensor: `number / tensor` multiplies by a rounded inverse in torch."""
+    return torch.full_like(tensor, number) / tensor
+
+
 def factors(peaks: torch.Tensor, dtype: torch.dtype, *, pow2: bool) -> torch.Tensor:
     """What values are multiplied by, of the largest magnitudes of their blocks, fp32."""
-    found = (LARGEST[dtype] / peaks).clamp(max=_MOST)
+    found = _over(LARGEST[dtype], peaks).clamp(max=_MOST)
     if pow2:
         found = (found.view(torch.int32) & _POWER).view(torch.float32)
     return torch.where((peaks > 0) & (peaks < torch.inf), found, 1.0)
@@ -46,7 +51,7 @@ def factors(peaks: torch.Tensor, dtype: torch.dtype, *, pow2: bool) -> torch.Ten
 
 def static_factors(scale: torch.Tensor) -> torch.Tensor:
     """What values are multiplied by, of given scales: 0 of a scale of 0."""
-    found = 1.0 / scale
+    found = _over(1.0, scale)
     bounded = torch.copysign(torch.where(scale == 0, 0.0, _MOST), scale)
     return torch.where(found.isinf(), bounded, found)
 
@@ -104,7 +109,7 @@ def _cast(
     if scale is None:
         peaks = peaks_of(x, options.block)
         factor = factors(peaks, options.dtype, pow2=options.pow2 or is_mx)
-        own = 1.0 / factor
+        own = _over(1.0, factor)
     else:
         factor = static_factors(scale)
     if own is not None and is_mx:
