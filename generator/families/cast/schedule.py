@@ -73,7 +73,6 @@ class CastSchedule:
     )
     reduce: Literal["warp", "cta"] = knob(
         default="warp",
-        name="{}_per_row",
         doc="which threads share a row, where the scale of a row is computed",
     )
 

