@@ -89,7 +89,7 @@ def ours(
             one.x,
             one.dtype,
             block=one.block,
-            transpose=one.transpose,  # type: ignore[call-overload]
+            transpose=one.transpose,
             scale=one.scale,
             rounding=one.rounding,
             rounding_state=one.rounding_state,

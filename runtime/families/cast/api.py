@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -14,6 +14,20 @@ from warploom.runtime.function import Function
 _cast = Function("cast", CastCall, written=WRITTEN)
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # q, scale
+Both = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # and of x.T
+
+
+class _Keywords(TypedDict, total=False):
+    """What a call may be given beside x, its type and `transpose`, for the overloads."""
+
+    block: str | tuple[int, int]
+    scale: torch.Tensor | None
+    pow2: bool
+    rounding: str
+    rounding_state: torch.Tensor | None
+    amax: torch.Tensor | None
+    scale_layout: str
+    spec: KernelSpec | str | None
 
 
 @overload
@@ -21,15 +35,8 @@ def cast(
     x: torch.Tensor,
     dtype: torch.dtype,
     *,
-    block: str | tuple[int, int] = ...,
-    transpose: Literal[False] = ...,
-    scale: torch.Tensor | None = ...,
-    pow2: bool = ...,
-    rounding: str = ...,
-    rounding_state: torch.Tensor | None = ...,
-    amax: torch.Tensor | None = ...,
-    scale_layout: str = ...,
-    spec: KernelSpec | str | None = ...,
+    transpose: Literal[False] = False,
+    **keywords: Unpack[_Keywords],
 ) -> Pair: ...
 
 
@@ -38,16 +45,19 @@ def cast(
     x: torch.Tensor,
     dtype: torch.dtype,
     *,
-    block: str | tuple[int, int] = ...,
     transpose: Literal[True],
-    scale: torch.Tensor | None = ...,
-    pow2: bool = ...,
-    rounding: str = ...,
-    rounding_state: torch.Tensor | None = ...,
-    amax: torch.Tensor | None = ...,
-    scale_layout: str = ...,
-    spec: KernelSpec | str | None = ...,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
+    **keywords: Unpack[_Keywords],
+) -> Both: ...
+
+
+@overload
+def cast(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    transpose: bool,
+    **keywords: Unpack[_Keywords],
+) -> Pair | Both: ...
 
 
 def cast(
@@ -63,7 +73,7 @@ def cast(
     amax: torch.Tensor | None = None,
     scale_layout: str = "column_major",
     spec: KernelSpec | str | None = None,
-) -> Pair | tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Pair | Both:
     """Quantize a matrix to 8 bits: return q and scales with x ~ q * scale, and those of x.T.
 
     Args:
