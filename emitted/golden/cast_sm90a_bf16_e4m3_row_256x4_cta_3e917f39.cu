@@ -29,7 +29,7 @@ constexpr int kThreads = 256, kVectors = 4;
 constexpr int kValues = 16, kColumns = 128, kLanes = kColumns / kValues;
 constexpr bool kIsFp8 = true;
 constexpr float kLargest = 448.f;  // of q
-#define kInfinity __int_as_float(0x7f800000)
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store(uint8_t* to, const uint4& bytes, int count
 // What values are multiplied by, of the largest magnitude of a block. Where that is 0, infinite or NaN it is 1.
 __device__ __forceinline__ float factor_of(float peak) {
   float factor = fminf(__fdiv_rn(kLargest, peak), 3.402823466e38f);
-  return peak > 0.f && peak < kInfinity ? factor : 1.f;
+  return peak > 0.f && peak < infinity() ? factor : 1.f;
 }
 // The scale of a factor, as it is stored.
 __device__ __forceinline__ float scale_of(float factor) { return __frcp_rn(factor); }
@@ -163,10 +163,10 @@ __device__ __forceinline__ uint4 quantized(Value&& x, float factor, float peak, 
     for (int j = 0; j < 4; ++j) four[j] = rounded(__fmul_rn(x(4 * i + j), factor), random.number(4 * i + j));
     words[i] = packed(four[0], four[1], four[2], four[3]);
   }
-  if (kIsFp8 && !(peak < kInfinity)) {
+  if (kIsFp8 && !(peak < infinity())) {
     CUTE_UNROLL
     for (int i = 0; i < kValues; ++i) {
-      if (fabsf(x(i)) != kInfinity) continue;
+      if (fabsf(x(i)) != infinity()) continue;
       constexpr uint32_t kCode = 0x7f;
       const uint32_t code = kCode | ((x(i) < 0.f) != (factor < 0.f) ? 0x80 : 0);
       words[i / 4] = (words[i / 4] & ~(0xffu << i % 4 * 8)) | code << i % 4 * 8;

@@ -29,7 +29,7 @@ constexpr int kThreads = 256, kVectors = 1;
 constexpr int kValues = 16, kColumns = 128, kLanes = kColumns / kValues;
 constexpr bool kIsFp8 = false;
 constexpr float kLargest = 127.f;  // of q
-#define kInfinity __int_as_float(0x7f800000)
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void store(uint8_t* to, const uint4& bytes, int count
 // What values are multiplied by: 0 of a scale of 0.
 __device__ __forceinline__ float factor_of(float scale) {
   const float factor = __frcp_rn(scale);
-  return fabsf(factor) == kInfinity ? copysignf(scale == 0.f ? 0.f : 3.402823466e38f, scale) : factor;
+  return fabsf(factor) == infinity() ? copysignf(scale == 0.f ? 0.f : 3.402823466e38f, scale) : factor;
 }
 __device__ __forceinline__ float read_factor(const Parameters& p, int row, int part) {
   return factor_of(p.scale[row * p.scale_down + part * p.scale_across]);
@@ -195,10 +195,10 @@ __device__ __forceinline__ uint4 quantized(Value&& x, float factor, float peak, 
     for (int j = 0; j < 4; ++j) four[j] = rounded(__fmul_rn(x(4 * i + j), factor), random.number(4 * i + j));
     words[i] = packed(four[0], four[1], four[2], four[3]);
   }
-  if (kIsFp8 && !(peak < kInfinity)) {
+  if (kIsFp8 && !(peak < infinity())) {
     CUTE_UNROLL
     for (int i = 0; i < kValues; ++i) {
-      if (fabsf(x(i)) != kInfinity) continue;
+      if (fabsf(x(i)) != infinity()) continue;
       constexpr uint32_t kCode = 0x7f;
       const uint32_t code = kCode | ((x(i) < 0.f) != (factor < 0.f) ? 0x80 : 0);
       words[i / 4] = (words[i / 4] & ~(0xffu << i % 4 * 8)) | code << i % 4 * 8;
