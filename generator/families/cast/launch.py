@@ -22,7 +22,8 @@ from warploom.generator.parameters import Field, ParameterBlock, block, int32, i
 LANES = COLUMNS // VALUES  # threads that share a block of COLUMNS columns of a row
 AMAX_VECTORS = 4  # that a thread of the launch of the largest magnitude loads at once
 _AMAX_CTAS = 8  # of it, at most, on an SM: it is short, and each adds an atomic operation
-_PEAK_BYTES = 8  # of the workspace: the largest magnitude, and how many CTAs have read it
+_FACTOR_BYTES = 4
+_PEAK_BYTES = 8  # the largest magnitude, and how many CTAs have raised it
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,10 @@ def parameters(spec: CastSpec) -> ParameterBlock[AtLaunch]:
     if operation.amax:
         fields.append(pointer("amax", "unsigned", "bits of an fp32 number, raised"))
     if operation.reads_amax:
-        fields.append(
-            pointer(
-                "peak",
-                "unsigned",
-                "[2]: left as zeros; the largest bits of x, and CTAs that read them",
-            )
-        )
+        fields += [
+            pointer("factor", "float", "what x is multiplied by"),
+            pointer("peak", "unsigned", "[2]: left as zeros; the largest bits of x, and CTAs done"),
+        ]
     return block(fields)
 
 
@@ -125,7 +123,7 @@ def launches(spec: CastSpec, problem: CastProblem, device: DeviceLimits) -> list
 
 
 def workspaces(spec: CastSpec, problem: CastProblem) -> list[Workspace]:
-    """The largest magnitude of a whole tensor, between the two launches."""
+    """The factor of a whole tensor, and what the CTAs of the first launch find it by."""
     if not spec.operation.reads_amax:
         return []
-    return [Workspace("peak", _PEAK_BYTES, kept=True)]
+    return [Workspace("factor", _FACTOR_BYTES), Workspace("peak", _PEAK_BYTES, kept=True)]

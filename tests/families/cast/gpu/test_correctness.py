@@ -108,17 +108,18 @@ def test_scales_of_what_is_zero_tiny_huge_or_not_finite(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_stochastic_rounding_is_unbiased_in_every_binade(dtype: torch.dtype) -> None:
-    """Means of 2^22 roundings within 4 sigma, from subnormal numbers to the largest."""
+    """Means of 2^20 roundings within 4 sigma, from subnormal numbers to the largest."""
     largest = {torch.float8_e4m3fn: 448, torch.float8_e5m2: 57344, torch.int8: 127}[dtype]
     least = {torch.float8_e4m3fn: -12, torch.float8_e5m2: -19, torch.int8: -3}[dtype]
     one = torch.ones(1, device="cuda")
     for exponent in range(least, 16):
-        for fraction in (1.0137, 1.3137, 1.7771):
+        for seed, fraction in enumerate((1.0137, 1.3137, 1.7771)):
             value = fraction * 2.0**exponent
             if value > largest:
                 continue
-            x = torch.full((2048, 2048), value, device="cuda")
-            q, _ = warploom.cast(x, dtype, scale=one, rounding="stochastic")
+            x = torch.full((1024, 1024), value, device="cuda")
+            state = torch.tensor([exponent + 100, seed], device="cuda")
+            q, _ = warploom.cast(x, dtype, scale=one, rounding="stochastic", rounding_state=state)
             wide = q.double()
             exact = x[0, 0].double()
             assert wide.unique().numel() == 2, (exponent, fraction)

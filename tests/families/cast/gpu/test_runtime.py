@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cast_cases as cases
@@ -76,6 +77,20 @@ def test_tensors_of_several_streams_do_not_share_their_largest_magnitude() -> No
                 found.append(warploom.cast(x, E4M3))
         torch.cuda.synchronize()
         assert all(same(one, right) for one, right in zip(found, wanted, strict=True))
+
+
+def test_calls_of_several_threads_on_one_stream_do_not_meet() -> None:
+    """Launches of one call may come between the two of another, and share what is kept as zeros."""
+    xs = [operand(300, 512 + 8 * i) * 3.0**i for i in range(4)]
+    wanted = [warploom.cast(x, E4M3) for x in xs]
+    torch.cuda.synchronize()
+
+    def repeated(index: int) -> bool:
+        found = [warploom.cast(xs[index], E4M3) for _ in range(200)]
+        return all(same(one, wanted[index]) for one in found)
+
+    with ThreadPoolExecutor(len(xs)) as pool:
+        assert all(pool.map(repeated, range(len(xs))))
 
 
 def test_calls_of_falling_magnitudes_follow_each_other() -> None:
