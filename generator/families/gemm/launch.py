@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from warploom.generator import limits
 from warploom.generator.families._product import SINGLE, Batches, launch
@@ -19,10 +20,22 @@ from warploom.generator.families._product.launch import (
     reduction_launches,
 )
 from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
+from warploom.generator.families.gemm.scales import CPP
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
-from warploom.generator.parameters import Field, ParameterBlock, block, int32, tensor_map
+from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer, tensor_map
 from warploom.generator.tensor_maps import TensorMap
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleStrides:
+    """How the block scales of A or B lie: elements from one to the next along its rows, being
+    [M, K] or [N, K], and along k; and their batches, where D has some.
+    """
+
+    row: int = 0
+    k: int = 0
+    batches: Batches = SINGLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,8 @@ class GemmProblem:
     batches_b: Batches = SINGLE
     batch_pitch_d: int = 0
     batch_pitch_steps: tuple[int, ...] = ()
+    scales_a: ScaleStrides = ScaleStrides()
+    scales_b: ScaleStrides = ScaleStrides()
 
 
 class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
@@ -74,8 +89,34 @@ def parameters(spec: GemmSpec) -> ParameterBlock[AtLaunch]:
         *finished(operation, schedule),
         *extents(operation, schedule, trimmed=trimmed),
         *(_batches(operation) if operation.batched else ()),
+        *(_scales(operation, "a") if operation.block_scales != "none" else ()),
+        *(_scales(operation, "b") if operation.block_scales != "none" else ()),
     ]
     return block(fields)
+
+
+def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[AtLaunch]]:
+    """The block scales of A or B, read by address and strides."""
+
+    def of(at: AtLaunch) -> ScaleStrides:
+        return at.problem.scales_a if operand == "a" else at.problem.scales_b
+
+    name, side = f"{operand}_scales", "m" if operand == "a" else "n"
+    each, upper = operation.scale_rows(operand), operand.upper()
+    element = operation.block_scale_a if operand == "a" else operation.block_scale_b
+    fields: list[Field[AtLaunch]] = [
+        pointer(name, f"const {CPP[element]}", f"a scale for each {each} {side} x 128 k of {upper}"),
+        int64(f"{name}_row", f"elements between those along {side}", lambda at: of(at).row),
+        int64(f"{name}_k", "elements between those along k", lambda at: of(at).k),
+    ]
+    if operation.batched:
+        own, served = f"{name}_batch", "batches of D in a row that one serves"
+        fields += [
+            int64(f"{own}_pitch", "elements between batches", lambda at: of(at).batches.pitch),
+            int32(f"{own}_count", "batches of them", lambda at: of(at).batches.count),
+            int32(f"{own}_repeat", served, lambda at: of(at).batches.repeat),
+        ]
+    return fields
 
 
 def _batches(operation: GemmOperation) -> list[Field[AtLaunch]]:

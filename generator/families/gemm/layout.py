@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
+from warploom.generator.families.gemm.scales import scale_registers
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
@@ -54,6 +55,9 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
 
 
 def _accumulators(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread that have sums."""
+    """Registers of a thread that have sums, and the block scales that they are multiplied by."""
     one = schedule.rows * schedule.columns // (WARPGROUP * schedule.sharing)
-    return (2 if operation.accumulation == "promoted" else 1) * one
+    sums = (2 if operation.accumulation == "promoted" else 1) * one
+    if operation.block_scales == "none":
+        return sums
+    return sums + scale_registers(operation, schedule)

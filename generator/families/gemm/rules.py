@@ -12,6 +12,7 @@ from warploom.generator.elements import ELEMENTS
 from warploom.generator.epilogue import legal
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.scales import blocks_reason
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
@@ -40,6 +41,15 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             if operation.accumulation == "fast" or a.is_fp8
             else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
             "sums are short of bits",
+            None
+            if operation.block_scales == "none" or operation.accumulation == "promoted"
+            else f"block_scales {operation.block_scales} with accumulation "
+            f"{operation.accumulation}: must be promoted, as scales multiply the sums over 128 of k",
+            None
+            if operation.block_scales != "none"
+            or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")
+            else f"block_scale_a {operation.block_scale_a}, block_scale_b "
+            f"{operation.block_scale_b} without block_scales: must be fp32, where there are none",
             None
             if d.name != "int32" or plain_int32
             else f"d int32 from {a.name} with {len(operation.epilogue)} epilogue steps: "
@@ -114,6 +124,9 @@ def schedule_reasons(
             f"of a tile's sums lie where stages were, which have {layout.stage_bytes} each; use "
             "more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
+            None
+            if operation.block_scales == "none"
+            else blocks_reason(operation, schedule),
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
             rules.fits_registers(layout.registers, layout.register_budget),

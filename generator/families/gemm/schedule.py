@@ -24,6 +24,11 @@ Input = Literal["fp16", "bf16", "e4m3", "e5m2", "int8"]
 Output = Literal["fp16", "bf16", "fp32", "e4m3", "e5m2", "int8", "int32"]
 Accumulation = Literal["fast", "promoted"]
 Layout = Literal["row", "col"]
+BlockScales = Literal["none", "row_block", "row_row"]
+BlockScale = Literal["fp32", "e8m0"]
+
+SCALE_BLOCK = 128
+"""Of k, and of the rows of a 128x128 block: what one block scale is of."""
 
 
 @frozen
@@ -59,6 +64,32 @@ class GemmOperation(ProductOperation):
         doc="A [.., M, K] and B [.., K, N], batch by batch; batches of one are repeated",
     )
     family: Literal["gemm"] = knob(default="gemm", doc="always written")
+    block_scales: BlockScales = knob(
+        default="none",
+        later=True,
+        doc="row_block: fp8 A has a scale for each 1x128 (of a row, along k), B for each 128x128; "
+        "row_row: both have one for each 1x128. They multiply the sums over 128 of k, which takes "
+        "accumulation promoted",
+    )
+    block_scale_a: BlockScale = knob(
+        default="fp32",
+        name="sa_{}",
+        later=True,
+        doc="element type of the block scales of A; e8m0 is a power of two, or NaN",
+    )
+    block_scale_b: BlockScale = knob(
+        default="fp32", name="sb_{}", later=True, doc="element type of the block scales of B"
+    )
+
+    def scale_rows(self, operand: Literal["a", "b"]) -> int:
+        """Rows of an operand, a and b being [M, K] and [N, K], that share a block scale; 0: none.
+
+        Args:
+            operand: a or b.
+        """
+        if self.block_scales == "none":
+            return 0
+        return SCALE_BLOCK if operand == "b" and self.block_scales == "row_block" else 1
 
     @property
     def accumulator(self) -> Element:

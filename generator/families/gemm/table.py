@@ -35,6 +35,7 @@ class GemmTable(ProductTable[GemmOperation, GemmSchedule, GemmShape]):
             "layout_a": operation.layout_a,
             "layout_b": operation.layout_b,
             "accumulation": operation.accumulation,
+            "block_scales": operation.block_scales,
             "m": shape.m,
             "k": shape.k,
         }

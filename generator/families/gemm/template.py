@@ -7,6 +7,7 @@ from typing import Any
 from warploom.generator.elements import element
 from warploom.generator.families._product import template
 from warploom.generator.families.gemm.layout import gemm_layout
+from warploom.generator.families.gemm.scales import column_scales, row_scales
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.wgmma import wgmma
 
@@ -17,8 +18,13 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     layout = gemm_layout(operation, schedule)
     row_side, column_side = ("b", "a") if schedule.swap else ("a", "b")
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
+    scaled = operation.block_scales != "none"
     return {
         **template.context(operation, schedule, layout),
+        "scaled": scaled,
+        "products": "scaled" if scaled else operation.accumulation,
+        "row_scales": row_scales(operation, schedule),
+        "column_scales": column_scales(operation, schedule),
         "wgmma": wgmma(
             element(getattr(operation, row_side)),
             element(getattr(operation, column_side)),

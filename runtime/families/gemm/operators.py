@@ -23,6 +23,7 @@ from warploom.runtime.families._product.operands import result_type
 from warploom.runtime.families._product.steps import KINDS, flatten
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
+from warploom.runtime.families.gemm.block_scales import block_scales, without_gradients
 from warploom.runtime.families.gemm.call import (
     GemmCall,
     refuse_grad,
@@ -212,6 +213,7 @@ def _folded(count: int, dims: Call, call: Call) -> Call:
     dim_b: Dimension = dims.b  # type: ignore[assignment]
     one_a = a if dim_a is None else a.select(dim_a, 0)
     one_b = b if dim_b is None else b.select(dim_b, 0)
+    _refuse_block_scales(one_a, one_b, dims, call)
     batches = torch.broadcast_shapes(one_a.shape[:-2], one_b.shape[:-2])  # type: ignore[no-untyped-call]
     examples = Examples(count, Extents(tuple(batches), one_a.shape[-2], one_b.shape[-1]))
     if dim_a is None and dim_b is None:  # only items differ
@@ -223,6 +225,18 @@ def _folded(count: int, dims: Call, call: Call) -> Call:
     own: Sequence[Any] = dims.operands or [None] * len(call.operands)
     flat = flatten(list(items(listed_of(call, {}), iter(own), examples)))
     return call._replace(a=a, b=b, kinds=flat.words, operands=flat.tensors, numbers=flat.numbers)
+
+
+def _refuse_block_scales(a: torch.Tensor, b: torch.Tensor, dims: Call, call: Call) -> None:
+    own: Sequence[Any] = dims.operands or [None] * len(call.operands)
+    pairs = zip(call.operands, own, strict=True)
+    examples = [one if dim is None else one.select(dim, 0) for one, dim in pairs]
+    if block_scales(a, b, listed_of(call._replace(operands=examples), {})) is not None:
+        raise ProblemError(
+            "block scales inside of torch.func's vmap",
+            rule="must be of calls outside of it",
+            fix="give batches as leading dimensions, of the scales too",
+        )
 
 
 # ---- Registration --------------------------------------------------------------------------------
@@ -287,6 +301,8 @@ def call(
         from warploom.runtime.families.gemm import sharding  # noqa: F401 (registers the rules)
     asked = result_type(a, out, out_dtype, len(listed) > 0)
     wanted = torch.is_grad_enabled() and requiring_grad(a, b, out, listed) is not None
+    if wanted and block_scales(a, b, listed) is not None:
+        raise without_gradients()
     name = written_unseen(a, b, out, listed) if wanted else None
     if name is not None:
         if not torch.compiler.is_dynamo_compiling():

@@ -20,6 +20,7 @@ from warploom.runtime.families._product.steps import step_of
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import gradient, gradient_rule
+from warploom.runtime.families.gemm.block_scales import block_scales
 from warploom.runtime.families.gemm.gradient_rule import A, B, GradientOptions
 from warploom.runtime.families.gemm.operator_arguments import WIDTH, Call, listed_of
 from warploom.runtime.sharding import Layout, Rule, register, split
@@ -137,6 +138,8 @@ def _splits(call: Call, written: Mapping[str, torch.Tensor]) -> Iterator[_Split]
     read, whole = _read(listed), Replicate()
     stored = [item for kind in written for item in listed if item[0] == kind]
     yield _Split((whole,) * (2 + len(read)), (whole,) * len(stored), whole)
+    if block_scales(call.a, call.b, listed) is not None:  # which no split of 128 follows
+        return
     asked = (map(_asked, group) for group in (read, stored))
     axes = _Axes.of(call.a.shape, call.b.shape, *map(list, asked))
     k = axes.k
