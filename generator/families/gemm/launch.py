@@ -23,7 +23,15 @@ from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.scales import CPP
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
-from warploom.generator.parameters import Field, ParameterBlock, block, int32, int64, pointer, tensor_map
+from warploom.generator.parameters import (
+    Field,
+    ParameterBlock,
+    block,
+    int32,
+    int64,
+    pointer,
+    tensor_map,
+)
 from warploom.generator.tensor_maps import TensorMap
 
 
@@ -105,7 +113,9 @@ def _scales(operation: GemmOperation, operand: Literal["a", "b"]) -> list[Field[
     each, upper = operation.scale_rows(operand), operand.upper()
     element = operation.block_scale_a if operand == "a" else operation.block_scale_b
     fields: list[Field[AtLaunch]] = [
-        pointer(name, f"const {CPP[element]}", f"a scale for each {each} {side} x 128 k of {upper}"),
+        pointer(
+            name, f"const {CPP[element]}", f"a scale for each {each} {side} x 128 k of {upper}"
+        ),
         int64(f"{name}_row", f"elements between those along {side}", lambda at: of(at).row),
         int64(f"{name}_k", "elements between those along k", lambda at: of(at).k),
     ]

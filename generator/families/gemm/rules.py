@@ -44,7 +44,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             None
             if operation.block_scales == "none" or operation.accumulation == "promoted"
             else f"block_scales {operation.block_scales} with accumulation "
-            f"{operation.accumulation}: must be promoted, as scales multiply the sums over 128 of k",
+            f"{operation.accumulation}: must be promoted, as scales multiply sums over 128 of k",
             None
             if operation.block_scales != "none"
             or (operation.block_scale_a, operation.block_scale_b) == ("fp32", "fp32")
@@ -124,9 +124,7 @@ def schedule_reasons(
             f"of a tile's sums lie where stages were, which have {layout.stage_bytes} each; use "
             "more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
-            None
-            if operation.block_scales == "none"
-            else blocks_reason(operation, schedule),
+            None if operation.block_scales == "none" else blocks_reason(operation, schedule),
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),
             rules.fits_registers(layout.registers, layout.register_budget),

@@ -3,7 +3,7 @@
 `scale_a` and `scale_b` are block scales by their shapes, K/128 being rounded up:
 
     scale_a [.., M, K/128]                                  one for each 1x128 of A [.., M, K]
-    scale_b [.., N/128, K/128], rounded up                  one for each 128x128 of B's weight [N, K]
+    scale_b [.., N/128, K/128], rounded up                  one for each 128x128 of B as [N, K]
     scale_b [.., N, K/128]                                  one for each 1x128 of it
 
 Both have as many dimensions as their operands, and come first among the items of an epilogue. Where
@@ -26,6 +26,7 @@ from warploom.generator.families.gemm import (
     BlockScales,
     ScaleStrides,
 )
+from warploom.generator.step import Reads
 from warploom.runtime.elements import BY_DTYPE
 from warploom.runtime.families._product.operands import batches, step_pitch
 from warploom.runtime.families._product.steps.operand import Extents, natural
@@ -41,13 +42,16 @@ def blocks_of(extent: int) -> int:
     return -(-extent // SCALE_BLOCK)
 
 
-def block_scales(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> Pair | None:
+def block_scales(
+    a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item], *, vectors: bool = True
+) -> Pair | None:
     """Return scale_a and scale_b of a call where they are block scales, by their shapes.
 
     Args:
         a: [.., M, K].
         b: [.., K, N].
         listed: The items of the call, of which the first two may be the scales.
+        vectors: Whether scales whose shapes are those of vectors, too, are vectors.
     """
     if len(listed) < 2 or listed[0][0] != "scale_a" or listed[1][0] != "scale_b":
         return None
@@ -57,14 +61,12 @@ def block_scales(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> Pa
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if not (_fits(scale_a, a, (m,), k) and _fits(scale_b, b, (n, blocks_of(n)), k)):
         return None
-    if scale_a.dtype == scale_b.dtype == torch.float32:
+    if vectors and scale_a.dtype == scale_b.dtype == torch.float32:
         lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
         at = Extents(tuple(lead), m, n)
-        vectors = (
-            natural("nothing" if scale.numel() == 1 else reads, scale, at)
-            for scale, reads in ((scale_a, "row"), (scale_b, "column"))
-        )
-        if all(one is not None for one in vectors):
+        reads: tuple[tuple[torch.Tensor, Reads], ...] = ((scale_a, "row"), (scale_b, "column"))
+        views = (natural("nothing" if one.numel() == 1 else by, one, at) for one, by in reads)
+        if all(view is not None for view in views):
             return None
     return scale_a, scale_b
 
@@ -142,7 +144,10 @@ def bind(
     if shared is None and lead:
         row_a = _row_stride(scale_a, lead) or 0
     places = []
-    for name, scale, row in (("scale_a", scale_a, row_a), ("scale_b", scale_b, _stride(scale_b, -2))):
+    for name, scale, row in (
+        ("scale_a", scale_a, row_a),
+        ("scale_b", scale_b, _stride(scale_b, -2)),
+    ):
         own = Batches() if shared is None else batches(scale, shared)
         if own is None:
             raise ProblemError(
@@ -152,9 +157,7 @@ def bind(
             )
         places.append(ScaleStrides(row, _stride(scale, -1), own))
     scaling: BlockScales = "row_block" if scale_b.shape[-2] == blocks_of(n) else "row_row"
-    return BoundScales(
-        scaling, TYPES[scale_a.dtype], TYPES[scale_b.dtype], (places[0], places[1])
-    )
+    return BoundScales(scaling, TYPES[scale_a.dtype], TYPES[scale_b.dtype], (places[0], places[1]))
 
 
 def _row_stride(scale: torch.Tensor, lead: Sequence[int]) -> int | None:
@@ -167,9 +170,7 @@ def _stride(scale: torch.Tensor, dimension: int) -> int:
     return scale.stride(dimension) if scale.shape[dimension] > 1 else 0
 
 
-def refuse_partner(
-    a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]
-) -> None:
+def refuse_partner(a: torch.Tensor, b: torch.Tensor, listed: Sequence[Item]) -> None:
     """Raise ProblemError where a scale has the shape of block scales in a call that has none.
 
     Scales whose shapes are those of vectors, too, are vectors.
@@ -184,7 +185,7 @@ def refuse_partner(
         if not isinstance(scale, torch.Tensor) or not _fits(scale, operand, rows, k):
             continue
         lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
-        reads = "row" if name == "scale_a" else "column"
+        reads: Reads = "row" if name == "scale_a" else "column"
         if scale.numel() == 1 or natural(reads, scale, Extents(tuple(lead), m, n)) is not None:
             continue
         shapes = [m, blocks_of(k)], [blocks_of(n), blocks_of(k)], [n, blocks_of(k)]

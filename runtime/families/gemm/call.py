@@ -208,8 +208,11 @@ def check_call(
     shape, shared = _extents(a, b, options.spec)
     *lead, m, n = shape
     device = a.get_device()
-    scaled = block_scales.block_scales(a, b, listed) if len(listed) > 1 else None
-    scales = block_scales.NONE
+    scaled, scales = None, block_scales.NONE
+    if len(listed) > 1:
+        spec = options.spec and cast("GemmOperation", options.spec.operation)
+        vectors = spec is None or spec.block_scales == "none"
+        scaled = block_scales.block_scales(a, b, listed, vectors=vectors)
     rest, batched = listed, shared is not None
     if scaled is not None:
         block_scales.check(scaled, a, b)

@@ -60,6 +60,8 @@ def _product(
 
     def scaled(one: Operands, scales: Sequence[Item]) -> torch.Tensor:
         given = [value for _, value, *_ in scales]
+        if operation.block_scales != "none":  # a multiple of 4 rows, and of 512 of k, is taken
+            return torch._scaled_mm(one.a, one.b, given[0], given[1].mT, out_dtype=wide)
         if any(item[0] in _SCALES[1] for item in scales):
             a, b = given[0].reshape(-1, 1), given[1].reshape(1, -1)
         else:
@@ -75,6 +77,8 @@ def _scales(operation: GemmOperation, listed: Sequence[Item]) -> int:
     """How many items of the epilogue cuBLAS takes as scales of operands in fp8."""
     if not element(operation.a).is_fp8:
         return 0
+    if operation.block_scales != "none":
+        return 2
     kinds = [item[0] for item in listed[:2]]
     if kinds == ["scale_row", "scale_column"]:
         return 2

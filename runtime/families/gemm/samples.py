@@ -51,7 +51,9 @@ class GemmData:
         return Operands(a, b, (*self._block_scales(), *items), wrong(out))
 
     def _block_scales(self) -> Iterator[Item]:
-        """The block scales of A and B, if any: those of A side by side along m in memory."""
+        """The block scales of A and B, if any: those of 1x128 lie side by side along m or n in
+        memory, as TMA and torch read them, those of 128x128 along k, as checkpoints have them.
+        """
         operation, shape = self.operation, self.shape
         if operation.block_scales == "none":
             return
@@ -60,8 +62,11 @@ class GemmData:
             ("b", shape.n, operation.block_scale_b),
         ):
             each = operation.scale_rows(operand)
-            extents = (*self._batches, blocks_of(shape.k), -(-rows // each))
-            drawn = self._draws.scales(*extents).mT
+            along_k, along_rows = blocks_of(shape.k), -(-rows // each)
+            if each == 1:
+                drawn = self._draws.scales(*self._batches, along_k, along_rows).mT
+            else:
+                drawn = self._draws.scales(*self._batches, along_rows, along_k)
             if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
                 drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
             yield f"scale_{operand}", drawn

@@ -52,13 +52,21 @@ def spec(
     epilogue: tuple[EpilogueStep, ...] = (),
     accumulation: str = "fast",
     batched: bool = False,
+    scales: tuple[str, str, str] = ("none", "fp32", "fp32"),
     **schedule: Any,
 ) -> KernelSpec:
-    """Return a kernel; what is not given is the plainest, and as many stages as fit."""
+    """Return a kernel; what is not given is the plainest, and as many stages as fit.
+
+    `scales` are block_scales, and the types of those of A and of B.
+    """
     layout_a, layout_b = layouts.split()
     d = d or ("bf16" if epilogue and a == "int8" else DEFAULT_D[a])
+    accumulation = accumulation if scales[0] == "none" else "promoted"
     operation = GemmOperation(
-        *(a, b or a, d, layout_a, layout_b, epilogue, accumulation, batched)  # type: ignore[arg-type]
+        *(a, b or a, d, layout_a, layout_b, epilogue, accumulation, batched),  # type: ignore[arg-type]
+        block_scales=scales[0],  # type: ignore[arg-type]
+        block_scale_a=scales[1],  # type: ignore[arg-type]
+        block_scale_b=scales[2],  # type: ignore[arg-type]
     )
     fields = {"tile": (*tile, 1024 // element(a).bits), **schedule}
     return KernelSpec("sm_90a", operation, complete("sm_90a", operation, fields))

@@ -26,7 +26,8 @@ TRIES = 20
 
 @dataclass(frozen=True)
 class Mutant:
-    """A kernel, what is taken out of its text, and a shape that makes the lack of it show.
+    """A kernel, what is taken out of its text, and a shape that makes the lack of it show; what
+    comes in its place, if anything.
 
     The shape must not make the kernel hang: where consumers may run ahead of the producer, there is
     one tile a block with one k tile.
@@ -35,10 +36,11 @@ class Mutant:
     kernel: KernelSpec
     without: str  # a pattern
     shape: tuple[int, int, int]
+    instead: str = ""
 
     def source(self) -> str:
         """The text of the kernel, without."""
-        source, count = re.subn(self.without, "", render(self.kernel))
+        source, count = re.subn(self.without, self.instead, render(self.kernel))
         if count == 0:
             raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
         return source
@@ -46,6 +48,9 @@ class Mutant:
 
 # Storing more than reading: TMA falls behind, and still reads a buffer when its turn comes again.
 STORING = cases.spec((128, 128), d="fp32")
+
+SCALED = cases.spec((128, 128), a="e4m3", scales=("row_block", "fp32", "fp32"))
+SWAPPED = cases.spec((64, 64), a="e4m3", swap=True, consumers=1, scales=("row_row", "fp32", "e8m0"))
 
 MUTANTS = {
     "consumers do not wait for the products' operands": Mutant(
@@ -81,6 +86,33 @@ MUTANTS = {
         cases.spec((64, 64), consumers=1, split_k=16),
         r'asm volatile\("griddepcontrol\.wait;[^\n]*\n(?=  Store store)',
         (64, 512, 60_000),
+    ),
+    "a row has the block scale of its neighbour": Mutant(
+        SCALED, r"lane / 4 \+ i % 2 \* 8;", (257, 264, 520), "lane / 4 + 1 + i % 2 * 8;"
+    ),
+    "rows of a fragment have each other's block scales": Mutant(
+        SCALED, r"lane / 4 \+ i % 2 \* 8;", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8;"
+    ),
+    "columns have the scale of the next 128x128": Mutant(
+        SCALED, r"at\.n / 128 \+ i", (257, 264, 520), "at.n / 128 + i + 1"
+    ),
+    "the last k tile has the scales of A of the one before": Mutant(
+        SCALED,
+        r"from \+= p\.a_scales_k;",
+        (257, 264, 520),
+        "if (k_tiles != 1) from += p.a_scales_k;",
+    ),
+    "the last k tile has the scales of B of the one before": Mutant(
+        SCALED,
+        r"column_scales\[i\] \+= p\.b_scales_k;",
+        (257, 264, 520),
+        "if (k_tiles != 1) column_scales[i] += p.b_scales_k;",
+    ),
+    "a swapped column has the block scale of its neighbour": Mutant(
+        SWAPPED, r"i / 2 \* 8 \+ i % 2,", (61, 264, 520), "i / 2 * 8 + 1 - i % 2,"
+    ),
+    "products are scaled before they are there": Mutant(
+        SCALED, r"cute::warpgroup_wait<0>\(\);", (1021, 1016, 520)
     ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),

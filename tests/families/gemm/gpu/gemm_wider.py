@@ -70,6 +70,47 @@ PROMOTED = [
     )
 ]
 
+_SCALES = {
+    "128": ("row_block", "fp32", "fp32"),
+    "e8m0": ("row_block", "e8m0", "e8m0"),
+    "row": ("row_row", "fp32", "fp32"),
+    "mixed": ("row_row", "fp32", "e8m0"),
+}
+SCALED = [
+    spec(tile, scales=_SCALES[scales], **{"a": "e4m3", **others})
+    for tile, scales, others in (
+        ((128, 128), "128", {}),
+        ((128, 128), "128", {"cluster": (2, 1), "d": "fp32"}),
+        ((128, 160), "128", {"cluster": (1, 2), "raster": "along_n"}),
+        ((128, 96), "128", {"epilogue": ORDERS["layer"]}),
+        ((128, 128), "128", {"store": "direct", "stages": 3, "epilogue": ORDERS["vectors"]}),
+        ((128, 128), "128", {"cluster": (2, 2), "d": "fp16"}),
+        ((64, 128), "128", {"roles": "pingpong", "cluster": (2, 1)}),
+        ((64, 144), "128", {"roles": "pingpong", "stages": 3, "b": "e5m2"}),
+        ((256, 64), "128", {}),
+        ((64, 32), "128", {"consumers": 1}),
+        ((64, 96), "128", {"consumers": 1, "split": 4, "l2_promotion": 128}),
+        ((128, 64), "128", {"split": 2}),
+        ((128, 128), "128", {"split_k": 3}),
+        ((128, 128), "128", {"stream_k": True}),
+        ((16, 64), "128", {"swap": True, "consumers": 1}),
+        ((32, 128), "128", {"swap": True, "consumers": 1, "l2_promotion": 128}),
+        ((64, 128), "128", {"swap": True, "store": "direct"}),
+        ((48, 64), "128", {"swap": True, "consumers": 1, "split": 3}),
+        ((96, 128), "128", {"swap": True, "split_k": 4}),
+        ((128, 128), "e8m0", {}),
+        ((64, 64), "e8m0", {"swap": True, "consumers": 1}),
+        ((128, 128), "row", {"d": "fp32"}),
+        ((64, 96), "row", {"roles": "pingpong"}),
+        ((64, 64), "row", {"swap": True, "consumers": 1, "split": 2}),
+        ((128, 64), "mixed", {"a": "e5m2", "b": "e4m3"}),
+    )
+]
+SCALED_BATCHED = [
+    spec((128, 128), a="e4m3", scales=_SCALES["128"], batched=True),
+    spec((64, 64), a="e4m3", scales=_SCALES["row"], batched=True, swap=True, consumers=1),
+]
+
 SWAPPED = [
     spec(tile, swap=True, **others)
     for tile, others in (
@@ -206,7 +247,10 @@ REDUCED = [
     )
 ]
 
-WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED)
+WIDER = (
+    *(*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED),
+    *(*SCALED, *SCALED_BATCHED),
+)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )
