@@ -14,6 +14,8 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations.float8_linear import Float8Linear, fp8_linear_type
+from warploom.integrations.float8_linear import refusal as float8_refusal
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import PatchedAttention
@@ -37,7 +39,7 @@ class Patch:
         self,
         model: torch.nn.Module,
         rows: list[Row],
-        layers: dict[torch.nn.Linear, Linear],
+        layers: dict[torch.nn.Linear, Linear | Float8Linear],
         attention: PatchedAttention | None,
         *,
         quantized: bool = False,
@@ -67,7 +69,7 @@ class Patch:
             original._parameters.update(layer._parameters)
             original.training = layer.training
         for parent, name, child in list(_children(model)):
-            if isinstance(child, Linear) and child in self._originals:
+            if isinstance(child, Linear | Float8Linear) and child in self._originals:
                 parent._modules[name] = self._originals[child]
         if self._attention is not None:
             self._attention.undo()
@@ -108,7 +110,9 @@ def patch(
     """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
 
     linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
-               that tied ones stay tied and optimizers keep what they have. Subclasses are left
+               that tied ones stay tied and optimizers keep what they have. So does each FP8Linear
+               of transformers with scales of 128x128: a warploom.nn.Float8Linear. Other subclasses
+               are left
     attention  models of transformers in it get `attn_implementation="warploom"`
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
@@ -176,6 +180,9 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
             rule="a model is patched once",
             fix="call undo() of what the first patch returned, or load the model again",
         )
+    fp8 = fp8_linear_type()
+    if fp8 is not None and any(type(module) is fp8 for module in model.modules()):
+        return
     if linear and any(getattr(module, "is_quantized", False) for module in model.modules()):
         raise ProblemError(
             f"{name}, which is quantised",
@@ -185,11 +192,11 @@ def _check(model: torch.nn.Module, *, linear: bool, weights: object) -> None:
         )
 
 
-def _check_names(layer: Linear, original: torch.nn.Linear) -> None:
+def _check_names(layer: Linear | Float8Linear, original: torch.nn.Linear) -> None:
     """Raise ProblemError for a layer whose parameters cannot be handed over."""
     if layer._parameters.keys() != original._parameters.keys():
         raise ProblemError(
-            f"a Linear with parameters {sorted(layer._parameters)}",
+            f"a {type(layer).__name__} with parameters {sorted(layer._parameters)}",
             rule=f"must have those that it had, {sorted(original._parameters)}, to be replaced",
             fix="remove what was added to it, its parametrizations for instance",
         )
@@ -221,13 +228,19 @@ def _replace(
 
 def _layers(
     model: torch.nn.Module, chosen: Container[torch.nn.Module]
-) -> dict[torch.nn.Linear, Linear]:
-    """Make a layer for each torch.nn.Linear that is not chosen; the model has none of them yet."""
-    layers = {}
+) -> dict[torch.nn.Linear, Linear | Float8Linear]:
+    """Make a layer for each torch.nn.Linear that is not chosen, and for each FP8Linear whose
+    weights kernels read; the model has none of them yet.
+    """
+    layers: dict[torch.nn.Linear, Linear | Float8Linear] = {}
+    fp8 = fp8_linear_type()
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear and module not in chosen:
             with _naming(name):
                 layers[module] = Linear.from_torch(module)
+        elif fp8 is not None and type(module) is fp8 and float8_refusal(module) is None:
+            with _naming(name):
+                layers[module] = Float8Linear.from_fp8(module)
     return layers
 
 
@@ -251,7 +264,7 @@ def _naming(layer: str) -> Iterator[None]:
 
 def _linear_rows(
     model: torch.nn.Module,
-    layers: Mapping[torch.nn.Linear, Linear],
+    layers: Mapping[torch.nn.Linear, Linear | Float8Linear],
     quantized: Mapping[torch.nn.Linear, QuantizedLinear],
     left: Mapping[torch.nn.Module, str],
     told: str,
@@ -261,12 +274,15 @@ def _linear_rows(
     `told` is what quantised ones are; `left` says why some of the others are not.
     """
     counted: Counter[tuple[str, str, str]] = Counter()
+    fp8 = fp8_linear_type()
     for module in model.modules():
         why = left.get(module, "")
         if isinstance(module, torch.nn.Linear) and module in quantized:
             reason = _inputs_by_torch(module.weight)
             now = told + (", torch's product" if reason else "")
             counted[_known(module), now, reason] += 1
+        elif isinstance(module, torch.nn.Linear) and isinstance(layers.get(module), Float8Linear):
+            counted[type(module).__name__, "warploom.nn.Float8Linear", ""] += 1
         elif isinstance(module, torch.nn.Linear) and module in layers:
             reason = _by_torch(module.weight)
             now = "warploom.nn.Linear" + (", torch's product" if reason else "")
@@ -275,6 +291,8 @@ def _linear_rows(
             counted[_known(module), AS_IT_WAS, why] += 1
         elif _multiplies(module):
             reason = "a subclass" if isinstance(module, torch.nn.Linear) else "no torch.nn.Linear"
+            if fp8 is not None and type(module) is fp8:
+                reason = float8_refusal(module) or reason
             counted[type(module).__name__, AS_IT_WAS, reason] += 1
     for (what, now, reason), count in counted.most_common():
         yield Row(what, count, now, reason)

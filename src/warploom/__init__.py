@@ -28,7 +28,7 @@ from warploom.errors import (
 from warploom.suggestions import suggestion
 
 if TYPE_CHECKING:
-    from warploom import nn, testing
+    from warploom import functional, nn, testing
     from warploom.generator.specification import KernelSpec
     from warploom.integrations.patch import patch
     from warploom.integrations.patch_attention import register_transformers
@@ -79,6 +79,7 @@ __all__ = [
     "counters",
     "dropout_mask",
     "explain",
+    "functional",
     "gemm",
     "load",
     "mixed_gemm",
@@ -112,6 +113,7 @@ _LAZY = {
     "counters": "warploom.runtime.api",
     "dropout_mask": "warploom.runtime.families._attention.dropout",
     "explain": "warploom.runtime.api",
+    "functional": "warploom.functional",
     "gemm": "warploom.runtime.families.gemm.api",
     "load": "warploom.runtime.api",
     "mixed_gemm": "warploom.runtime.families.mixed_gemm.api",
