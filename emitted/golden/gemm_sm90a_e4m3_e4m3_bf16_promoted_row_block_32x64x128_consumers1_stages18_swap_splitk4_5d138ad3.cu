@@ -1,10 +1,11 @@
-// gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48
+// gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 128x96x64, cluster 2x1, 2 consumers, 8 stages, along_m, group 8, store tma
-//   k in 5 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
-// Digest 2f274f4824e51e55d80c6fa9bab4ec794168597670d58c268b51d1bea558cb83; `warploom show` prints this file.
+// D[m, n] = A[m, k] B[k, n]
+//   A e4m3 row, B e4m3 col, accumulated in fp32, D bf16 row
+//   tile 32x64x128, cluster 1x1, 1 consumer, 18 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+//   k in 4 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
+// Digest 5d138ad3de04ceb29b23d5909ec10d33e42fa786e05a3843ccd8a1506c4fb1f5; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,14 +29,14 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 96, kTileK = 64;
-constexpr int kClusterM = 2, kClusterN = 1;
+constexpr int kTileM = 32, kTileN = 64, kTileK = 128;
+constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 8;
+constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kStages = 18;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
+constexpr int kRows = 64, kColumns = 32;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 16;  // a block is finished by chunks
@@ -51,8 +52,13 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
-  cutlass::bfloat16_t* bias_0;  // bias[n]
   float* partial_tiles;  // sums of each part of k, by tiles
+  const float* a_scales;  // a scale for each 1 m x 128 k of A
+  const float* b_scales;  // a scale for each 128 n x 128 k of B
+  int64_t a_scales_row;  // elements between those along m
+  int64_t a_scales_k;  // elements between those along k
+  int64_t b_scales_row;  // elements between those along n
+  int64_t b_scales_k;  // elements between those along k
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -62,24 +68,24 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, partial_tiles) == 520);
-static_assert(OFFSET(Parameters, a_tail_rows) == 528 && OFFSET(Parameters, m) == 532);
-static_assert(OFFSET(Parameters, n) == 536 && OFFSET(Parameters, k) == 540);
-static_assert(OFFSET(Parameters, k_parts) == 544);
+static_assert(OFFSET(Parameters, partial_tiles) == 512 && OFFSET(Parameters, a_scales) == 520);
+static_assert(OFFSET(Parameters, b_scales) == 528 && OFFSET(Parameters, a_scales_row) == 536);
+static_assert(OFFSET(Parameters, a_scales_k) == 544 && OFFSET(Parameters, b_scales_row) == 552);
+static_assert(OFFSET(Parameters, b_scales_k) == 560 && OFFSET(Parameters, a_tail_rows) == 568);
+static_assert(OFFSET(Parameters, m) == 572 && OFFSET(Parameters, n) == 576);
+static_assert(OFFSET(Parameters, k) == 580 && OFFSET(Parameters, k_parts) == 584);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 32] += A[64 x 32] * B[32 x 32]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 16;
+  static constexpr int kK = 32;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[16], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -99,7 +105,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 4096;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -112,18 +118,15 @@ struct OperandA {
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
-  static constexpr int kBytes = 12288;  // of one stage
-  static constexpr int kRows = 96, kRowBytes = 128;  // of the tile
+  using Load = cute::SM90_TMA_LOAD_2D;
+  static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k, int first) {
+                                              int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
-               k, n + first);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
   }
 };
 
@@ -211,84 +214,30 @@ struct Coordinates {
   int row[2], column[2];
 };
 
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
+  return at.n + chunk / kChunks * kWgmmaM;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, row + 8} };
 }
 
-// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
-// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
-// at the load, every load would be waited for before the next is issued.
-template <class Element> struct Columns {
-  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
-  Word word;
-
-  Columns() = default;
-  __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
-
-  __device__ __forceinline__ float operator[](int j) const {
-    const Word bits = word >> (j * 8 * sizeof(Element));
-    return float(reinterpret_cast<const Element&>(bits));
-  }
-};
-
-// Adds a vector over the columns of D.
-template <class Element> struct Bias {
-  const Element* bias;
-  using Operand = Columns<Element>;
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
-    return {bias, at.column, n};
-  }
-
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
-  }
-};
-
-// The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
-// once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
-// the chunk before.
+// No steps: the accumulators are D.
 struct Epilogue {
-  struct Block {
-  };
-  struct Operands {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
-  };
-  int m, n;
-  Bias<cutlass::bfloat16_t> step_0;
-
-  __device__ __forceinline__ explicit Epilogue(const Parameters& p)
-      : m(p.m),
-        n(p.n),
-        step_0{p.bias_0} {}
-
-  __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
-  }
-
-  __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n)};
-  }
-
-  __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
-                                        const Operands& operands) {
-    step_0.apply(x, operands.step_0);
-  }
+  struct Block {};
+  struct Operands {};
+  __device__ __forceinline__ explicit Epilogue(const Parameters&) {}
+  __device__ __forceinline__ Block load_block(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ Operands load(const Coordinates&) const { return {}; }
+  __device__ __forceinline__ void apply(Value (&)[2][2], const Block&, const Operands&) const {}
 };
 
 // Two neighbours in a row of D.
@@ -305,8 +254,8 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 32;  // bytes of a staging row
-  static constexpr int kBytes = 64 * kSpan;
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 16 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
   int first = 0;        // the buffer that the tile begins with
@@ -336,16 +285,19 @@ struct Store {
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  // 16 rows by 16 columns of 16-bit elements at a time, turned on the way: wgmma's columns are rows of D.
+  // Lanes 0-15 address the upper 8 rows, and lanes 8 to 15 of every 16 the right 8 columns.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const int lane = thread % 32, column = thread / 32 * 16 + lane / 8 % 2 * 8;
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
-                             converted(x[f + 1][1])};
+      const int row = f * 8 + lane / 16 * 8 + lane % 8;
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, column * 2);
+      Pair pairs[4];  // what wgmma has side by side, which is one above the other in D
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) pairs[i] = converted({x[f + i / 2][0][i % 2], x[f + i / 2][1][i % 2]});
       const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
                    "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
     }
   }
@@ -362,7 +314,7 @@ struct SharedStorage {
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 230400);
+static_assert(sizeof(SharedStorage) <= 222208);
 
 // The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
 // side. What lies outside of D is neither written nor read.
@@ -420,22 +372,21 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const Place at = tiles.at(unit.tile, rank);
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
-    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
     for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandA; using ColumnOperand = OperandB;
+using RowOperand = OperandB; using ColumnOperand = OperandA;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -452,39 +403,107 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products, which the tensor core adds up itself.
+// A block scale as fp32. One of e8m0 is an exponent: 0 is 2^-127, which is denormal, and 255 is NaN.
+__device__ __forceinline__ float as_float(float scale) { return scale; }
+__device__ __forceinline__ float as_float(uint8_t scale) {
+  return __uint_as_float(scale == 255 ? 0x7fffffffu : max(uint32_t(scale) << 23, 0x00400000u));
+}
+
+// The sums of one tile's products, in two levels: the tensor core adds up one tile k, of which each element has
+// one scale of A's and one of B's, and these multiply it where it is added to the sums in fp32 registers.
 struct Products {
-  Accumulator sums[kBlocks][kCount];
+  static constexpr int kRowScales = 1;  // of 64 rows: all lie in one block of 128
+  static constexpr int kColumnScales = 8;  // two of every 8 columns
+  struct Scales {
+    float rows[kBlocks][kRowScales];
+    float columns[kColumnScales];
+  };
 
-  // Issues the products of one stage; they run on while the warpgroup goes on.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
+  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
+  Scales ahead;  // of the next k tile
+  // Where a thread's scales of the k tile after the last that was read are.
+  const float* row_scales[kBlocks][kRowScales];
+  const float* column_scales;
+  int first_column, last_column;
+  int k_tiles;  // that are left to read
+
+  // Starts to read the scales of the k tile `k_tile` of the tile at `at`, the consumer's first row.
+  __device__ __forceinline__ Products(const Parameters& p, const Place& at, int k_tile)
+      : k_tiles((p.k + kTileK - 1) / kTileK - k_tile) {
+    const int lane = threadIdx.x % 32;
+    // Past the end of an operand the last scales serve: what they multiply is not stored.
+    const float* row_start = p.b_scales + k_tile * p.b_scales_k;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
-    cute::warpgroup_arrive();
-    CUTE_UNROLL
-    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
-      CUTE_UNROLL
-      for (int block = 0; block < kBlocks; ++block)
-        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   sums[block], add || step > 0);
+    for (int i = 0; i < kBlocks * kRowScales; ++i) {
+      const int row = at.n + i * kWgmmaM;
+      row_scales[i][0] = row_start + min(row, p.n - 1) / 128 * p.b_scales_row;
     }
-    cute::warpgroup_commit_batch();
-  }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
-
-  // Adds the products of the next stage, and lets go of the stage before.
-  __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
-    issue(rows, columns, true);
-    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
-    release(previous);
-  }
-
-  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
-    cute::warpgroup_wait<0>();
+    const float* column_start = p.a_scales + k_tile * p.a_scales_k;
+    first_column = at.m + lane % 4 * 2;
+    last_column = p.m - 1;
+    column_scales = column_start;
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
-    release(previous);
+    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
+    read(p);
+  }
+
+  // Reads the scales of the next k tile; past the last one they are 0.
+  __device__ __forceinline__ void read(const Parameters& p) {
+    const bool any = k_tiles-- > 0;
+    CUTE_UNROLL
+    for (int i = 0; i < kBlocks * kRowScales; ++i) {
+      const float*& from = row_scales[i / kRowScales][i % kRowScales];
+      ahead.rows[i / kRowScales][i % kRowScales] = any ? as_float(__ldg(from)) : 0;
+      from += p.b_scales_k;
+    }
+    read_columns(p, any, ahead.columns);
+  }
+
+  __device__ __forceinline__ void read_columns(const Parameters& p, bool any, float (&to)[kColumnScales]) {
+    CUTE_UNROLL
+    for (int i = 0; i < kColumnScales; ++i) {
+      const int column = min(first_column + i / 2 * 8 + i % 2, last_column);
+      to[i] = any ? as_float(__ldg(column_scales + column * p.a_scales_row)) : 0;
+    }
+    column_scales += p.a_scales_k;
+  }
+
+  // Issues the products of one stage, a block at a time.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      fence(partial[block]);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+        Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
+                   partial[block], step > 0);
+      cute::warpgroup_commit_batch();
+    }
+  }
+
+  // Adds the scaled products of the next stage, which is released before they are: the sums need registers alone.
+  __device__ __forceinline__ void next(const Parameters& p, uint64_t rows, uint64_t columns, EmptyBarrier& empty) {
+    issue(rows, columns);
+    const Scales scales = ahead;
+    const auto& of_columns = scales.columns;
+    read(p);
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block + 1 < kBlocks) {
+        cute::warpgroup_wait<1>();
+      } else {
+        cute::warpgroup_wait<0>();
+        release(empty);
+      }
+      fence(partial[block]);
+      CUTE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const int row = i / 2 % 2 % kRowScales;  // of the thread's, see `coordinates`
+        const float factor = scales.rows[block][row] * of_columns[i / 4 * 2 + i % 2];
+        sums[block][i] += partial[block][i] * factor;
+      }
+    }
   }
 };
 
@@ -493,32 +512,26 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   const int part = consumer;
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
   Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, rank);
-    at.m += part * kBlocks * kWgmmaM;
-    Products products;
+    at.n += part * kBlocks * kWgmmaM;
+    // The scales of the first k tile are on their way before its operands are waited for.
+    Products products(p, at, unit.begin);
     order.begin();
-    int previous = position.stage;  // the stage whose products may still be running
-    shared.full[position.stage].wait(position.phase);
-    products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, unit.k_tiles());
-    position.advance();
-    CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+#pragma unroll 2  // so that no scale that is read ahead is moved, which would wait for it
+    for (int k_tile = 0; k_tile < unit.k_tiles(); ++k_tile) {
       shared.full[position.stage].wait(position.phase);
-      products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
-                    shared.empty[previous]);
+      products.next(p, rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
+                    shared.empty[position.stage]);
       order.multiplied(k_tile, unit.k_tiles());
-      previous = position.stage;
       position.advance();
     }
     order.pass(position);
-    products.finish(shared.empty[previous]);
     const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
@@ -527,7 +540,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -547,10 +560,8 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
   if (kClusterSize > 1) {  // nor after it has gone
@@ -561,16 +572,16 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
 
 // ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
 extern "C" __global__ void __launch_bounds__(128)
-    gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48_reduction(const __grid_constant__ Parameters p) {
+    gemm_sm90a_e4m3_e4m3_bf16_promoted_row_block_32x64x128_consumers1_stages18_swap_splitk4_5d138ad3_reduction(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
   // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 5, kAtOnce = 8;
+  constexpr int kParts = 4, kAtOnce = 8;
   const Tiles tiles(p);
   const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
   const int row_block = piece / kChunks, chunk = piece % kChunks;
   Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
-  at.m += row_block * kWgmmaM;
+  at.n += row_block * kWgmmaM;
   if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
   if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
   // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
@@ -611,7 +622,7 @@ extern "C" __global__ void __launch_bounds__(128)
   CUTE_UNROLL
   for (int f = 0; f < kFragments; ++f) {
     CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[f][i / 2][i % 2] = Value(sums[f][i]);
+    for (int i = 0; i < 4; ++i) x[f][i % 2][i / 2] = Value(sums[f][i]);
     epilogue.apply(x[f], block, operands[f]);
   }
   store(p, x, at, chunk);

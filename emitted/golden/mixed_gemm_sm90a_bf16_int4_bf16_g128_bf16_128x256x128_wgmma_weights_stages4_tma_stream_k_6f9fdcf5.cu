@@ -1,10 +1,11 @@
-// mixed_gemm_sm90a_e4m3_int4_bf16_g128_bf16_128x128x256_wgmma_sums_stages4_tma_ahead2_c40ece2e
+// mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_128x256x128_wgmma_weights_stages4_tma_stream_k_6f9fdcf5
 //
 // D[m, n] = A[m, k] W[n, k]
-//   A e4m3, W int4 with scales bf16 of groups of 128, applied to sums, accumulated in fp32, D bf16 row
-//   tile 128x128x256 by wgmma, 2 consumers, 4 stages, along_n, group 8, store tma
+//   A bf16, W int4 with scales bf16 of groups of 128, applied to weights, accumulated in fp32, D bf16 row
+//   tile 128x256x128 by wgmma, 2 consumers, 4 stages, along_n, group 8, store tma
 //   the rows of the tensor core are those of W, columns of D, which is D' = W A'
-// Digest c40ece2e2a26e3302d27bea31ccb86efe8bfc85b62cb80f8f1090a5d49ee9614; `warploom show` prints this file.
+//   stream-K: blocks share the k of tiles that do not fill a wave
+// Digest 6f9fdcf5505dcc58c5ce9c4e6fb56d18f957baed6e8abba2357afafaeb1c6105; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,7 +29,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 128, kTileK = 256;
+constexpr int kTileM = 128, kTileN = 256, kTileK = 128;
 constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kSplit = 1, kClusterSize = kSplit;  // blocks that share a tile's k: a cluster
 constexpr int kConsumers = 2;  // warpgroups
@@ -40,7 +41,7 @@ constexpr int kGroup = 8;
 constexpr int kRows = kTileN, kColumns = kTileM;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 16;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -48,7 +49,6 @@ constexpr auto kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVI
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 using Sums = Accumulator[kBlocks][kCount];
-using Bank = Accumulator[kBlocks][kCount];  // sums of a group
 
 // Packed by the host: these assertions are what keeps the two sides together.
 struct alignas(128) Parameters {
@@ -56,19 +56,24 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor d_map;  // D, in staging boxes
   const uint8_t* b;  // W, in slabs
+  float* parts;  // sums of parts of tiles, by blocks
+  int* raised;  // a flag for each warp of each block that leaves a part
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
+  int32_t cut;  // tiles that are cut: the first
   int32_t row_blocks;  // of 64 rows of W
   int32_t slabs;  // of k, in each of them
 };
 static_assert(sizeof(Parameters) == 512);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, d_map) == 256 && OFFSET(Parameters, b) == 384);
-static_assert(OFFSET(Parameters, a_tail_rows) == 392 && OFFSET(Parameters, m) == 396);
-static_assert(OFFSET(Parameters, n) == 400 && OFFSET(Parameters, k) == 404);
-static_assert(OFFSET(Parameters, row_blocks) == 408 && OFFSET(Parameters, slabs) == 412);
+static_assert(OFFSET(Parameters, parts) == 392 && OFFSET(Parameters, raised) == 400);
+static_assert(OFFSET(Parameters, a_tail_rows) == 408 && OFFSET(Parameters, m) == 412);
+static_assert(OFFSET(Parameters, n) == 416 && OFFSET(Parameters, k) == 420);
+static_assert(OFFSET(Parameters, cut) == 424 && OFFSET(Parameters, row_blocks) == 428);
+static_assert(OFFSET(Parameters, slabs) == 432);
 
 // ---- Parts ----------------------------------------------------------------------------------
 // A is K-major: a row of 128 bytes is tile k of one m.
@@ -90,8 +95,8 @@ struct OperandA {
 struct Slab {
   static constexpr int kBytes = 4224, kDepth = 128;
   static constexpr int kPieceBytes = 2048, kPieces = 4096 / kPieceBytes;
-  static constexpr int kSteps = kDepth / 32;  // of k, that one instruction multiplies
-  static constexpr int kWords = 2;  // of a thread, in one step
+  static constexpr int kSteps = kDepth / 16;  // of k, that one instruction multiplies
+  static constexpr int kWords = 1;  // of a thread, in one step
   static constexpr int kScales = 4096, kGroups = 1;
   static constexpr int kOfStage = kTileK / kDepth;  // along k
   static constexpr int kStageBytes = 4 * kBytes;
@@ -166,18 +171,46 @@ __device__ __forceinline__ int k_tiles(const Parameters& p) { return (p.k + kTil
 // What a cluster computes at a time: the k tiles from `begin` to `end` of one tile.
 struct Unit {
   int tile, begin, end;
+  __device__ __forceinline__ int k_tiles() const { return end - begin; }
 };
 
-// Blocks take whole tiles, in turn.
+// The units of a cluster. The k tiles of the first p.cut tiles, one tile's after the other's, are cut into as
+// many ranges as there are clusters, equal but for one k tile; where clusters are a multiple of those tiles,
+// all of these are cut at the same k. A cluster walks its own from the last tile to the first: its part of a
+// tile that another finishes comes before what it finishes itself, so that each waits for clusters before it
+// only, which began before it. Then it takes whole tiles, in turn with the others.
 struct Walk {
-  int tile, tiles, clusters, k_tiles;
+  int k_tiles, tiles, clusters;
+  int shared;     // k tiles of all ranges
+  int low, high;  // of the range, what is left
+  int whole;      // the next whole tile
 
-  __device__ __forceinline__ Walk(const Parameters&, int tiles, int k_tiles, int cluster, int clusters)
-      : tile(cluster), tiles(tiles), clusters(clusters), k_tiles(k_tiles) {}
+  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
+      : k_tiles(k_tiles),
+        tiles(tiles),
+        clusters(clusters),
+        shared(p.cut * k_tiles),
+        low(start(cluster)),
+        high(start(cluster + 1)),
+        whole(p.cut + cluster) {}
+
+  // The first k tile of a cluster's range.
+  __device__ __forceinline__ int start(int cluster) const { return cluster * shared / clusters; }
+
+  // The cluster whose range has the first k tile of a tile that is cut.
+  __device__ __forceinline__ int first(int tile) const {
+    return ((tile * k_tiles + 1) * clusters - 1) / shared;
+  }
 
   __device__ __forceinline__ bool next(Unit& unit) {
-    unit = {tile, 0, k_tiles};
-    tile += clusters;
+    if (low < high) {
+      const int tile = (high - 1) / k_tiles, start = tile * k_tiles;
+      unit = {tile, max(low - start, 0), high - start};
+      high = start + unit.begin;
+      return true;
+    }
+    unit = {whole, 0, k_tiles};
+    whole += clusters;
     return unit.tile < tiles;
   }
 };
@@ -229,7 +262,7 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
   static constexpr int kSpan = 128;  // bytes of a staging row
-  static constexpr int kBytes = 32 * kSpan;
+  static constexpr int kBytes = 16 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
   int first = 0;        // the buffer that the tile begins with
@@ -284,12 +317,95 @@ struct Store {
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][kPanels * OperandA::kBytes];  // swizzled rows: a panel starts at 1024 bytes
-  alignas(1024) uint8_t staging[16384];
+  alignas(1024) uint8_t staging[8192];
   alignas(128) uint8_t b[kStages][Slab::kStageBytes];
   FullBarrier full[kStages];    // the bytes of both producers have arrived
   EmptyBarrier empty[kStages];  // every warp that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 216064);
+static_assert(sizeof(SharedStorage) <= 207872);
+
+// The sums of a tile that is cut. A cluster that does not have its last k tile leaves its part in memory, as
+// its registers have it: each block in a place of its own, since it leaves one part at most. Who has the
+// last k tile adds the parts to its own, in the order of k. A warp waits for what the same warps of those
+// clusters leave, and for nothing else.
+struct Parts {
+  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
+  static constexpr int kOfRows = kColumns / 8, kOfBlock = kBlocks * kOfRows;
+  static constexpr int kThreads = kConsumers * 128;
+  static constexpr int kInFlight = 4;  // fragments that a thread reads at a time
+  static constexpr int kAtOnce = kOfBlock < kInFlight ? kInFlight / kOfBlock : 1;  // parts,
+  static constexpr int kRead = kOfBlock < kInFlight ? kOfBlock : kInFlight;        // and of each of them
+  using Sums = Accumulator[kBlocks][kOfRows * 4];
+  Fragment* const parts;
+  int* const raised;  // by a warp that has left its part, and lowered by the one that has it
+  int rank, thread;
+
+  __device__ __forceinline__ Parts(const Parameters& p, int rank, int consumer)
+      : parts(reinterpret_cast<Fragment*>(p.parts)),
+        raised(p.raised),
+        rank(rank),
+        thread(consumer * 128 + threadIdx.x % 128) {}
+
+  __device__ __forceinline__ Fragment* place(int cluster, int fragment) const {
+    return parts + ((cluster * kClusterSize + rank) * kOfBlock + fragment) * kThreads + thread;
+  }
+  __device__ __forceinline__ int* flag(int cluster) const {
+    return raised + (cluster * kClusterSize + rank) * (kThreads / 32) + thread / 32;
+  }
+
+  // Leaves the part of this block, which is of `cluster`.
+  __device__ __forceinline__ void leave(const Sums& sums, int cluster) const {
+    CUTE_UNROLL
+    for (int i = 0; i < kOfBlock; ++i) {
+      const Accumulator* const sum = sums[i / kOfRows] + i % kOfRows * 4;
+      *place(cluster, i) = {sum[0], sum[1], sum[2], sum[3]};
+    }
+    __syncwarp();  // what all lanes have written is there for who sees the flag
+    if (threadIdx.x % 32 == 0)
+      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag(cluster)) : "memory");
+  }
+
+  // From L2, where other multiprocessors have left it.
+  __device__ __forceinline__ static Fragment read(const Fragment* from) {
+    Fragment found;
+    asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                 : "=f"(found.value[0]), "=f"(found.value[1]), "=f"(found.value[2]), "=f"(found.value[3])
+                 : "l"(from)
+                 : "memory");
+    return found;
+  }
+
+  // Adds the parts that the clusters from `first` to `last` leave of the tile that this one finishes.
+  __device__ __forceinline__ void add(Sums& sums, int first, int last) const {
+    for (int other = first + int(threadIdx.x % 32); other < last; other += 32) {
+      int up;
+      do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(up) : "l"(flag(other)) : "memory");
+      while (up == 0);
+      *flag(other) = 0;  // as the next launch must find it
+    }
+    __syncwarp();
+    CUTE_NO_UNROLL
+    for (int other = first; other < last; other += kAtOnce) {
+      CUTE_UNROLL
+      for (int begin = 0; begin < kOfBlock; begin += kRead) {
+        Fragment found[kAtOnce][kRead];
+        CUTE_UNROLL
+        for (int i = 0; i < kAtOnce * kRead; ++i)
+          if (other + i / kRead < last && begin + i % kRead < kOfBlock)
+            found[i / kRead][i % kRead] = read(place(other + i / kRead, begin + i % kRead));
+        CUTE_UNROLL
+        for (int i = 0; i < kAtOnce * kRead; ++i) {
+          const int fragment = begin + i % kRead;
+          if (other + i / kRead < last && fragment < kOfBlock) {
+            Accumulator* const sum = sums[fragment / kOfRows] + fragment % kOfRows * 4;
+            CUTE_UNROLL
+            for (int j = 0; j < 4; ++j) sum[j] += found[i / kRead][i % kRead].value[j];
+          }
+        }
+      }
+    }
+  }
+};
 
 // What comes before this may run under the kernel before, and the next kernel's under this one.
 __device__ __forceinline__ void wait_for_launch_before() {
@@ -337,7 +453,6 @@ __device__ __forceinline__ void load_slabs(const Parameters& p, SharedStorage& s
     CUTE_UNROLL
     for (int i = 0; i < kRows / kWgmmaM; ++i) {
       Slab::load(full, to, from, there * Slab::kBytes);
-      for (int slab = there; slab < Slab::kOfStage; ++slab) Slab::load(full, to + slab * Slab::kBytes, from, Slab::kBytes);
       to += Slab::kOfStage * Slab::kBytes;
       if (i < last) from += pitch;
     }
@@ -370,22 +485,47 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
 
 // ---- Decoding and products ------------------------------------------------------------------------
 // Subnormal operands count in full: what follows depends on it.
+__device__ __forceinline__ uint32_t fma_bf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// Four bytes of b:a (0..3 are a's) by the nibbles of `choice`; 8 more is that byte's sign, eight times.
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t choice) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(choice));
+  return d;
+}
+__device__ __forceinline__ uint32_t both(uint32_t pair, int half) {  // one half of a pair, twice
+  return permute(pair, 0, half ? 0x3232 : 0x1010);
+}
 
-// int4 by e4m3: exact codes q / kUnit; the scale is left to the sums. Bits 0 to 3 of e4m3 are an integer n
-// that means n 2^-9, as 16 does too. A nibble is 2 q, or 2 (-1 - q) + 1 where q is negative: that 1 becomes
-// the sign and, in the same multiply-add, the 2 that is missing.
+// int4 by bf16: (q s) / kUnit, rounded once. As int4_bf16.cuh, with the scale in the one fused multiply-add:
+// (n 2^-133) (s 2^117) - 8 s 2^-16, where both constants are s with another exponent, so nothing but the
+// result is rounded. s < 2^10. Rows r have nibbles at bit 0, rows r + 8 at bit 4 (16 times as much).
 struct Decode {
-  static constexpr int kWords = 2;
-  static constexpr float kUnit = 256;
+  static constexpr int kWords = 1;
+  static constexpr float kUnit = 65536;
+  uint32_t factor[2], offset[2];
 
-  __device__ __forceinline__ Decode(uint32_t, uint32_t) {}
+  __device__ __forceinline__ Decode(uint32_t scales, uint32_t) {
+    const uint32_t factors = multiply_bf16(scales, 0x78007a00);  // 2^117, and 2^113 for r + 8
+    const uint32_t offsets = multiply_bf16(scales, 0xb900b900);  // -2^-13
+    CUTE_UNROLL
+    for (int row = 0; row < 2; ++row) factor[row] = both(factors, row), offset[row] = both(offsets, row);
+  }
 
   __device__ __forceinline__ void step(const uint32_t (&words)[kWords], uint32_t (&registers)[4]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t nibbles = i % 2 ? words[i / 2] >> 4 : words[i / 2];
-      registers[i] = (nibbles & 0x01010101) * 0x82 + (nibbles & 0x0e0e0e0e);
-    }
+    const uint32_t up = words[0] >> 8;
+    registers[0] = fma_bf16(words[0] & 0x000f000f, factor[0], offset[0]);
+    registers[1] = fma_bf16(words[0] & 0x00f000f0, factor[1], offset[1]);
+    registers[2] = fma_bf16(up & 0x000f000f, factor[0], offset[0]);
+    registers[3] = fma_bf16(up & 0x00f000f0, factor[1], offset[1]);
   }
 };
 
@@ -400,11 +540,8 @@ struct Group {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(scales) : "r"(address));
   }
 
-  __device__ __forceinline__ float low() const { return __uint_as_float(scales << 16); }
-  __device__ __forceinline__ float high() const { return __uint_as_float(scales & 0xffff0000); }
-
   __device__ __forceinline__ Decode decode() const {
-    return Decode(0, 0);
+    return Decode(scales, 0);
   }
 };
 
@@ -435,146 +572,115 @@ __device__ __forceinline__ void clear(Sums& sums) {
   for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
 }
 
-// Adds sums of a group, times the scales.
-__device__ __forceinline__ void promote(Sums& sums, const Bank& part, const Group (&group)[kBlocks]) {
+// Weights are decoded in units of a power of two.
+__device__ __forceinline__ void to_units(Sums& sums) {
   CUTE_UNROLL
-  for (int block = 0; block < kBlocks; ++block) {
-    const float low = group[block].low() * Decode::kUnit, high = group[block].high() * Decode::kUnit;
-    CUTE_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[block][i] += (i % 4 < 2 ? low : high) * part[block][i];
-  }
+  for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] *= Decode::kUnit;
 }
 
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A in registers, B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A in registers, B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(const uint32_t (&a)[4], uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, add, 1, 1, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));
   }
 };
 
-// The sums of one unit's products, by wgmma. A group is multiplied in parts of its columns, each with a bank of
-// its own: while the tensor core has one part, the sums of another are added up, and the next group's weights
-// are decoded.
+// The sums of one unit's products, by wgmma: weights are decoded into registers while the tensor core
+// multiplies what was decoded before.
 struct Products {
-  static constexpr int kIssued = 4;  // steps that are issued together: all of a group
-  static constexpr int kOfSlab = Slab::kSteps / kIssued, kOfStage = Slab::kOfStage / kShares * kOfSlab;
-  static constexpr int kParts = 2, kOfPart = kCount / kParts;
-  static constexpr int kPart = OperandA::kBytes / kParts / 16;  // from one part's rows of A to the next's
-  static_assert(kOfStage % 2 == 0);  // so that weights stay in their registers
-  using Weights = uint32_t[kBlocks][kIssued][4];
+  static constexpr int kIssued = 2;  // steps that are issued together, of each block of rows
+  static constexpr int kIssues = Slab::kSteps / kIssued;  // of a slab
   Sums sums;
-  Accumulator bank[kParts][kBlocks][kOfPart];
-  Codes codes[kBlocks];  // of a slab
-  Weights weights[2];    // what is multiplied, and what is next
-  Group groups[2][kBlocks];
-  uint64_t panels;       // of the first stage, as wgmma is told of them
+  uint64_t panels;  // of the first stage, as wgmma is told of them
 
   __device__ __forceinline__ explicit Products(const uint8_t* a)
       : panels(matrix(a, 0, 1024, 1)) {}
 
   // Keeps the compiler from moving sums across asynchronous products.
-  __device__ __forceinline__ void fence(int part) {
+  __device__ __forceinline__ static void fence(Sums& held) {
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kOfPart; ++i) asm volatile("" : "+f"(bank[part][i / kOfPart][i % kOfPart])::"memory");
+    for (int i = 0; i < kBlocks * kCount; ++i) asm volatile("" : "+f"(held[i / kCount][i % kCount])::"memory");
   }
 
-  // Decodes a stage's group, which is its `i`th.
-  __device__ __forceinline__ void decode(uint32_t slabs, int i) {
-    Weights& into = weights[i % 2];
+  // Issues the products of a slab of each block of rows; the last are under way when it returns. `own`: its
+  // number among the consumer's of the stage. The stage before, if one is held, is done with meanwhile.
+  __device__ __forceinline__ void add(uint64_t a, uint32_t slabs, int own, EmptyBarrier& previous, bool held) {
+    Codes codes[kBlocks];
+    Group group[kBlocks];
     CUTE_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
-      const uint32_t slab = slabs + (block * Slab::kOfStage + i / kOfSlab * kShares) * Slab::kBytes;
       CUTE_UNROLL
       for (int piece = 0; piece < Slab::kPieces; ++piece)
-        if (piece * Slab::kSteps / Slab::kPieces / kIssued == i % kOfSlab) codes[block].read(slab, piece);
-      groups[i % 2][block].read(slab, i % kOfSlab);
+        codes[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, piece);
     }
     CUTE_UNROLL
-    for (int j = 0; j < kBlocks * kIssued; ++j) {
-      const int block = j % kBlocks, step = j / kBlocks;
-      const Group& of = groups[i % 2][block];
-      of.decode().step(codes[block].words[i % kOfSlab * kIssued + step], into[block][step]);
-    }
-    CUTE_UNROLL
-    for (int j = 0; j < kBlocks * kIssued * 4; ++j)  // complete before the products begin
-      asm volatile("" : "+r"(into[j % kBlocks][j / kBlocks / 4][j / kBlocks % 4])::"memory");
-  }
-
-  // Issues the products of a part of a stage's `i`th group.
-  __device__ __forceinline__ void multiply(uint64_t a, int i, int part) {
-    fence(part);
-    cute::warpgroup_arrive();
-    CUTE_UNROLL
-    for (int j = 0; j < kIssued; ++j) {
-      const int step = i % kOfSlab * kIssued + j, panel = i / kOfSlab * kShares * kSlabPanels + step / kOfPanel;
-      const uint64_t at = a + panel * (OperandA::kBytes / 16) + part * kPart + step % kOfPanel * OperandA::kStep;
+    for (int issue = 0; issue < kIssues; ++issue) {
+      constexpr int kEach = kIssues / Slab::kGroups;
+      if (issue % kEach == 0) {
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          group[block].read(slabs + block * Slab::kOfStage * Slab::kBytes, issue / kEach);
+      }
+      uint32_t registers[kBlocks][kIssued][4];
       CUTE_UNROLL
-      for (int block = 0; block < kBlocks; ++block) Wgmma::fma(weights[i % 2][block][j], at, bank[part][block], j > 0);
-    }
-    cute::warpgroup_commit_batch();
-  }
-
-  // Adds up a part of a stage's `i`th group, times its scales.
-  __device__ __forceinline__ void promote(int i, int part) {
-    fence(part);
-    CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      const Group& of = groups[i % 2][block];
-      const float low = of.low() * Decode::kUnit, high = of.high() * Decode::kUnit;
+      for (int i = 0; i < kIssued * kBlocks; ++i) {
+        const int block = i % kBlocks, step = issue * kIssued + i / kBlocks;
+        group[block].decode().step(codes[block].words[step], registers[block][i / kBlocks]);
+      }
       CUTE_UNROLL
-      for (int j = 0; j < kOfPart; ++j) sums[block][part * kOfPart + j] += (j % 4 < 2 ? low : high) * bank[part][block][j];
+      for (int i = 0; i < kIssued * kBlocks * 4; ++i)  // complete before the products begin
+        asm volatile("" : "+r"(registers[i % kBlocks][i / kBlocks / 4][i / kBlocks % 4])::"memory");
+      Sums& into = sums;
+      fence(into);
+      cute::warpgroup_arrive();
+      CUTE_UNROLL
+      for (int i = 0; i < kIssued; ++i) {
+        const int step = issue * kIssued + i;
+        const uint64_t at = a + step / kOfPanel * (OperandA::kBytes / 16) + step % kOfPanel * OperandA::kStep;
+        CUTE_UNROLL
+        for (int block = 0; block < kBlocks; ++block)
+          Wgmma::fma(registers[block][i], at, into[block], true);
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();  // what was issued before is done: its registers may be overwritten
+      if (issue == 0 && own == 0) release(previous, held);
     }
   }
 
   // Multiplies `count` stages, one at least, and lets go of them. The consumer has these rows of the tile, and
   // this share of k.
   __device__ __forceinline__ void run(SharedStorage& shared, Position& position, int count, int rows, int share) {
-    const uint64_t panels = this->panels + share * kSlabPanels * (OperandA::kBytes / 16);
-    const uint32_t first =
-        cute::cast_smem_ptr_to_uint(shared.b[0]) + (rows * kBlocks * Slab::kOfStage + share) * Slab::kBytes;
     clear(sums);
-    shared.full[position.stage].wait(position.phase);
-    int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
-    decode(first + stage * Slab::kStageBytes, 0);
+    int i = 0, previous = position.stage;
     CUTE_NO_UNROLL
     do {  // a loop that may end at once would serialise wgmma
+      shared.full[position.stage].wait(position.phase);
+      const int stage = __shfl_sync(~0u, position.stage, 0);  // tells the compiler that it is uniform
       const uint64_t a = panels + stage * (kPanels * OperandA::kBytes / 16);
-      const uint32_t slabs = first + stage * Slab::kStageBytes;
-      EmptyBarrier& empty = shared.empty[position.stage];
+      const uint32_t slabs =
+          cute::cast_smem_ptr_to_uint(shared.b[stage]) + rows * kBlocks * Slab::kOfStage * Slab::kBytes;
       CUTE_UNROLL
-      for (int part = 0; part < kParts; ++part) multiply(a, 0, part);
-      CUTE_UNROLL
-      for (int i = 0; i < kOfStage - 1; ++i) {
-        decode(slabs, i + 1);
-        CUTE_UNROLL
-        for (int part = 0; part < kParts; ++part) {
-          cute::warpgroup_wait<kParts - 1>();
-          promote(i, part);
-          multiply(a, i + 1, part);
-        }
+      for (int own = 0; own < Slab::kOfStage / kShares; ++own) {
+        const int slab = own * kShares + share;
+        add(a + slab * kSlabPanels * (OperandA::kBytes / 16), slabs + slab * Slab::kBytes, own, shared.empty[previous],
+            i > 0);
       }
-      // The last stage is decoded once more, for nothing: a branch would serialise wgmma.
-      Position next = position;
-      next.advance();
-      const bool more = count > 1;
-      stage = __shfl_sync(~0u, more ? next.stage : position.stage, 0);
-      shared.full[stage].wait(more ? next.phase : position.phase);
-      decode(first + stage * Slab::kStageBytes, 0);
-      // The compiler follows sums that are under way through a stage, but not from one to the next.
-      cute::warpgroup_wait<1>();
-      promote(kOfStage - 1, 0);
-      cute::warpgroup_wait<0>();
-      release(empty);
-      promote(kOfStage - 1, kParts - 1);
-      position = next;
-    } while (--count > 0);
+      previous = position.stage;
+      position.advance();
+    } while (++i < count);
+    cute::warpgroup_wait<0>();
+    fence(sums);
+    release(shared.empty[previous]);
+    to_units(sums);
   }
 };
 
@@ -590,11 +696,17 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
+  const Parts parts(p, rank, consumer);
   Walk walk(p, tiles.count(), k_tiles(p), cluster, clusters);
   for (Unit unit; walk.next(unit);) {
     Place at = tiles.at(unit.tile, 0);
     at.n += rows * kBlocks * kWgmmaM;
     products.run(shared, position, unit.end - unit.begin, rows, share);
+    if (unit.end < walk.k_tiles) {
+      parts.leave(products.sums, cluster);
+      continue;
+    }
+    if (unit.begin > 0) parts.add(products.sums, walk.first(unit.tile), cluster);
     CUTE_UNROLL
     for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
     CUTE_UNROLL
@@ -620,7 +732,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    mixed_gemm_sm90a_e4m3_int4_bf16_g128_bf16_128x128x256_wgmma_sums_stages4_tma_ahead2_c40ece2e(const __grid_constant__ Parameters p) {
+    mixed_gemm_sm90a_bf16_int4_bf16_g128_bf16_128x256x128_wgmma_weights_stages4_tma_stream_k_6f9fdcf5(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells the compiler that it is uniform
