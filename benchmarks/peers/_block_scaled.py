@@ -6,6 +6,7 @@ Scales of A and B are laid out beforehand as each wants them; only the product i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -49,6 +50,7 @@ def _case(name: str, operation: GemmOperation, shape: Shape, **about: object) ->
     def contenders(asked: Asked) -> Iterator[Contender]:
         given = sets(operation, shape, asked.device)
         yield ours(operation, given)
+        yield ours(operation, [_turned(one) for one in given], "warploom, scales of A along M")
         for peer in asked.peers or PEERS:
             if peer in PEERS:
                 yield PEERS[peer](operation, given)
@@ -58,6 +60,12 @@ def _case(name: str, operation: GemmOperation, shape: Shape, **about: object) ->
 
     problem = {**dict(zip("mnk", shape, strict=True)), **about}
     return Case(name, problem, floor(operation, shape), lambda asked: list(contenders(asked)))
+
+
+def _turned(one: Operands) -> Operands:
+    """The same operands, the scales of A side by side along M, as TMA and torch read them."""
+    (kind, scale_a), *rest = one.listed
+    return replace(one, listed=((kind, scale_a.t().contiguous().t()), *rest))
 
 
 def _contender(

@@ -453,7 +453,7 @@ struct Products {
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kRowScales; ++i) {
       const float*& from = row_scales[i / kRowScales][i % kRowScales];
-      ahead.rows[i / kRowScales][i % kRowScales] = any ? as_float(__ldg(from)) : 0;
+      ahead.rows[i / kRowScales][i % kRowScales] = any ? as_float(*from) : 0;
       from += p.b_scales_k;
     }
     read_columns(p, any, ahead.columns);
@@ -463,7 +463,7 @@ struct Products {
     CUTE_UNROLL
     for (int i = 0; i < kColumnScales; ++i) {
       const int column = min(first_column + i / 2 * 8 + i % 2, last_column);
-      to[i] = any ? as_float(__ldg(column_scales + column * p.a_scales_row)) : 0;
+      to[i] = any ? as_float(column_scales[column * p.a_scales_row]) : 0;
     }
     column_scales += p.a_scales_k;
   }

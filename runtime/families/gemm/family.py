@@ -57,11 +57,17 @@ def _product(
         name = "torch.bmm" if operation.batched else "torch.mm"
         return name, lambda one, _: torch.matmul(one.a, one.b)
     wide = TORCH[operation.d] if element(operation.d).bits > 8 else torch.bfloat16
+    laid_out: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # block scales as torch reads them
 
     def scaled(one: Operands, scales: Sequence[Item]) -> torch.Tensor:
         given = [value for _, value, *_ in scales]
         if operation.block_scales != "none":  # a multiple of 4 rows, and of 512 of k, is taken
-            return torch._scaled_mm(one.a, one.b, given[0], given[1].mT, out_dtype=wide)
+            of_a, of_b = laid_out.get(id(one)) or (None, None)
+            if of_a is None:
+                of_a, of_b = given[0].t().contiguous().t(), given[1].t()
+                of_b = of_b if operation.block_scales == "row_block" else of_b.contiguous()
+                laid_out[id(one)] = of_a, of_b
+            return torch._scaled_mm(one.a, one.b, of_a, of_b, out_dtype=wide)
         if any(item[0] in _SCALES[1] for item in scales):
             a, b = given[0].reshape(-1, 1), given[1].reshape(1, -1)
         else:

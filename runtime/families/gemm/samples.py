@@ -51,8 +51,8 @@ class GemmData:
         return Operands(a, b, (*self._block_scales(), *items), wrong(out))
 
     def _block_scales(self) -> Iterator[Item]:
-        """The block scales of A and B, if any: those of 1x128 lie side by side along m or n in
-        memory, as TMA and torch read them, those of 128x128 along k, as checkpoints have them.
+        """The block scales of A and B, if any: side by side along k in memory, as checkpoints and
+        what quantises activations have them.
         """
         operation, shape = self.operation, self.shape
         if operation.block_scales == "none":
@@ -62,11 +62,8 @@ class GemmData:
             ("b", shape.n, operation.block_scale_b),
         ):
             each = operation.scale_rows(operand)
-            along_k, along_rows = blocks_of(shape.k), -(-rows // each)
-            if each == 1:
-                drawn = self._draws.scales(*self._batches, along_k, along_rows).mT
-            else:
-                drawn = self._draws.scales(*self._batches, along_rows, along_k)
+            extents = (*self._batches, -(-rows // each), blocks_of(shape.k))
+            drawn = self._draws.scales(*extents)
             if kind == "e8m0":  # 2^-1 to 2^2, by the exponents of 126 to 129
                 drawn = (124 + 4 * drawn).to(torch.uint8).view(torch.float8_e8m0fnu)
             yield f"scale_{operand}", drawn
