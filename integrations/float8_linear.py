@@ -7,6 +7,7 @@ of transformers.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -53,7 +54,8 @@ class Float8Linear(torch.nn.Linear):
 
     The input is quantised in each call, with a scale for each 1x128. The weight is frozen: the
     layer is differentiable in its input only, through the weight given back in the input's type.
-    Parameters have transformers' names: `weight` [N, K], `weight_scale_inv` [N/128, K/128], which
+    Weight and scales keep their types whatever the module is converted to. Parameters have
+    transformers' names: `weight` [N, K], `weight_scale_inv` [N/128, K/128], which
     multiplies, and `bias`.
     """
 
@@ -80,6 +82,43 @@ class Float8Linear(torch.nn.Linear):
                 fix="keep the layer as it is",
             )
         return sharing(cls.__new__(cls), module)
+
+    @classmethod
+    def from_tensors(
+        cls, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> Self:
+        """Return a layer of a weight and its scales, which are shared, not copied.
+
+        Args:
+            weight: [N, K] of float8_e4m3fn.
+            scale: [N/128, K/128], rounded up, of fp32 or float8_e8m0fnu; it multiplies.
+            bias: [N], of bf16, fp16 or fp32.
+
+        Raises:
+            ProblemError: for other types and shapes.
+        """
+        made = cls.__new__(cls)
+        super(torch.nn.Linear, made).__init__()
+        shape = tuple(weight.shape)
+        if weight.dtype != E4M3 or len(shape) != 2:
+            raise ProblemError(
+                f"weight {list(shape)} of {weight.dtype}",
+                rule="must be [N, K] of torch.float8_e4m3fn",
+                fix="use warploom.nn.Linear for weights of 16 bits",
+            )
+        blocks = blocks_of(shape[0]), blocks_of(shape[1])
+        if tuple(scale.shape) != blocks or scale.dtype not in TYPES:
+            raise ProblemError(
+                f"scale {list(scale.shape)} of {scale.dtype} beside weight {list(shape)}",
+                rule=f"must be {list(blocks)} of fp32 or float8_e8m0fnu",
+                fix="make one scale for each 128x128",
+            )
+        made.out_features, made.in_features = shape
+        tensors = {"weight": weight, "weight_scale_inv": scale, "bias": bias}
+        for name, tensor in tensors.items():
+            frozen = None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False)
+            made.register_parameter(name, frozen)
+        return made
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return input W^T + bias [.., out_features] in the input's type.
@@ -114,6 +153,18 @@ class Float8Linear(torch.nn.Linear):
                 keywords["bias"] = self.bias.detach()
             b = self.weight.detach().t()
             return explain(gemm, values, b, out_dtype=input.dtype, gpu=gpu, **keywords)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What `to`, `half`, `cuda` and the like do: weight and scales move, and keep their types."""
+        kept = {id(self.weight), id(self.weight_scale_inv)}
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            found = fn(tensor)
+            keeps = id(tensor) not in kept or found.dtype == tensor.dtype
+            return found if keeps else tensor.to(found.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         """Extents, and whether there is a bias."""

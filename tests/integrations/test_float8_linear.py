@@ -13,6 +13,7 @@ import warploom
 from warploom.errors import ProblemError
 from warploom.integrations.block_quantization import quantize_rows
 from warploom.nn import Float8Linear, Linear
+from warploom.quantization.importers import import_block_scaled
 from warploom.runtime.families.gemm.block_scales import dequantised
 
 E4M3 = torch.float8_e4m3fn
@@ -114,3 +115,22 @@ def test_blocks_of_zeros_and_nan_stay_their_own() -> None:
 def test_types_that_cannot_be_quantized_are_refused() -> None:
     with pytest.raises(ProblemError, match="must be bfloat16, float16 or float32"):
         Float8Linear.from_fp8(layer(256, 256))(torch.ones(2, 256, dtype=torch.float64))
+
+
+def test_a_layer_of_a_checkpoint_shares_its_tensors() -> None:
+    source: Any = layer(320, 576, bias=False)
+    weight, scale = source.weight.detach(), source.weight_scale_inv.detach()
+    tensors = {"up.weight": weight, "up.weight_scale_inv": scale}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    read = import_block_scaled(tensors, config, name="up")
+    assert (read.weight.data_ptr(), read.scale.data_ptr()) == (weight.data_ptr(), scale.data_ptr())
+    made = Float8Linear.from_tensors(*read)
+    assert made.bfloat16().weight.dtype == E4M3
+    x = torch.randn(4, 320)
+    assert torch.equal(made(x), Float8Linear.from_fp8(source)(x))
+    with pytest.raises(ProblemError, match=r"e4m3 with a scale for each 128x128"):
+        import_block_scaled({"weight": weight, "weight_scale_inv": torch.ones(())}, {})
+    with pytest.raises(ProblemError, match=r"must be \[5, 3\] of fp32"):
+        Float8Linear.from_tensors(weight, scale.t())
+    with pytest.raises(ProblemError, match=r"must be \[N, K\] of torch.float8_e4m3fn"):
+        Float8Linear.from_tensors(weight.float(), scale)

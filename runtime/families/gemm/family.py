@@ -64,7 +64,7 @@ def _product(
         if operation.block_scales != "none":  # a multiple of 4 rows, and of 512 of k, is taken
             of_a, of_b = laid_out.get(id(one)) or (None, None)
             if of_a is None:
-                of_a, of_b = given[0].t().contiguous().t(), given[1].t()
+                of_a, of_b = given[0].mT.contiguous().mT, given[1].mT
                 of_b = of_b if operation.block_scales == "row_block" else of_b.contiguous()
                 laid_out[id(one)] = of_a, of_b
             return torch._scaled_mm(one.a, one.b, of_a, of_b, out_dtype=wide)
