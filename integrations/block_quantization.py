@@ -31,7 +31,7 @@ def quantize_rows(x: torch.Tensor) -> QuantizedBlocks:
     """
     k = x.shape[-1]
     missing = -k % SCALE_BLOCK
-    blocks = functional.pad(x, (0, missing)).unflatten(-1, (-1, SCALE_BLOCK)).float()
+    blocks = functional.pad(x, (0, missing)).unflatten(-1, (-1, SCALE_BLOCK)).float()  # type: ignore[no-untyped-call]
     scale = blocks.abs().amax(-1) / torch.finfo(E4M3).max
     divided = blocks / torch.where(scale == 0, 1, scale).unsqueeze(-1)
     return QuantizedBlocks(divided.to(E4M3).flatten(-2)[..., :k], scale)

@@ -144,7 +144,7 @@ class Float8Linear(torch.nn.Linear):
         if reason is not None:
             return Explanation.by_torch(reason, "")
         with torch.no_grad():
-            values, scale_a = quantize_rows(torch.atleast_2d(input))
+            values, scale_a = quantize_rows(input.unsqueeze(0) if input.dim() == 1 else input)
             keywords: dict[str, Any] = {
                 "scale_a": scale_a,
                 "scale_b": self.weight_scale_inv.detach(),
@@ -155,7 +155,7 @@ class Float8Linear(torch.nn.Linear):
             return explain(gemm, values, b, out_dtype=input.dtype, gpu=gpu, **keywords)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """What `to`, `half`, `cuda` and the like do: weight and scales move, and keep their types."""
+        """What `to`, `half`, `cuda` and the like do: weight and scales keep their types."""
         kept = {id(self.weight), id(self.weight_scale_inv)}
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,9 +191,7 @@ def _product(
         values = dequantised(weight, scale, x.dtype)
         return F.linear(x, values, None if bias is None else bias.to(x.dtype))
     values, scale_a = quantize_rows(x)
-    rows = values.flatten(0, -2), scale_a.flatten(0, -2)
-    result = gemm(rows[0], weight.t(), scale_a=rows[1], scale_b=scale, bias=bias, out_dtype=x.dtype)
-    return result.unflatten(0, x.shape[:-1])
+    return gemm(values, weight.t(), scale_a=scale_a, scale_b=scale, bias=bias, out_dtype=x.dtype)
 
 
 class _Product(torch.autograd.Function):

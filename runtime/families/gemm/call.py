@@ -210,8 +210,8 @@ def check_call(
     device = a.get_device()
     scaled, scales = None, block_scales.NONE
     if len(listed) > 1:
-        spec = options.spec and cast("GemmOperation", options.spec.operation)
-        vectors = spec is None or spec.block_scales == "none"
+        operations = [cast("GemmOperation", options.spec.operation)] if options.spec else []
+        vectors = all(one.block_scales == "none" for one in operations)
         scaled = block_scales.block_scales(a, b, listed, vectors=vectors)
     rest, batched = listed, shared is not None
     if scaled is not None:

@@ -62,12 +62,11 @@ def _product(
     def scaled(one: Operands, scales: Sequence[Item]) -> torch.Tensor:
         given = [value for _, value, *_ in scales]
         if operation.block_scales != "none":  # a multiple of 4 rows, and of 512 of k, is taken
-            of_a, of_b = laid_out.get(id(one)) or (None, None)
-            if of_a is None:
+            if id(one) not in laid_out:
                 of_a, of_b = given[0].mT.contiguous().mT, given[1].mT
                 of_b = of_b if operation.block_scales == "row_block" else of_b.contiguous()
                 laid_out[id(one)] = of_a, of_b
-            return torch._scaled_mm(one.a, one.b, of_a, of_b, out_dtype=wide)
+            return torch._scaled_mm(one.a, one.b, *laid_out[id(one)], out_dtype=wide)
         if any(item[0] in _SCALES[1] for item in scales):
             a, b = given[0].reshape(-1, 1), given[1].reshape(1, -1)
         else:

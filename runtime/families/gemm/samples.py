@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Literal
 
 import torch
 
@@ -57,10 +58,11 @@ class GemmData:
         operation, shape = self.operation, self.shape
         if operation.block_scales == "none":
             return
-        for operand, rows, kind in (
+        operands: tuple[tuple[Literal["a", "b"], int, str], ...] = (
             ("a", shape.m, operation.block_scale_a),
             ("b", shape.n, operation.block_scale_b),
-        ):
+        )
+        for operand, rows, kind in operands:
             each = operation.scale_rows(operand)
             extents = (*self._batches, -(-rows // each), blocks_of(shape.k))
             drawn = self._draws.scales(*extents)
