@@ -1,9 +1,9 @@
 """Block scales of a tile: which of them a consumer's thread reads for each k tile.
 
 The products of a k tile are multiplied by a scale of their row of A and one of their column of B.
-A thread reads its own from memory, one k tile ahead of the products: of each 64 rows of wgmma two,
-of the columns two of every 8; where a scale is of 128 rows of an operand, one for all of them. Only
-where those of the columns are many are they read under the products that they multiply.
+A thread reads them from memory two k tiles ahead of the products: of each 64 rows of wgmma its own
+two, of the columns one of every 32, which the threads of a warp exchange under the products; where
+a scale is of 128 rows of an operand, one for all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from warploom.generator.families.gemm.schedule import (
 from warploom.generator.wgmma import WGMMA_M
 
 MOST_BLOCKS = 2  # 128x128 blocks that the columns of one tile may lie in: a thread selects one
-MOST_AHEAD = 16  # scales of columns that a thread reads a k tile ahead: more would take registers
 ADDRESSES = 2  # registers of a pointer
 CPP = {"fp32": "float", "e8m0": "uint8_t"}  # the element types of block scales
 
@@ -32,18 +31,13 @@ class SideScales:
     operand   a or b
     element   of the scales
     each      rows of the operand ([M, K] or [N, K]) that share one: 1 or 128
-    count     that a thread reads for a k tile: of each 64 rows of wgmma, or of all its columns
+    count     that a thread reads for a k tile: of each 64 rows of wgmma, or of all columns
     """
 
     operand: Literal["a", "b"]
     element: str
     each: int
     count: int
-
-    @property
-    def ahead(self) -> bool:
-        """Whether they are read a k tile ahead, not under the products that they multiply."""
-        return self.count <= MOST_AHEAD
 
     @property
     def cpp(self) -> str:
@@ -73,7 +67,7 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
     operand: Literal["a", "b"] = "a" if schedule.swap else "b"
     each = operation.scale_rows(operand)
     columns = schedule.columns
-    count = columns // 4
+    count = -(-columns // 32)
     if each > 1:  # a tile begins at any multiple of its columns
         latest = SCALE_BLOCK - gcd(columns, SCALE_BLOCK)
         count = -(-(latest + columns) // SCALE_BLOCK)
@@ -81,12 +75,12 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
 
 
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread for block scales: those in use, those read ahead, and addresses."""
+    """Registers of a thread for block scales: those in use, those of two k tiles, and addresses."""
     rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
     blocks = schedule.rows // (WGMMA_M * schedule.sharing)
     pointers = blocks * rows.count + (1 if columns.each == 1 else columns.count)
-    read = columns.count * (2 if columns.ahead else 1)
-    return 2 * blocks * rows.count + read + ADDRESSES * pointers
+    exchanged = schedule.columns // 4 if columns.each == 1 else 0
+    return 3 * blocks * rows.count + 2 * columns.count + exchanged + ADDRESSES * pointers
 
 
 def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | None:
