@@ -39,6 +39,7 @@ class ProductLayout:
     register_budget: int  # that it may have
     parts_in_flight: int  # fragments of a part, 4 registers each, that a thread reads at a time
     reduced: bool  # a second launch finishes D: see launch.py
+    scale_bytes: int  # of block scales that are on their way
 
     @property
     def trims_a(self) -> bool:
@@ -62,7 +63,7 @@ class ProductLayout:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the stages, with room to align the base to 1024."""
-        return -(-self.store_bytes // 1024) * 1024
+        return -(-self.store_bytes // 1024) * 1024 + self.scale_bytes
 
     @property
     def shared_bytes(self) -> int:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from warploom.generator.elements import ELEMENTS
 from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
-from warploom.generator.families.gemm.scales import scale_registers
+from warploom.generator.families.gemm.scales import scale_bytes, scale_registers
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
@@ -51,6 +51,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         register_budget=most,
         parts_in_flight=16 if left >= 16 * 4 else 8,
         reduced=schedule.split_k > 1,
+        scale_bytes=scale_bytes(operation, schedule),
     )
 
 

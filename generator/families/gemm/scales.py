@@ -1,9 +1,9 @@
-"""Block scales of a tile: which of them a consumer's thread reads for each k tile.
+"""Block scales of a tile: which of them a consumer's warp copies and a thread reads for each k tile.
 
 The products of a k tile are multiplied by a scale of their row of A and one of their column of B.
-A thread reads them from memory two k tiles ahead of the products: of each 64 rows of wgmma its own
-two, of the columns one of every 32, which the threads of a warp exchange under the products; where
-a scale is of 128 rows of an operand, one for all of them.
+A warp copies them to shared memory of its own AHEAD k tiles before the products: of each 64 rows of
+wgmma those of its 16 rows, and those of all columns; where a scale is of 128 rows of an operand,
+one for all of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from warploom.generator.families.gemm.schedule import (
     GemmOperation,
     GemmSchedule,
 )
-from warploom.generator.wgmma import WGMMA_M
+from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 
 MOST_BLOCKS = 2  # 128x128 blocks that the columns of one tile may lie in: a thread selects one
+AHEAD = 3  # k tiles: about as long as memory takes where it is busy
+WARP, WARP_ROWS = 32, 16  # threads; rows of wgmma that a warp has of 64
 ADDRESSES = 2  # registers of a pointer
+BYTES = {"fp32": 4, "e8m0": 1}
 CPP = {"fp32": "float", "e8m0": "uint8_t"}  # the element types of block scales
 
 
@@ -32,12 +35,19 @@ class SideScales:
     element   of the scales
     each      rows of the operand ([M, K] or [N, K]) that share one: 1 or 128
     count     that a thread reads for a k tile: of each 64 rows of wgmma, or of all columns
+    of_warp   that a warp copies for a k tile, likewise
     """
 
     operand: Literal["a", "b"]
     element: str
     each: int
     count: int
+    of_warp: int
+
+    @property
+    def bytes(self) -> int:
+        """Of one scale."""
+        return BYTES[self.element]
 
     @property
     def cpp(self) -> str:
@@ -59,7 +69,8 @@ def row_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
     """Those of the side of wgmma that has 64 rows; its blocks of 64 lie in one of 128 each."""
     operand: Literal["a", "b"] = "b" if schedule.swap else "a"
     each = operation.scale_rows(operand)
-    return SideScales(operand, _element(operation, operand), each, 2 if each == 1 else 1)
+    count, of_warp = (2, WARP_ROWS) if each == 1 else (1, 1)
+    return SideScales(operand, _element(operation, operand), each, count, of_warp)
 
 
 def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScales:
@@ -67,20 +78,31 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
     operand: Literal["a", "b"] = "a" if schedule.swap else "b"
     each = operation.scale_rows(operand)
     columns = schedule.columns
-    count = -(-columns // 32)
+    count, of_warp = columns // 4, columns
     if each > 1:  # a tile begins at any multiple of its columns
         latest = SCALE_BLOCK - gcd(columns, SCALE_BLOCK)
-        count = -(-(latest + columns) // SCALE_BLOCK)
-    return SideScales(operand, _element(operation, operand), each, count)
+        count = of_warp = -(-(latest + columns) // SCALE_BLOCK)
+    return SideScales(operand, _element(operation, operand), each, count, of_warp)
 
 
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread for block scales: those in use, those of two k tiles, and addresses."""
+    """Registers of a thread for block scales: those of a k tile, and where the next are."""
     rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
     blocks = schedule.rows // (WGMMA_M * schedule.sharing)
-    pointers = blocks * rows.count + (1 if columns.each == 1 else columns.count)
-    exchanged = schedule.columns // 4 if columns.each == 1 else 0
-    return 3 * blocks * rows.count + 2 * columns.count + exchanged + ADDRESSES * pointers
+    factors = blocks * rows.count * (1 if columns.each == 1 else columns.count)
+    return factors + columns.count + ADDRESSES * (blocks + 1)
+
+
+def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
+    """Shared memory for the block scales of AHEAD k tiles and the one that is multiplied."""
+    if operation.block_scales == "none":
+        return 0
+    rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
+    blocks = schedule.rows // (WGMMA_M * schedule.sharing)
+    size = columns.of_warp * columns.bytes
+    size = -(-size // rows.bytes) * rows.bytes + blocks * rows.of_warp * rows.bytes
+    warps = schedule.consumers * WARPGROUP // WARP
+    return warps * (AHEAD + 1) * (-(-size // 8) * 8)
 
 
 def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | None:
