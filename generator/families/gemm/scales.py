@@ -1,4 +1,4 @@
-"""Block scales of a tile: which of them a consumer's warp copies and a thread reads for each k tile.
+"""Block scales of a tile: which of them a warp copies and a thread reads for each k tile.
 
 The products of a k tile are multiplied by a scale of their row of A and one of their column of B.
 A warp copies them to shared memory of its own AHEAD k tiles before the products: of each 64 rows of
@@ -22,7 +22,6 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 MOST_BLOCKS = 2  # 128x128 blocks that the columns of one tile may lie in: a thread selects one
 AHEAD = 3  # k tiles: about as long as memory takes where it is busy
 WARP, WARP_ROWS = 32, 16  # threads; rows of wgmma that a warp has of 64
-ADDRESSES = 2  # registers of a pointer
 BYTES = {"fp32": 4, "e8m0": 1}
 CPP = {"fp32": "float", "e8m0": "uint8_t"}  # the element types of block scales
 
@@ -86,11 +85,10 @@ def column_scales(operation: GemmOperation, schedule: GemmSchedule) -> SideScale
 
 
 def scale_registers(operation: GemmOperation, schedule: GemmSchedule) -> int:
-    """Registers of a thread for block scales: those of a k tile, and where the next are."""
+    """Registers of a thread for the products of block scales of a k tile."""
     rows, columns = row_scales(operation, schedule), column_scales(operation, schedule)
     blocks = schedule.rows // (WGMMA_M * schedule.sharing)
-    factors = blocks * rows.count * (1 if columns.each == 1 else columns.count)
-    return factors + columns.count + ADDRESSES * (blocks + 1)
+    return blocks * rows.count * columns.count
 
 
 def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
