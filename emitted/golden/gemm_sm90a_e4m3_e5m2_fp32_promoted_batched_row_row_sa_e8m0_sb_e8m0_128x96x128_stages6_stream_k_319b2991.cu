@@ -515,8 +515,13 @@ struct Products {
   Scales ahead;  // of the next k tile
   // Where a thread's scales of the k tile after the last that was read are.
   const uint8_t* row_scales[kBlocks][kRowScales];
+  // Two neighbours among the columns, which are one load where they lie side by side.
+  struct alignas(2 * sizeof(uint8_t)) ScalePair {
+    uint8_t value[2];
+  };
   const uint8_t* column_scales;
-  int first_column, last_column;
+  int first_column, last_column, column_bytes;  // from one column's scale to the next, within 32 bits
+  bool paired;
   int k_tiles;  // that are left to read
 
   // Starts to read the scales of the k tile `k_tile` of the tile at `at`, the consumer's first row.
@@ -534,6 +539,10 @@ struct Products {
     first_column = at.n + lane % 4 * 2;
     last_column = p.n - 1;
     column_scales = column_start;
+    column_bytes = int(p.b_scales_row) * int(sizeof(*column_scales));
+    // Every pair begins at an even column, and is aligned where the first of each k tile is.
+    const int64_t apart = reinterpret_cast<int64_t>(column_start) | p.b_scales_k * int64_t(sizeof(*column_scales));
+    paired = p.b_scales_row == 1 && p.n % 2 == 0 && apart % int64_t(sizeof(ScalePair)) == 0;
     CUTE_UNROLL
     for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
     read(p);
@@ -551,10 +560,20 @@ struct Products {
   }
 
   __device__ __forceinline__ void read_columns(const Parameters& p, bool any, float (&to)[kColumnScales]) {
-    CUTE_UNROLL
-    for (int i = 0; i < kColumnScales; ++i) {
-      const int column = min(first_column + i / 2 * 8 + i % 2, last_column);
-      to[i] = any ? as_float(column_scales[column * p.b_scales_row]) : 0;
+    if (paired && any) {
+      ScalePair pairs[kColumnScales / 2];
+      CUTE_UNROLL
+      for (int i = 0; i < kColumnScales / 2; ++i)
+        pairs[i] = *reinterpret_cast<const ScalePair*>(column_scales + min(first_column + i * 8, last_column - 1));
+      CUTE_UNROLL
+      for (int i = 0; i < kColumnScales; ++i) to[i] = as_float(pairs[i / 2].value[i % 2]);
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < kColumnScales; ++i) {
+        const int column = min(first_column + i / 2 * 8 + i % 2, last_column);
+        const char* from = reinterpret_cast<const char*>(column_scales) + int64_t(column) * column_bytes;
+        to[i] = any ? as_float(*reinterpret_cast<const uint8_t*>(from)) : 0;
+      }
     }
     column_scales += p.b_scales_k;
   }
@@ -592,8 +611,8 @@ struct Products {
       CUTE_UNROLL
       for (int i = 0; i < kCount; ++i) {
         const int row = i / 2 % 2 % kRowScales;  // of the thread's, see `coordinates`
-        const float factor = scales.rows[block][row] * of_columns[i / 4 * 2 + i % 2];
-        sums[block][i] += partial[block][i] * factor;
+        // One after the other: the factors of all elements would be as many registers as they have.
+        sums[block][i] += partial[block][i] * of_columns[i / 4 * 2 + i % 2] * scales.rows[block][row];
       }
     }
   }

@@ -10,7 +10,7 @@ import torch
 import warploom
 from warploom.errors import ProblemError, SpecificationError
 from warploom.generator.families.gemm import FAMILY, GemmOperation, GemmShape, complete
-from warploom.generator.families.gemm.launch import GemmProblem
+from warploom.generator.families.gemm.launch import GemmProblem, ScaleStrides
 from warploom.generator.launches import NO_GPU
 from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.dispatch import choose
@@ -239,3 +239,11 @@ def test_samples_have_the_scales_of_their_operation() -> None:
     assert (scale_a.shape, scale_b.shape, scale_b.dtype) == ((20, 5), (3, 5), E8M0)
     d = warploom.gemm(one.a, one.b, epilogue=one.listed)
     assert error_share(d, one.a, one.b, one.listed) < 1
+
+
+def test_a_stride_that_kernels_cannot_count_is_refused() -> None:
+    one = block_scaled()
+    spec = choose(one, GemmShape(16, 256, 256)).spec
+    problem = GemmProblem(16, 256, 256, 256, 256, 256, scales_a=ScaleStrides(2**30, 1))
+    with pytest.raises(ProblemError, match=r"stride 1073741824 of scale_a: must be smaller"):
+        FAMILY.launches(spec, problem, NO_GPU)

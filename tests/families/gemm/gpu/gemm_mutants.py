@@ -111,6 +111,9 @@ MUTANTS = {
     "a swapped column has the block scale of its neighbour": Mutant(
         SWAPPED, r"i / 2 \* 8 \+ i % 2,", (61, 264, 520), "i / 2 * 8 + 1 - i % 2,"
     ),
+    "pairs of swapped columns have each other's block scales": Mutant(
+        SWAPPED, r"value\[i % 2\]\);(?= *\n *\} else)", (62, 264, 520), "value[1 - i % 2]);"
+    ),
     "products are scaled before they are there": Mutant(
         SCALED, r"cute::warpgroup_wait<0>\(\);", (1021, 1016, 520)
     ),
