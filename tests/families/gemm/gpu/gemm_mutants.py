@@ -88,31 +88,31 @@ MUTANTS = {
         (64, 512, 60_000),
     ),
     "a row has the block scale of its neighbour": Mutant(
-        SCALED, r"lane / 4 \+ i % 2 \* 8;", (257, 264, 520), "lane / 4 + 1 + i % 2 * 8;"
+        SCALED,
+        r"lane / 4 \+ i % 2 \* 8\]",
+        (257, 264, 520),
+        "(lane / 4 + 1 + i % 2 * 8) % 16]",
     ),
     "rows of a fragment have each other's block scales": Mutant(
-        SCALED, r"lane / 4 \+ i % 2 \* 8;", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8;"
+        SCALED, r"lane / 4 \+ i % 2 \* 8\]", (257, 264, 520), "lane / 4 + 8 - i % 2 * 8]"
     ),
     "columns have the scale of the next 128x128": Mutant(
-        SCALED, r"at\.n / 128 \+ i", (257, 264, 520), "at.n / 128 + i + 1"
+        SCALED, r"at\.n / 128 \+ lane", (257, 264, 520), "at.n / 128 + lane + 1"
     ),
     "the last k tile has the scales of A of the one before": Mutant(
         SCALED,
-        r"from \+= p\.a_scales_k;",
+        r"row_scales\[i\] \+= p\.a_scales_k;",
         (257, 264, 520),
-        "if (k_tiles != 1) from += p.a_scales_k;",
+        "if (k_tiles != 1) row_scales[i] += p.a_scales_k;",
     ),
     "the last k tile has the scales of B of the one before": Mutant(
         SCALED,
-        r"column_scales\[i\] \+= p\.b_scales_k;",
+        r"column_scales \+= p\.b_scales_k;",
         (257, 264, 520),
-        "if (k_tiles != 1) column_scales[i] += p.b_scales_k;",
+        "if (k_tiles != 1) column_scales += p.b_scales_k;",
     ),
     "a swapped column has the block scale of its neighbour": Mutant(
-        SWAPPED, r"i / 2 \* 8 \+ i % 2,", (61, 264, 520), "i / 2 * 8 + 1 - i % 2,"
-    ),
-    "pairs of swapped columns have each other's block scales": Mutant(
-        SWAPPED, r"value\[i % 2\]\);(?= *\n *\} else)", (62, 264, 520), "value[1 - i % 2]);"
+        SWAPPED, r"lane % 4 \* 2 \+ j % 2\]", (61, 264, 520), "lane % 4 * 2 + 1 - j % 2]"
     ),
     "products are scaled before they are there": Mutant(
         SCALED, r"cute::warpgroup_wait<0>\(\);", (1021, 1016, 520)
