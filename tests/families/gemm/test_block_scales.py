@@ -154,7 +154,7 @@ def test_batches_are_rows_of_one_matrix_or_batches() -> None:
         ({"scale_a": torch.rand(16, 5, device="meta")}, "must be on one device"),
         ({"scale_a": torch.rand(16, 5).requires_grad_()}, "are not differentiated"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_scales_that_do_not_go_together_are_refused(change: dict[str, Any], said: str) -> None:
     a, b = drawn(16, 640), drawn(256, 640, seed=1).t()
