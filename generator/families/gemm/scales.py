@@ -22,6 +22,7 @@ from warploom.generator.wgmma import WARPGROUP, WGMMA_M
 MOST_BLOCKS = 2  # 128x128 blocks that the columns of one tile may lie in: a thread selects one
 AHEAD = 3  # k tiles: about as long as memory takes where it is busy
 WARP, WARP_ROWS = 32, 16  # threads; rows of wgmma that a warp has of 64
+ALIGNMENT = 16  # of a warp's scales of a k tile: as many bytes are copied at once
 BYTES = {"fp32": 4, "e8m0": 1}
 CPP = {"fp32": "float", "e8m0": "uint8_t"}  # the element types of block scales
 
@@ -100,7 +101,7 @@ def scale_bytes(operation: GemmOperation, schedule: GemmSchedule) -> int:
     size = columns.of_warp * columns.bytes
     size = -(-size // rows.bytes) * rows.bytes + blocks * rows.of_warp * rows.bytes
     warps = schedule.consumers * WARPGROUP // WARP
-    return warps * (AHEAD + 1) * (-(-size // 8) * 8)
+    return warps * (AHEAD + 1) * (-(-size // ALIGNMENT) * ALIGNMENT)
 
 
 def blocks_reason(operation: GemmOperation, schedule: GemmSchedule) -> str | None:
