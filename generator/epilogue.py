@@ -20,6 +20,8 @@ from warploom.generator.step import Pitches, Reads
 from warploom.generator.step import Step as Step
 
 Function = Literal["relu", "gelu", "gelu_tanh", "silu"]
+GateFunction = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu_oai"]
+GateLayout = Literal["halves", "interleaved"]
 Float = Literal["fp16", "bf16", "fp32"]
 By = Literal["host", "device", "row", "column"]
 
@@ -114,9 +116,10 @@ def derivative_class(function: Function) -> str:
     return _class_name(f"{function}_gradient")
 
 
-def _logistic(function: Function) -> tuple[str, ...]:
+def _logistic(function: GateFunction) -> tuple[str, ...]:
     """The file of the logistic function, where a function and its derivative are made of it."""
-    return ("_activation/logistic.cuh",) if function in ("gelu_tanh", "silu") else ()
+    made_of_it = function in ("gelu_tanh", "silu", "swiglu_oai")
+    return ("_activation/logistic.cuh",) if made_of_it else ()
 
 
 def _class_name(words: str) -> str:
@@ -259,8 +262,46 @@ class ColumnSum(Step):
         return (pointer(f"column_sum_{index}", "float", "sums[n]"),)
 
 
+@frozen
+class Gate(Step):
+    """Multiply a function of one half of the columns (gate) by the other half (up).
+
+    The steps before it are of both halves, those behind it of the columns of D. swiglu_oai is
+    (min(max(up, -7), 7) + 1) g / (1 + exp(-1.702 g)) with g = min(gate, 7), as gpt-oss has it.
+    """
+
+    function: GateFunction = knob(name="gate_{}_{}", doc="of the gate")
+    layout: GateLayout = knob(
+        default="halves",
+        name="",
+        doc="halves: all columns of the gate, then all of up; interleaved: gate and up in turn",
+    )
+    step: Literal["gate"] = "gate"
+    arguments: ClassVar[tuple[str, ...]] = ("gate", "gate_interleaved")
+
+    def columns(self, n: int) -> int:
+        return n // 2
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*_logistic(self.function), f"{self.function}.cuh", "gate.cuh.jinja")
+
+    @property
+    def cpp(self) -> str:
+        up = "SwigluOaiUp" if self.function == "swiglu_oai" else "Up"
+        return f"Gate<{_class_name(self.function)}, {up}>"
+
+
 EpilogueStep = (
-    Scale | Bias | Activation | Residual | Amax | Preactivation | ActivationGradient | ColumnSum
+    Scale
+    | Bias
+    | Activation
+    | Residual
+    | Amax
+    | Preactivation
+    | ActivationGradient
+    | ColumnSum
+    | Gate
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
@@ -283,6 +324,16 @@ def columns(steps: tuple[Step, ...], n: int) -> int:
     return n
 
 
+def gate_of(steps: tuple[Step, ...]) -> Gate | None:
+    """The gate among the steps; None where there is none."""
+    return next((step for step in steps if isinstance(step, Gate)), None)
+
+
+def factors(steps: tuple[Step, ...], index: int) -> int:
+    """How many columns of a step's there are for each column of D."""
+    return 2 if any(isinstance(step, Gate) for step in steps[index:]) else 1
+
+
 def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     """Every step is one of STEPS; so many follow each other that names fit file systems."""
     if len(steps) > MOST_STEPS:
@@ -290,6 +341,11 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
         return one_of("epilogue step", unknown[0].token, [step.token for step in STEPS])
+    gates = [step for step in steps if isinstance(step, Gate)]
+    if len(gates) > 1:
+        return f"epilogue with {gates[0].token} and {gates[1].token}: at most one gate"
+    if gates and any(step.partial for step in steps):
+        return f"epilogue with {gates[0].token} and column_sum: a gated epilogue sums no columns"
     written = "_".join(step.token for step in steps)
     if len(written) > MOST_CHARACTERS:
         return (

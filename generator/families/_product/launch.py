@@ -12,6 +12,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.generator import launches as launch
 from warploom.generator import limits
 from warploom.generator.elements import ELEMENTS, Element
+from warploom.generator.epilogue import columns
 from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
@@ -261,7 +262,7 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
         return self.tensor_map(
             "d",
             ELEMENTS[self.operation.d],
-            ((problem.n, problem.m), problem.pitch_d),
+            ((columns(self.operation.epilogue, problem.n), problem.m), problem.pitch_d),
             self.layout.store_box,
             Batches(problem.batches, problem.batch_pitch_d),
             span=self.layout.store_span,
@@ -409,7 +410,11 @@ def extents(
         fields.append(int32("a_tail_rows", meaning, lambda at: at.tail.extent))
     fields += [
         int32("m", "rows of D", lambda at: at.problem.m),
-        int32("n", "columns of D", lambda at: at.problem.n),
+        int32(
+            "n",
+            "columns of gate and up, twice those of D" if operation.gate else "columns of D",
+            lambda at: at.problem.n,
+        ),
         int32("k", "products summed", lambda at: at.problem.k),
     ]
     if schedule.split_k > 1:

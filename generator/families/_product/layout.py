@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import EpilogueStep
+from warploom.generator.epilogue import EpilogueStep, factors
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
@@ -71,9 +71,23 @@ class ProductLayout:
         return -(-(self.fixed_bytes + stages) // 1024) * 1024
 
 
-def store_box(schedule: ProductSchedule, chunk_columns: int) -> tuple[int, int]:
+def halved(operation: ProductOperation, schedule: ProductSchedule) -> tuple[int, int]:
+    """What rows and columns of wgmma are divided by, of those of the product, to be D's.
+
+    A gate and what it multiplies are 8 rows of wgmma apart where these are n, else 8 columns.
+    """
+    if not operation.gate:
+        return 1, 1
+    return (2, 1) if schedule.swap else (1, 2)
+
+
+def store_box(
+    operation: ProductOperation, schedule: ProductSchedule, chunk_columns: int
+) -> tuple[int, int]:
     """Columns and rows of D in a staging buffer; (0, 0) where there is none."""
-    box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
+    rows, columns = halved(operation, schedule)
+    sides = WGMMA_M // rows, chunk_columns // columns
+    box = sides if schedule.swap else (sides[1], sides[0])
     return box if schedule.store == "tma" else (0, 0)
 
 
@@ -116,19 +130,29 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
         bits = ELEMENTS[operation.d].bits
         spans = [8 * span // bits for span in SPANS if span >= bits]
         widths = [64, 32, 16] if schedule.swap else spans
-    finished = schedule.finished
-    return [width for width in widths if finished % width == 0]
+    finished, (_, columns) = schedule.finished, halved(operation, schedule)
+    return [width * columns for width in widths if finished % (width * columns) == 0]
+
+
+def in_pairs(operation: ProductOperation, schedule: ProductSchedule) -> bool:
+    """Whether steps read and store two neighbours of a row as one word.
+
+    Swapped, a thread has no neighbours, nor has it before a gate that is interleaved with up.
+    """
+    interleaved = operation.gate is not None and operation.gate.layout == "interleaved"
+    return schedule.store == "tma" and not schedule.swap and not interleaved
 
 
 def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments: int) -> int:
-    pairs = "tma" if schedule.store == "tma" and not schedule.swap else "direct"
+    pairs = "tma" if in_pairs(operation, schedule) else "direct"
+    steps, (_, columns) = operation.epilogue, halved(operation, schedule)
     operands = sum(
-        step.registers(paired=pairs == "tma")
-        for step in operation.epilogue
+        step.registers(paired=pairs == "tma") * min(columns, factors(steps, index))
+        for index, step in enumerate(steps)
         if held(step, schedule) != "block"
     )
-    work = operands + FRAGMENT_REGISTERS[pairs] if operation.epilogue else 0
-    return fragments * work + BASE_REGISTERS[pairs]
+    work = operands + FRAGMENT_REGISTERS[pairs] if steps else 0
+    return fragments // columns * work + BASE_REGISTERS[pairs]
 
 
 def held(step: EpilogueStep, schedule: ProductSchedule) -> str:

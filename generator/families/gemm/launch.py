@@ -22,14 +22,14 @@ from warploom.generator.families.gemm.layout import GemmLayout, gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule, GemmSpec
 from warploom.generator.launches import DeviceLimits, Launch, Workspace
 from warploom.generator.parameters import Field, ParameterBlock, block, int32, tensor_map
-from warploom.generator.tensor_maps import TensorMap
+from warploom.generator.tensor_maps import TensorMap, gated_map
 
 
 @dataclass(frozen=True, slots=True)
 class GemmProblem:
     """The extents of one call, and the pitch of each matrix: elements from row to row (or from
     column to column) of the memory it lies in. `pitch_c` has one entry for each matrix that a step
-    reads or stores.
+    reads or stores. Of a gated product n is both halves, and D has half as many columns.
 
     A batched operation has the number of D's batches, how those of A and B lie, and the elements
     between the batches of D and of each step's operand that has a `batch_field`.
@@ -59,8 +59,9 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
 
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""
-        problem = self.problem
-        return self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
+        problem, gate = self.problem, self.operation.gate
+        plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
+        return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
 
 
 @lru_cache(maxsize=1024)  # each is wanted by launches, and where these are bound

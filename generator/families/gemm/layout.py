@@ -30,12 +30,19 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
     kind, most = ELEMENTS[operation.a], budget(schedule)
     accumulators = _accumulators(operation, schedule)
     chunk_columns, registers = chunk(operation, schedule, accumulators, most)
-    box = store_box(schedule, chunk_columns)
+    box = store_box(operation, schedule, chunk_columns)
     # Sums of int32 at the limit spill, which those of fp32 do not.
     left = most - registers - kind.is_integer
     a_major, b_major = operation.layout_a == "row", operation.layout_b == "col"
     a = operand_tile(kind, k_major=a_major, extent=m, tile_k=k, blocks=cluster_n)
-    b = operand_tile(ELEMENTS[operation.b], k_major=b_major, extent=n, tile_k=k, blocks=cluster_m)
+    b = operand_tile(
+        ELEMENTS[operation.b],
+        k_major=b_major,
+        extent=n,
+        tile_k=k,
+        blocks=cluster_m,
+        gated=operation.gate is not None,
+    )
     return GemmLayout(
         a=a,
         b=b,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import element
+from warploom.generator.epilogue import columns as columns_of_d
 from warploom.generator.families._product.launch import cut, parts_at_once, parts_of_k
 from warploom.generator.families.gemm.constants import START
 from warploom.generator.families.gemm.layout import gemm_layout
@@ -224,7 +225,7 @@ def _epilogue(
     """Seconds from a tile's last product to its last store."""
     rows, columns = min(schedule.tile[0], shape.m), min(schedule.tile[1], shape.n)
     d = element(operation.d)
-    moved = rows * columns * d.bytes
+    moved = rows * columns_of_d(operation.epilogue, columns) * d.bytes
     moved += sum(step.moved(rows, columns, d) for step in operation.epilogue)
     found = constants["epilogue"] + moved / schedule.split / constants["store_bandwidth"]
     found += constants["chunk"] * _chunks(operation, schedule, shape)
@@ -310,7 +311,7 @@ def _stored(
     constants: Value, operation: GemmOperation, schedule: GemmSchedule, shape: GemmShape
 ) -> float:
     """Bytes of D to memory, and what sectors cost of which a tile stores but a part."""
-    pitch = shape.n * element(operation.d).bytes
+    pitch = columns_of_d(operation.epilogue, shape.n) * element(operation.d).bytes
     found = float(shape.m * pitch)
     if pitch % _SECTOR:
         ends = shape.m * -(-shape.n // schedule.tile[1])

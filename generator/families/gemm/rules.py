@@ -31,6 +31,10 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             if a == b or (a.is_fp8 and b.is_fp8)
             else f"b {b.name}: must be of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue) if operation.epilogue else None,
+            None
+            if operation.gate is None or operation.layout_b == "col"
+            else f"layout_b row with {operation.gate.token}: must be col, as a torch weight [N, K] "
+            "is after .t()",
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)
                 for step in operation.epilogue
@@ -82,6 +86,11 @@ def schedule_reasons(
             None
             if schedule.split == 1
             else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.split),
+            None
+            if operation.gate is None or schedule.swap
+            else rules.multiple_of(
+                f"tile {columns} with {operation.gate.token}", wgmma_columns, 16 * schedule.split
+            ),
             None
             if schedule.split_k == 1
             or (schedule.split == 1 and not schedule.stream_k and schedule.roles == "cooperative")

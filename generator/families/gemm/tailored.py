@@ -112,7 +112,8 @@ def _tried(
         return
     lines = -(-row_tiles // along) * shape.batches  # of clusters, one above the other
     # Swapped, TMA stores 16 rows of D at a time; rows of an operand in memory are 32 bytes or more.
-    step = 8 if not swap and operation.layout_b == "col" else 16
+    narrow = not swap and operation.layout_b == "col" and operation.gate is None
+    step = 8 if narrow else 16
     for waves in range(1, WAVES + 1):
         clusters = waves * device.clusters(along * beside) // lines  # beside each other
         columns = -(-across // (max(1, clusters) * beside * step)) * step

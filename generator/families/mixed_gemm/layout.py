@@ -67,7 +67,7 @@ def mixed_gemm_layout(
         columns = 8
     elif schedule.store == "tma":  # stages need the room, and sums the registers
         columns = min(columns, 16 if fragments >= MANY_FRAGMENTS else 32)
-    box = store_box(schedule, columns)
+    box = store_box(operation, schedule, columns)
     tile = operand_tile(a, k_major=True, extent=m, tile_k=PANEL_BITS // a.bits, blocks=1)
     slab, panels = operation.slab, k * a.bits // PANEL_BITS
     slabs = schedule.row_blocks * (k // DEPTH)

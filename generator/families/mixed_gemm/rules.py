@@ -37,6 +37,10 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),
+            f"epilogue with {operation.gate.token}: is for gemm, whose weights are not packed; "
+            "multiply the halves of the result"
+            if operation.gate
+            else None,
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)
                 for step in operation.epilogue
