@@ -20,7 +20,7 @@ from warploom.generator.specification import KernelSpec, parse_name
 from warploom.runtime.families._product.epilogue import unseen
 from warploom.runtime.families._product.examples import Dimension, Examples, items, unfit
 from warploom.runtime.families._product.operands import result_type
-from warploom.runtime.families._product.steps import KINDS, flatten
+from warploom.runtime.families._product.steps import KINDS, columns, flatten
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm.call import (
@@ -48,6 +48,7 @@ from warploom.runtime.families.gemm.operator_arguments import (
     Gradients,
     Outputs,
     dispatched,
+    empty_product,
     empty_result,
     listed_of,
 )
@@ -113,8 +114,7 @@ def _refuse_grad(
 
 
 def _fake(*given: Any) -> torch.Tensor:
-    call = Call(*given[:WIDTH])
-    return empty_result(call.a, call.b, call.out_dtype)
+    return empty_result(Call(*given[:WIDTH]))
 
 
 def _fake_outputs(*given: Any) -> list[torch.Tensor]:
@@ -128,7 +128,7 @@ def _fake_out(*given: Any, **written: torch.Tensor | None) -> None:
 
 def _fake_refused(*given: Any) -> torch.Tensor:
     call = _Refused(*given)
-    return empty_result(call.a, call.b, call.out_dtype)
+    return empty_product(call.a, call.b, call.b.shape[-1], call.out_dtype)
 
 
 # ---- Gradients and vmap --------------------------------------------------------------------------
@@ -192,7 +192,8 @@ def _vmap_outputs(
     call, outputs = Call(*given[:WIDTH]), Outputs(*given[WIDTH : WIDTH + 2])
     folded = _folded(info.batch_size, Call(*in_dims[:WIDTH]), call)
     shape = (*torch.broadcast_shapes(folded.a.shape[:-2], folded.b.shape[:-2]),)  # type: ignore[no-untyped-call]
-    shape = (*shape, folded.a.shape[-2], folded.b.shape[-1])
+    stored = folded.kinds.index("preactivation") if "preactivation" in folded.kinds else 0
+    shape = (*shape, folded.a.shape[-2], columns(folded.kinds[:stored], folded.b.shape[-1]))
     if any(kind != "preactivation" for kind in outputs.written_kinds):
         raise unfit(", ".join(outputs.written_kinds))
     written = [one.new_empty((), device=folded.a.device).expand(shape) for one in outputs.written]
@@ -291,14 +292,14 @@ def call(
     if name is not None:
         if not torch.compiler.is_dynamo_compiling():
             raise unseen(name)
-        return _refuse(a, b, out, asked, name)
+        return _refuse(a, b[..., : columns(flatten(listed).words, b.shape[-1])], out, asked, name)
     if accumulate_into is not None and torch.compiler.is_dynamo_compiling():
         keep_in_place(accumulate_into)
     gradients = Gradients("recompute", accumulate_into, gradient_dtype)
     z: torch.Tensor | None = None
     if wanted and _saves(a, b, listed, asked, spec, preactivation):
         kept = kept_type(asked, a.dtype)
-        z = a.new_empty((), dtype=kept).expand(empty_result(a, b, asked).shape)
+        z = a.new_empty((), dtype=kept).expand(empty_product(a, b, b.shape[-1], asked).shape)
         listed, gradients = storing_items(listed, z), gradients._replace(preactivation="save")
     flat = flatten(listed)
     written = dict(flat.written)

@@ -7,6 +7,10 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("scale_column", v)     times v, the same of columns
     ("bias", v)             plus v, an element for each column; fp16, bf16 or fp32
     ("activation", name)    relu, gelu, gelu_tanh or silu of it
+    ("gate", name)          the function of the first half of the columns times the second half:
+                            relu, gelu, gelu_tanh, silu or swiglu_oai; what follows is of half the
+                            columns. ("gate_interleaved", name): of every other column, from the
+                            first, times that after it
     ("residual", c, beta)   plus beta c, c of D's shape; fp16, bf16 or fp32
     ("amax", t)             raises t, an fp32 tensor of one element, to the largest magnitude there
     ("preactivation", z)    stores values there in z, of D's shape; fp16, bf16 or fp32
@@ -32,6 +36,7 @@ from warploom.runtime.families._product.steps.activation_gradient import TorchAc
 from warploom.runtime.families._product.steps.amax import TorchAmax
 from warploom.runtime.families._product.steps.bias import TorchBias
 from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
+from warploom.runtime.families._product.steps.gate import TorchGate
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
 from warploom.runtime.families._product.steps.residual import TorchResidual
@@ -48,6 +53,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "preactivation": TorchPreactivation(),
     "activation_gradient": TorchActivationGradient(),
     "column_sum": TorchColumnSum(),
+    "gate": TorchGate(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 
@@ -71,6 +77,13 @@ def flatten(listed: Sequence[Item]) -> Flat:
 def unflatten(words: Sequence[str], given: Given) -> list[Item]:
     """The items again; ProblemError for a word of no step."""
     return [_owner(word).unflatten(word, given) for word in words]
+
+
+def columns(words: Sequence[str], n: int) -> int:
+    """The columns of D where those of the product are n, of what an operator is given of items."""
+    for word in words:
+        n = _owner(word).columns(n)
+    return n
 
 
 def _owner(word: str) -> TorchStep[Any]:

@@ -1,7 +1,7 @@
 """What a step's class says of it, with torch's tensors.
 
 Each declares what a step does to values x [.., m, n]; all else loops over steps. A gated step's
-`apply` returns half of the columns, and its generator's `columns` says so: what follows it is bound
+`apply` returns half of the columns, and `columns` says so, as its generator's does: what follows it is bound
 beside the D that is left, and samples are drawn for it. A step with a second output (`auxiliary`),
 such as the scales of blocks that it quantises by, has it as its item's value; `write` fills it, and
 an operator takes it beside `out`. Its `apply` returns what D has where D's rounding is its own.
@@ -47,6 +47,10 @@ class TorchStep(Generic[StepT]):
     fp32: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
+
+    def columns(self, n: int) -> int:
+        """Columns that are left of the n that it is given."""
+        return n
 
     def reads(self, item: Item) -> Reads:
         """By which dimensions of D the item's tensor lies; else it has one element."""
