@@ -21,6 +21,7 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 # addressing takes so many registers, and each fragment in work so many more.
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
+GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
         if held(step, schedule) != "block"
     )
     work = operands + FRAGMENT_REGISTERS[pairs] if steps else 0
-    return fragments // columns * work + BASE_REGISTERS[pairs]
+    gated = GATE_REGISTERS if columns > 1 else 0
+    return fragments // columns * work + BASE_REGISTERS[pairs] + gated
 
 
 def held(step: EpilogueStep, schedule: ProductSchedule) -> str:

@@ -19,11 +19,13 @@ from warploom.generator.epilogue import (
     Bias,
     ColumnSum,
     EpilogueStep,
+    Gate,
     Preactivation,
     Residual,
     Scale,
 )
 from warploom.runtime.elements import TORCH
+from warploom.runtime.families._product.steps.gate import kind_of
 
 Shape = tuple[int, ...]
 Bound = tuple[torch.Tensor, torch.Tensor]  # what is right, and how far off each element may be
@@ -85,6 +87,8 @@ def item(
     if isinstance(step, ColumnSum):
         operand = guarded(1, n, torch.float32, odd=odd, batches=batches)
         return operand, ("column_sum", operand.view[..., 0, :])
+    if isinstance(step, Gate):
+        return None, (kind_of(step.layout), step.function)
     if isinstance(step, Activation):
         return None, ("activation", step.function)
     if isinstance(step, Scale) and step.by == "host":

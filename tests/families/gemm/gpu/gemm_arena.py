@@ -14,7 +14,7 @@ from product_arena import Bound, Shape, assert_within, fill, guarded, item
 from rooms import Guarded
 
 import warploom
-from warploom.generator.epilogue import Preactivation
+from warploom.generator.epilogue import Preactivation, columns
 from warploom.generator.families.gemm import GemmOperation
 from warploom.generator.specification import KernelSpec
 from warploom.runtime.elements import TORCH
@@ -62,13 +62,16 @@ def call(
     for operand in (a, b):
         fill(operand.view, generator, limit=8 if small else 128)
     shared = tuple(torch.broadcast_shapes(*batches))
-    made = Call(spec, a, b, guarded(m, n, TORCH[operation.d], odd=odd, batches=shared), [], [], [])
+    of_d = columns(operation.epilogue, n)
+    d = guarded(m, of_d, TORCH[operation.d], odd=odd, batches=shared)
+    made = Call(spec, a, b, d, [], [], [])
     for index, step in enumerate(operation.epilogue):
         own = shared if index % 2 == 0 or isinstance(step, Preactivation) else ()
         operand, given = item(step, m, n, odd=odd, generator=generator, batches=own)
         made.listed.append(given)
         if operand is not None:
             (made.outputs if step.auxiliary else made.operands).append(operand)
+        n = step.columns(n)
     return made
 
 

@@ -77,8 +77,11 @@ def stored_by_tma(kernel: KernelSpec) -> bool:
 def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, int]:
     """Return `shape` with the next n that the kernel can store."""
     m, n, k = shape
-    unit = 16 // element(cast("GemmOperation", kernel.operation).d).bytes
-    return (m, n + -n % unit, k) if stored_by_tma(kernel) else shape
+    operation = cast("GemmOperation", kernel.operation)
+    unit = 16 // element(operation.d).bytes if stored_by_tma(kernel) else 1
+    if operation.gate:  # 8 columns of the gate and 8 of up
+        unit = max(16, 2 * unit)
+    return m, n + -n % unit, k
 
 
 STORES = ("tma", "direct")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import gemm_arena as arena
 import gemm_cases as cases
+import gemm_wider as wider
 import torch
 
 from warploom.errors import DeviceError
@@ -35,10 +36,11 @@ class Mutant:
     kernel: KernelSpec
     without: str  # a pattern
     shape: tuple[int, int, int]
+    instead: str = ""
 
     def source(self) -> str:
-        """The text of the kernel, without."""
-        source, count = re.subn(self.without, "", render(self.kernel))
+        """The text of the kernel, without, or with something else instead."""
+        source, count = re.subn(self.without, self.instead, render(self.kernel))
         if count == 0:
             raise LookupError(f"{self.without} is not in the text of {self.kernel.name}")
         return source
@@ -81,6 +83,21 @@ MUTANTS = {
         cases.spec((64, 64), consumers=1, split_k=16),
         r'asm volatile\("griddepcontrol\.wait;[^\n]*\n(?=  Store store)',
         (64, 512, 60_000),
+    ),
+    "a gate multiplies itself": Mutant(
+        wider.GATED[0],
+        r"Factor::function\(of_product\[1\]",
+        (257, 272, 193),
+        "Factor::function(of_product[0]",
+    ),
+    "up has the bias of the gate": Mutant(
+        wider.GATED[0], r"at\.column\[0\] \+ factor \* \(n / 2\)", (257, 272, 193), "at.column[0]"
+    ),
+    "warps of a swapped gate leave gaps between their columns": Mutant(
+        wider.GATED[24], r"% 4 \* 8 \+ lane / 4", (5, 272, 193), "% 4 * 16 + lane / 4"
+    ),
+    "rows of up are loaded from eight further on": Mutant(
+        wider.GATED[0], r"k, 0, 0, \(n \+ first\) / 16", (257, 272, 193), "k, 0, 0, (n + first) / 16 + 1"
     ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),

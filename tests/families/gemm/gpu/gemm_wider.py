@@ -20,7 +20,7 @@ from gemm_cases import (
 )
 from gemm_chosen import CHOSEN
 
-from warploom.generator.epilogue import STEPS, Amax, Residual, Scale
+from warploom.generator.epilogue import STEPS, Amax, Bias, Gate, Preactivation, Residual, Scale
 
 TRAINED = [
     spec(tile, epilogue=steps, **others)
@@ -206,7 +206,56 @@ REDUCED = [
     )
 ]
 
-WIDER = (*TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED)
+# Gate and up in one thread: as columns of wgmma or, swapped, as its rows; steps before and behind.
+BIASED = (Bias("bf16"), Gate("silu"))
+INTERLEAVED = (Bias("bf16"), Gate("swiglu_oai", "interleaved"))
+AROUND = (Bias("fp32"), Preactivation("bf16"), Gate("gelu"), Scale("device"), Residual("bf16"))
+STORED = (Preactivation("fp32"), Gate("gelu_tanh", "interleaved"), Amax(), Preactivation("bf16"))
+GATED = [
+    spec(tile, epilogue=steps, **others)
+    for tile, steps, others in (
+        ((128, 256), BIASED, {"cluster": (2, 1)}),
+        ((128, 256), INTERLEAVED, {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((128, 128), BIASED, {"roles": "pingpong", "cluster": (2, 2)}),
+        ((128, 128), AROUND, {"roles": "pingpong"}),
+        ((128, 128), STORED, {"cluster": (2, 1)}),
+        ((64, 256), INTERLEAVED, {"roles": "pingpong", "store": "direct"}),
+        ((256, 96), (Gate("relu"),), {"a": "fp16", "cluster": (2, 1)}),
+        ((64, 16), BIASED, {"consumers": 1, "stages": 2}),
+        ((64, 48), STORED, {"consumers": 1, "store": "direct", "d": "fp32"}),
+        ((64, 176), AROUND, {"roles": "pingpong", "layouts": "col col", "a": "fp16"}),
+        ((128, 96), (*SCALES, *BIASED), {"a": "e4m3"}),
+        ((128, 96), (*SCALES, Gate("silu")), {"a": "e4m3", "accumulation": "promoted"}),
+        ((128, 128), (*SCALES, Gate("gelu"), *QUANTISED), {"a": "e4m3", "d": "e4m3"}),
+        ((128, 64), (*SCALES, *INTERLEAVED), {"a": "int8"}),
+        ((64, 64), BIASED, {"consumers": 1, "split": 4}),
+        ((128, 96), STORED, {"split": 3}),
+        ((64, 128), INTERLEAVED, {"consumers": 1, "split": 8, "store": "direct"}),
+        ((64, 64), BIASED, {"consumers": 1, "split_k": 5}),
+        ((128, 256), AROUND, {"cluster": (2, 1), "split_k": 2}),
+        ((128, 96), STORED, {"split_k": 3, "store": "direct"}),
+        ((128, 128), BIASED, {"stream_k": True}),
+        ((128, 256), STORED, {"stream_k": True, "cluster": (2, 1)}),
+        ((128, 128), BIASED, {"batched": True, "roles": "pingpong"}),
+        ((64, 96), STORED, {"batched": True, "consumers": 1, "store": "direct"}),
+        # Swapped: weights are the rows of wgmma.
+        ((16, 64), BIASED, {"swap": True, "consumers": 1}),
+        ((8, 64), INTERLEAVED, {"swap": True, "consumers": 1, "store": "direct"}),
+        ((16, 64), STORED, {"swap": True, "consumers": 1}),
+        ((32, 128), AROUND, {"swap": True, "roles": "pingpong", "stages": 3}),
+        ((48, 256), BIASED, {"swap": True, "cluster": (2, 1)}),
+        ((64, 128), INTERLEAVED, {"swap": True, "cluster": (1, 2)}),
+        ((256, 128), STORED, {"swap": True}),
+        ((24, 64), AROUND, {"swap": True, "consumers": 1, "store": "direct", "a": "fp16"}),
+        ((32, 128), (*SCALES, *BIASED), {"swap": True, "a": "e4m3"}),
+        ((64, 64), BIASED, {"swap": True, "consumers": 1, "split": 4}),
+        ((64, 64), STORED, {"swap": True, "consumers": 1, "split_k": 4}),
+        ((16, 64), INTERLEAVED, {"swap": True, "consumers": 1, "stream_k": True}),
+        ((64, 128), AROUND, {"swap": True, "batched": True}),
+    )
+]
+
+WIDER = (*GATED, *TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )
