@@ -1,9 +1,9 @@
-// gemm_sm90a_e4m3_e5m2_fp32_promoted_preactivation_fp32_relu_gradient_fp32_128x64x128_stages9_direct_363eba48
+// gemm_sm90a_bf16_bias_bf16_preactivation_bf16_gelu_tanh_pingpong_128x128x64_cluster2x1_stages6_6f1c5bb1
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): preactivation_fp32, relu_gradient_fp32
-//   A e4m3 row, B e5m2 col, accumulated in fp32, D fp32 row
-//   tile 128x64x128, cluster 1x1, 2 consumers, 9 stages, along_m, group 8, store direct
-// Digest 363eba48759e76d969724a2a3698f66572ef9f6b0d6ce7d60176e79a32b0e523; `warploom show` prints this file.
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, preactivation_bf16, gelu_tanh
+//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+//   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, group 8, store tma
+// Digest 6f1c5bb16d0cbc283e93398d73d06a126e4c6bafbfca627d3a1ce1a99197147f; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,20 +25,20 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = float; using Accumulator = float;
+using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 64, kTileK = 128;
-constexpr int kClusterM = 1, kClusterN = 1;
+constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
+constexpr int kClusterM = 2, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
 constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
 constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
-constexpr int kStages = 9;
+constexpr int kStages = 6;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 64;  // of wgmma in a tile
+constexpr int kRows = 128, kColumns = 128;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
-constexpr int kChunkColumns = 32;  // a block is finished by chunks
+constexpr int kChunkColumns = 64;  // a block is finished by chunks
 constexpr int kChunks = kColumns / kChunkColumns;
 constexpr int kFragments = kChunkColumns / 8;  // 2 x 2 fragments of a thread in one chunk
 constexpr auto kEvictNormally = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -50,37 +50,36 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor a_map;  // A, in operand boxes
   cute::TmaDescriptor a_tail_map;  // A, in boxes of the tail
   cute::TmaDescriptor b_map;  // B, in operand boxes
-  float* d;  // D[m][pitch]
-  float* preactivation_0;  // z[m][pitch]
-  float* activation_gradient_1;  // dy[m][pitch]
-  int64_t d_pitch;  // elements between rows of D
-  int64_t preactivation_0_pitch;  // elements between rows of z
-  int64_t activation_gradient_1_pitch;  // elements between rows of dy
+  cute::TmaDescriptor d_map;  // D, in staging boxes
+  cutlass::bfloat16_t* bias_0;  // bias[n]
+  cutlass::bfloat16_t* preactivation_1;  // z[m][pitch]
+  int64_t preactivation_1_pitch;  // elements between rows of z
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
   int32_t k;  // products summed
 };
-static_assert(sizeof(Parameters) == 512);
+static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
-static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d) == 384);
-static_assert(OFFSET(Parameters, preactivation_0) == 392 && OFFSET(Parameters, activation_gradient_1) == 400);
-static_assert(OFFSET(Parameters, d_pitch) == 408 && OFFSET(Parameters, preactivation_0_pitch) == 416);
-static_assert(OFFSET(Parameters, activation_gradient_1_pitch) == 424 && OFFSET(Parameters, a_tail_rows) == 432);
-static_assert(OFFSET(Parameters, m) == 436 && OFFSET(Parameters, n) == 440);
-static_assert(OFFSET(Parameters, k) == 444);
+static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, preactivation_1) == 520);
+static_assert(OFFSET(Parameters, preactivation_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
+static_assert(OFFSET(Parameters, k) == 548);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 64] += A[64 x 32] * B[32 x 64]; A and B by descriptor, D in registers.
+// D[64 x 128] += A[64 x 16] * B[16 x 128]; A and B by descriptor, D in registers.
 struct Wgmma {
-  static constexpr int kK = 32;
+  static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[32], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[64], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, add, 1, 1;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -113,15 +112,18 @@ struct OperandA {
 
 // B is K-major: a row of 128 bytes is tile k of one n.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 8192;  // of one stage
+  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
+  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kRows = 128, kRowBytes = 128;  // of the tile
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
+  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile at (n, k).
+  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k) {
+                                              int n, int k, int first) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kEvictNormally, tile, k, n);
+    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
+               k, n + first);
   }
 };
 
@@ -138,32 +140,31 @@ template <int kCount> struct Ring {
 };
 using Position = Ring<kStages>;
 
-// The consumers share each tile, the second two steps behind the first: else both would add up in fp32, and
-// later finish the tile, at the same time, and the tensor core would wait. Named barrier 3 lets the second
-// begin; by 4 the first knows that it has.
+// The two consumers take turns at the products. A barrier's parity tells one lap of the ring from the
+// next but not from the one after: only once the other has waited for all of its stages may this
+// consumer wait for its own. Named barrier 3 opens turn 0, 4 opens turn 1.
 struct Order {
-  static constexpr int kSteps = 2;  // 1 hides less, 3 leaves too few stages to the producer
-  int consumer;
+  int turn, k_tiles;
 
-  __device__ __forceinline__ Order(int consumer, int, Position&) : consumer(consumer) {
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
+  __device__ __forceinline__ Order(int turn, int k_tiles, Position& position) : turn(turn), k_tiles(k_tiles) {
+    if (turn == 1) pass(position);  // turn 0 begins
   }
 
-  __device__ __forceinline__ void begin() const {
-    cutlass::arch::NamedBarrier::sync(256, consumer == 0 ? 4 : 3);
-    if (consumer == 1) cutlass::arch::NamedBarrier::arrive(256, 4);
+  __device__ __forceinline__ void begin() const { cutlass::arch::NamedBarrier::sync(256, 3 + turn); }
+
+  __device__ __forceinline__ void multiplied(int, int) const {}
+
+  // Opens the other turn, and steps over the stages of its tile.
+  __device__ __forceinline__ void pass(Position& position) const {
+    cutlass::arch::NamedBarrier::arrive(256, 4 - turn);
+    position.stage += k_tiles;
+    position.phase ^= position.stage / kStages % 2;
+    position.stage %= kStages;
   }
 
-  // The consumer has the products of a tile k.
-  __device__ __forceinline__ void multiplied(int k_tile, int k_tiles) const {
-    if (consumer == 0 && k_tile + 1 == min(kSteps, k_tiles)) cutlass::arch::NamedBarrier::arrive(256, 3);
-  }
-
-  __device__ __forceinline__ void pass(Position&) const {}
-
-  // The second's last word must not be left pending.
-  __device__ __forceinline__ void finish(int) const {
-    if (consumer == 0) cutlass::arch::NamedBarrier::sync(256, 4);
+  // The last pass opened a turn that has no tile: it must not be left pending.
+  __device__ __forceinline__ void finish(int tiles) const {
+    if (tiles % 2 == turn) begin();
   }
 };
 
@@ -215,24 +216,47 @@ __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, i
   return { {row, row + 8}, {column, column + 1} };
 }
 
-// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
+// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
+// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
+// at the load, every load would be waited for before the next is issued.
 template <class Element> struct Columns {
-  Element value[2];
+  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
+  Word word;
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
+      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
 
-  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
+  __device__ __forceinline__ float operator[](int j) const {
+    const Word bits = word >> (j * 8 * sizeof(Element));
+    return float(reinterpret_cast<const Element&>(bits));
+  }
 };
 
-// Stores a fragment's two columns of a row one by one, none past the last column.
+// Stores a fragment's two columns of a row as one word, none past the last column: n is even here and rows
+// start at even elements.
 template <class Element>
 __device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
-  CUTE_UNROLL
-  for (int j = 0; j < 2; ++j)
-    if (column[j] < n) row[column[j]] = Element(x[j]);
+  struct alignas(2 * sizeof(Element)) Word {
+    Element value[2];
+  };
+  if (column[0] < n) *reinterpret_cast<Word*>(row + column[0]) = {Element(x[0]), Element(x[1])};
 }
+
+// Adds a vector over the columns of D.
+template <class Element> struct Bias {
+  const Element* bias;
+  using Operand = Columns<Element>;
+
+  __device__ __forceinline__ Operand load(const Coordinates& at, int, int n) const {
+    return {bias, at.column, n};
+  }
+
+  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] += operand[i % 2];
+  }
+};
 
 // Stores what passes here to z, which has D's rows and columns.
 template <class Element> struct Preactivation {
@@ -251,28 +275,25 @@ template <class Element> struct Preactivation {
   __device__ __forceinline__ void finish() const {}
 };
 
-// Of max(x, 0): 0 at 0, NaN stays NaN.
-struct ReluGradient {
-  __device__ __forceinline__ static float slope(float x) { return x > 0.f ? 1.f : x <= 0.f ? 0.f : x; }
-};
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
 
-// Multiplies dy by a function's derivative (_activation/) at what passes here.
-template <class Function, class Element> struct ActivationGradient {
-  const Element* dy;
-  int64_t pitch;
-  struct Operand {
-    Columns<Element> row[2];
-  };
-
-  __device__ __forceinline__ Operand load(const Coordinates& at, int m, int n) const {
-    // A row that does not exist has no columns.
-    return {Columns<Element>(dy + at.row[0] * pitch, at.column, at.row[0] < m ? n : 0),
-            Columns<Element>(dy + at.row[1] * pitch, at.column, at.row[1] < m ? n : 0)};
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)): no
+// cancellation in the negative tail.
+struct GeluTanh {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
   }
 
-  __device__ __forceinline__ void apply(float (&x)[2][2], const Operand& operand) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = operand.row[i / 2][i % 2] * Function::slope(x[i / 2][i % 2]);
+  __device__ __forceinline__ static float function(float x) {
+    constexpr float kScale = 2.f * 0.79788456f * 1.44269504f;  // 2 sqrt(2 / pi) log2(e)
+    return x * logistic2(x * fmaf(kScale * 0.044715f, x * x, kScale));
   }
 };
 
@@ -283,17 +304,19 @@ struct Epilogue {
   struct Block {
   };
   struct Operands {
-    ActivationGradient<ReluGradient, float>::Operand step_1;
+    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   int m, n;
-  Preactivation<float> step_0;
-  ActivationGradient<ReluGradient, float> step_1;
+  Bias<cutlass::bfloat16_t> step_0;
+  Preactivation<cutlass::bfloat16_t> step_1;
+  GeluTanh step_2;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.preactivation_0, p.preactivation_0_pitch},
-        step_1{p.activation_gradient_1, p.activation_gradient_1_pitch} {}
+        step_0{p.bias_0},
+        step_1{p.preactivation_1, p.preactivation_1_pitch},
+        step_2{} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -301,17 +324,18 @@ struct Epilogue {
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
     return {
-        step_1.load(at, m, n)};
+        step_0.load(at, m, n)};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands, const Coordinates& at) {
-    step_0.apply(x, at, m, n);
-    step_1.apply(x, operands.step_1);
+    step_0.apply(x, operands.step_0);
+    step_1.apply(x, at, m, n);
+    step_2.apply(x);
   }
 
   __device__ __forceinline__ void finish() const {
-    step_0.finish();
+    step_1.finish();
   }
 };
 
@@ -320,41 +344,74 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them.
-__device__ __forceinline__ Pair converted(const Value (&x)[2]) { return { {x[0], x[1]} }; }
+// Two values of a row as D holds them, rounded to nearest even.
+__device__ __forceinline__ Pair converted(const Value (&x)[2]) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  return reinterpret_cast<const Pair&>(bits);
+}
 
-// D leaves from registers, predicated: for pitches and addresses that TMA cannot write.
+// D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  __device__ __forceinline__ Store(uint8_t*, int) {}
+  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kBytes = 64 * kSpan;
+  uint8_t* buffers;
+  int barrier, thread;  // named barrier and thread number in the warpgroup
+  int first = 0;        // the buffer that the tile begins with
+
+  __device__ __forceinline__ Store(uint8_t* staging, int consumer)
+      : buffers(staging + consumer * 2 * kBytes), barrier(1 + consumer), thread(threadIdx.x % 128) {}
+
+  // TMA's swizzle: the 16-byte column of a row is XORed with bits of the row number.
+  __device__ __forceinline__ static int swizzled(int row, int byte) {
+    const int offset = row * kSpan + byte;
+    return offset ^ ((offset >> 3) & (kSpan - 16));
+  }
 
   // Stores one chunk of the consumer's part of the tile, which starts at `at`.
   __device__ __forceinline__ void operator()(const Parameters& p, Value (&x)[kFragments][2][2],
                                              const Place& at, int chunk) {
-    CUTE_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      const Coordinates place = coordinates(at, chunk, f);
-      CUTE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (place.row[i] >= p.m) continue;
-        ElementD* row = p.d + place.row[i] * p.d_pitch;
-        const Pair pair = converted(x[f][i]);
-        CUTE_UNROLL
-        for (int j = 0; j < 2; ++j)
-          if (place.column[j] < p.n) row[place.column[j]] = pair.value[j];
-      }
+    uint8_t* buffer = buffers + (first ^ chunk % 2) * kBytes;
+    if (chunk + 1 == kBlocks * kChunks) first ^= kBlocks * kChunks % 2;  // buffers alternate across tiles
+    if (thread == 0) cute::tma_store_wait<1>();  // the store that last read this buffer is done
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    stage(buffer, x);
+    cute::tma_store_fence();  // make the writes visible to TMA before the barrier releases its thread
+    cutlass::arch::NamedBarrier::sync(128, barrier);
+    if (thread == 0) {
+      cute::SM90_TMA_STORE_2D::copy(&p.d_map, buffer, chunk_n(at, chunk), chunk_m(at, chunk));
+      cute::tma_store_arrive();
     }
   }
 
-  __device__ __forceinline__ void finish() const {}
+  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; f += 2) {
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
+      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
+                             converted(x[f + 1][1])};
+      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    }
+  }
+
+  // Shared memory must outlive the stores that read it.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) cute::tma_store_wait<0>();
+  }
 };
 
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[32768];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 222208);
+static_assert(sizeof(SharedStorage) <= 230400);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -366,14 +423,15 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
     const Place at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
+    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
+      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
       position.advance();
     }
   }
@@ -397,52 +455,40 @@ __device__ __forceinline__ void release(EmptyBarrier& empty) {
   empty.arrive(block, block < kClusterSize);
 }
 
-// The sums of one tile's products. The tensor core keeps about 14 bits of a sum of fp8 products, so it adds
-// up one tile k at a time; the rest is done in fp32 registers, under the other consumer's products.
+// The sums of one tile's products, which the tensor core adds up itself.
 struct Products {
-  Accumulator sums[kBlocks][kCount], partial[kBlocks][kCount];
+  Accumulator sums[kBlocks][kCount];
 
-  // Issues the products of one stage, a block at a time.
-  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns) {
+  // Issues the products of one stage; they run on while the warpgroup goes on.
+  __device__ __forceinline__ void issue(uint64_t rows, uint64_t columns, bool add) {
     CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      fence(partial[block]);
-      cute::warpgroup_arrive();
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    cute::warpgroup_arrive();
+    CUTE_UNROLL
+    for (int step = 0; step < kTileK / Wgmma::kK; ++step) {
       CUTE_UNROLL
-      for (int step = 0; step < kTileK / Wgmma::kK; ++step)
+      for (int block = 0; block < kBlocks; ++block)
         Wgmma::fma(rows + block * kBlockRows + step * RowOperand::kStep, columns + step * ColumnOperand::kStep,
-                   partial[block], step > 0);
-      cute::warpgroup_commit_batch();
+                   sums[block], add || step > 0);
     }
+    cute::warpgroup_commit_batch();
   }
 
-  // Waits for the products of one block after the other, and adds them to the sums.
-  __device__ __forceinline__ void promote() {
-    CUTE_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block + 1 < kBlocks) cute::warpgroup_wait<1>();
-      else cute::warpgroup_wait<0>();
-      fence(partial[block]);
-      CUTE_UNROLL
-      for (int i = 0; i < kCount; ++i) sums[block][i] += partial[block][i];
-    }
-  }
-
-  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) {
-    CUTE_UNROLL
-    for (int i = 0; i < kBlocks * kCount; ++i) sums[i / kCount][i % kCount] = 0;
-    issue(rows, columns);
-    promote();
-  }
+  __device__ __forceinline__ void first(uint64_t rows, uint64_t columns) { issue(rows, columns, false); }
 
   // Adds the products of the next stage, and lets go of the stage before.
   __device__ __forceinline__ void next(uint64_t rows, uint64_t columns, EmptyBarrier& previous) {
-    issue(rows, columns);
+    issue(rows, columns, true);
+    cute::warpgroup_wait<1>();  // all but the products just issued are done: so is the stage before
     release(previous);
-    promote();
   }
 
-  __device__ __forceinline__ void finish(EmptyBarrier& previous) { release(previous); }
+  __device__ __forceinline__ void finish(EmptyBarrier& previous) {
+    cute::warpgroup_wait<0>();
+    CUTE_UNROLL
+    for (int block = 0; block < kBlocks; ++block) fence(sums[block]);
+    release(previous);
+  }
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shared, int consumer, int rank,
@@ -454,7 +500,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
   const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Store store(nullptr, consumer);
+  Store store(shared.staging, consumer);
   Epilogue epilogue(p);
   Epilogue::Block block[kBlocks];
   Epilogue::Operands operands[kFragments];
@@ -506,7 +552,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_e4m3_e5m2_fp32_promoted_preactivation_fp32_relu_gradient_fp32_128x64x128_stages9_direct_363eba48(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bias_bf16_preactivation_bf16_gelu_tanh_pingpong_128x128x64_cluster2x1_stages6_6f1c5bb1(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform

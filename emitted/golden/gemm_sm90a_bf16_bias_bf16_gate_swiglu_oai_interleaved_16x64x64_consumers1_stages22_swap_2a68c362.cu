@@ -1,10 +1,10 @@
-// gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48
+// gemm_sm90a_bf16_bias_bf16_gate_swiglu_oai_interleaved_16x64x64_consumers1_stages22_swap_2a68c362
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, gate_swiglu_oai_interleaved
 //   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
-//   tile 128x96x64, cluster 2x1, 2 consumers, 8 stages, along_m, group 8, store tma
-//   k in 5 parts, each a tile of its own: a second kernel adds them up, and has epilogue and store
-// Digest 2f274f4824e51e55d80c6fa9bab4ec794168597670d58c268b51d1bea558cb83; `warploom show` prints this file.
+//   tile 16x64x64, cluster 1x1, 1 consumer, 22 stages, along_m, group 8, store tma
+//   swapped: the rows of wgmma are columns of D, which is D' = B' A'
+// Digest 2a68c36204e3d19ae50d619e9e550f8450104e93f87d64b23168e0cbb719b5e2; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -28,14 +28,15 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 // ---- Operation and schedule --------------------------------------------------------------------
 using ElementD = cutlass::bfloat16_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
-constexpr int kTileM = 128, kTileN = 96, kTileK = 64;
-constexpr int kClusterM = 2, kClusterN = 1;
+constexpr int kTileM = 16, kTileN = 64, kTileK = 64;
+constexpr int kClusterM = 1, kClusterN = 1;
 constexpr int kClusterSize = kClusterM * kClusterN;
-constexpr int kConsumers = 2;  // warpgroups, beside one producer warpgroup
-constexpr int kSharing = 2;    // consumers that share a tile, each with some of its rows
-constexpr int kStages = 8;
+constexpr int kConsumers = 1;  // warpgroups, beside one producer warpgroup
+constexpr int kSharing = 1;    // consumers that share a tile, each with some of its rows
+constexpr int kTurns = kConsumers / kSharing;  // tiles in work: one is finished under the other's products
+constexpr int kStages = 22;
 constexpr int kGroup = 8;
-constexpr int kRows = 128, kColumns = 96;  // of wgmma in a tile
+constexpr int kRows = 64, kColumns = 16;  // of wgmma in a tile
 constexpr int kWgmmaM = 64, kBlocks = kRows / (kWgmmaM * kSharing);  // of 64 rows, a consumer's
 constexpr int kCount = kColumns / 2;  // accumulators of a thread in 64 rows of wgmma
 constexpr int kChunkColumns = 16;  // a block is finished by chunks
@@ -52,34 +53,29 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::bfloat16_t* bias_0;  // bias[n]
-  float* partial_tiles;  // sums of each part of k, by tiles
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
-  int32_t n;  // columns of D
+  int32_t n;  // columns of gate and up, twice those of D
   int32_t k;  // products summed
-  int32_t k_parts;  // parts of k
 };
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, partial_tiles) == 520);
-static_assert(OFFSET(Parameters, a_tail_rows) == 528 && OFFSET(Parameters, m) == 532);
-static_assert(OFFSET(Parameters, n) == 536 && OFFSET(Parameters, k) == 540);
-static_assert(OFFSET(Parameters, k_parts) == 544);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, a_tail_rows) == 520);
+static_assert(OFFSET(Parameters, m) == 524 && OFFSET(Parameters, n) == 528);
+static_assert(OFFSET(Parameters, k) == 532);
 
 // ---- Parts ----------------------------------------------------------------------------------
-// D[64 x 96] += A[64 x 16] * B[16 x 96]; A and B by descriptor, D in registers.
+// D[64 x 16] += A[64 x 16] * B[16 x 16]; A and B by descriptor, D in registers.
 struct Wgmma {
   static constexpr int kK = 16;
 
-  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[48], bool add) {
+  __device__ __forceinline__ static void fma(uint64_t a, uint64_t b, float (&d)[8], bool add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %50, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, add, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, add, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "l"(a), "l"(b), "r"(int(add)));
   }
 };
@@ -99,7 +95,7 @@ __device__ __forceinline__ uint64_t matrix(const uint8_t* start, int leading, in
 // A is K-major: a row of 128 bytes is tile k of one m.
 struct OperandA {
   using Load = cute::SM90_TMA_LOAD_2D;
-  static constexpr int kBytes = 16384;  // of one stage
+  static constexpr int kBytes = 2048;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
 
   // Starts the load of the tile at (m, k).
@@ -110,20 +106,18 @@ struct OperandA {
   }
 };
 
-// B is K-major: a row of 128 bytes is tile k of one n.
+// B is K-major: a row of 128 bytes is tile k of one n. 8 rows of the gate, then the 8 of up
+// that they are multiplied with: dimensions of the map, between which no row of memory moves.
 struct OperandB {
-  using Load = cute::SM90_TMA_LOAD_MULTICAST_2D;
-  static constexpr int kBytes = 12288;  // of one stage
-  static constexpr int kRows = 96, kRowBytes = 128;  // of the tile
+  using Load = cute::SM90_TMA_LOAD_4D;
+  static constexpr int kBytes = 8192;  // of one stage
   static constexpr int kStep = 32 / 16;  // from one instruction's k to the next, in a descriptor
-  static constexpr uint16_t kReceivers = (1 << kClusterSize) - 1;
 
-  // Starts the load of the tile's rows from `first` on, as many as the map's box has, for the whole cluster.
+  // Starts the load of the tile at (n, k).
   __device__ __forceinline__ static void load(const cute::TmaDescriptor& map, FullBarrier& full, uint8_t* tile,
-                                              int n, int k, int first) {
+                                              int n, int k) {
     auto* barrier = reinterpret_cast<uint64_t*>(&full);
-    Load::copy(&map, barrier, kReceivers, kEvictNormally, tile + first * kRowBytes,
-               k, n + first);
+    Load::copy(&map, barrier, kEvictNormally, tile, k, 0, 0, n / 16);
   }
 };
 
@@ -175,73 +169,44 @@ struct Tiles {
   }
 };
 
-// What a cluster computes at a time: the k tiles from `begin` to `end` of one tile, which are a part of its k.
-struct Unit {
-  int tile, part, begin, end;
-  __device__ __forceinline__ int k_tiles() const { return end - begin; }
-};
-
-// The units of a cluster: the k tiles of every tile are cut into p.k_parts parts, equal but for one k tile.
-// Clusters take the first parts of all tiles in turn, then the second ones: those that run at a time read
-// rows of A and columns of B at the same k.
-struct Walk {
-  int tiles, k_tiles, parts, clusters;
-  int following;  // the next unit
-
-  __device__ __forceinline__ Walk(const Parameters& p, int tiles, int k_tiles, int cluster, int clusters)
-      : tiles(tiles), k_tiles(k_tiles), parts(p.k_parts), clusters(clusters), following(cluster) {}
-
-  // The first k tile of a part.
-  __device__ __forceinline__ int start(int part) const {
-    return part * (k_tiles / parts) + min(part, k_tiles % parts);
-  }
-
-  __device__ __forceinline__ bool next(Unit& unit) {
-    if (following >= tiles * parts) return false;
-    const int part = following / tiles;
-    unit = {following - part * tiles, part, start(part), start(part + 1)};
-    following += clusters;
-    return true;
-  }
-};
-
 // A thread holds accumulators in fragments of two rows by two columns. Epilogue and store see a fragment
 // only through its logical coordinates in D, never through wgmma's register order.
 struct Coordinates {
   int row[2], column[2];
 };
 
-// The first m and n of a chunk of the consumer's part of the tile, which starts at `at`.
-__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
-  return at.m + chunk / kChunks * kWgmmaM;
-}
+// 8 rows of wgmma are of the gate and the next 8 of up, for the same 8 columns of D: a thread has both of
+// what it multiplies. Places in a tile count both; coordinates in D do not.
+// The first n and m of a chunk of the consumer's part of the tile, which starts at `at`.
 __device__ __forceinline__ int chunk_n(const Place& at, int chunk) {
-  return at.n + chunk % kChunks * kChunkColumns;
+  return (at.n + chunk / kChunks * kWgmmaM) / 2;
+}
+__device__ __forceinline__ int chunk_m(const Place& at, int chunk) {
+  return at.m + chunk % kChunks * kChunkColumns;
 }
 
 // Where fragment f of a chunk lies: wgmma gives lane l rows l / 4 and l / 4 + 8 of its warp's 16, and
-// columns 2 (l % 4) and the next of every 8.
+// columns 2 (l % 4) and the next of every 8. Its rows are columns of D here.
 __device__ __forceinline__ Coordinates coordinates(const Place& at, int chunk, int f) {
-  const int lane = threadIdx.x % 32, row = chunk_m(at, chunk) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const int column = chunk_n(at, chunk) + f * 8 + lane % 4 * 2;
-  return { {row, row + 8}, {column, column + 1} };
+  const int lane = threadIdx.x % 32, row = chunk_n(at, chunk) + threadIdx.x / 32 % 4 * 8 + lane / 4;
+  const int column = chunk_m(at, chunk) + f * 8 + lane % 4 * 2;
+  return { {column, column + 1}, {row, 0x7fffffff} };  // the second is past the end: the gate leaves one column
 }
 
-// A fragment's two columns of a row of C or of a vector, read as one word; 0 past the last column. n is
-// even here and rows start at even elements. The word is taken apart only where it is used: taken apart
-// at the load, every load would be waited for before the next is issued.
+// The columns of the product, of n, that a fragment of D is made of: of gate and of up. Past the end where D is.
+__device__ __forceinline__ Coordinates of_product(const Coordinates& at, int n) {
+  return { {at.row[0], at.row[1]}, {2 * at.column[0], 2 * at.column[0] + 1} };
+}
+
+// A fragment's two columns of a row of C or of a vector, read one by one; 0 past the last column.
 template <class Element> struct Columns {
-  using Word = cute::conditional_t<sizeof(Element) == 2, uint32_t, uint64_t>;
-  Word word;
+  Element value[2];
 
   Columns() = default;
   __device__ __forceinline__ Columns(const Element* row, const int (&column)[2], int n)
-      : word(column[0] < n ? *reinterpret_cast<const Word*>(row + column[0]) : 0) {}
+      : value{column[0] < n ? row[column[0]] : Element(0), column[1] < n ? row[column[1]] : Element(0)} {}
 
-  __device__ __forceinline__ float operator[](int j) const {
-    const Word bits = word >> (j * 8 * sizeof(Element));
-    return float(reinterpret_cast<const Element&>(bits));
-  }
+  __device__ __forceinline__ float operator[](int j) const { return float(value[j]); }
 };
 
 // Adds a vector over the columns of D.
@@ -259,35 +224,75 @@ template <class Element> struct Bias {
   }
 };
 
+// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
+__device__ __forceinline__ float logistic2(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
+  return inverse;
+}
+
+// g / (1 + exp(-1.702 g)) with g = min(x, 7), and min(max(x, -7), 7) + 1, as gpt-oss has them. NaN stays NaN.
+struct SwigluOai {
+  __device__ __forceinline__ static float function(float x) {
+    const float gate = x > 7.f ? 7.f : x;
+    return gate * logistic2(1.702f * 1.44269504f * gate);
+  }
+};
+struct SwigluOaiUp {
+  __device__ __forceinline__ static float function(float x) {
+    return (x > 7.f ? 7.f : x < -7.f ? -7.f : x) + 1.f;
+  }
+};
+
+// The other factor of most gates.
+struct Up {
+  __device__ __forceinline__ static float function(float x) { return x; }
+};
+
+// Multiplies a function of the gate by up, which a thread has for the same columns of D.
+template <class Function, class Factor> struct Gate {
+  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
+    CUTE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      x[i][0] = Function::function(x[i][0]) * Factor::function(x[i][1]);
+      x[i][1] = 0.f;
+    }
+  }
+};
+
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
 // once a tile; what it reads of a fragment a chunk ahead, so that the latency hides under the products or
 // the chunk before.
 struct Epilogue {
   struct Block {
+    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   struct Operands {
-    Bias<cutlass::bfloat16_t>::Operand step_0;
   };
   int m, n;
   Bias<cutlass::bfloat16_t> step_0;
+  Gate<SwigluOai, SwigluOaiUp> step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
-        step_0{p.bias_0} {}
+        step_0{p.bias_0},
+        step_1{} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
-    return {};
+    return {
+        step_0.load(of_product(at, n), m, n)};
   }
 
   __device__ __forceinline__ Operands load(const Coordinates& at) const {
-    return {
-        step_0.load(at, m, n)};
+    return {};
   }
 
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands) {
-    step_0.apply(x, operands.step_0);
+    step_0.apply(x, block.step_0);
+    step_1.apply(x);
   }
 };
 
@@ -305,8 +310,8 @@ __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 32;  // bytes of a staging row
-  static constexpr int kBytes = 64 * kSpan;
+  static constexpr int kSpan = 64;  // bytes of a staging row
+  static constexpr int kBytes = 16 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
   int first = 0;        // the buffer that the tile begins with
@@ -336,17 +341,16 @@ struct Store {
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  // 16 rows by 8 columns of 16-bit elements at a time, transposed on the way: wgmma's columns are rows of D.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const int lane = thread % 32, column = thread / 32 * 8;
     CUTE_UNROLL
     for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
-                             converted(x[f + 1][1])};
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(f * 8 + lane % 16, column * 2);
+      const Pair pairs[2] = {converted({x[f][0][0], x[f][1][0]}), converted({x[f + 1][0][0], x[f + 1][1][0]})};
+      const auto& words = reinterpret_cast<const uint32_t(&)[2]>(pairs);
+      asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], { %1, %2};" ::"r"(address), "r"(words[0]),
+                   "r"(words[1]));
     }
   }
 
@@ -359,55 +363,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
+  alignas(1024) uint8_t staging[2048];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 230400);
-
-// The sums of one part of a tile's k, in memory as registers have them: 16 bytes of each thread, side by
-// side. What lies outside of D is neither written nor read.
-struct PartialTile {
-  struct alignas(16) Fragment { Accumulator value[4]; };  // a thread's share of 64 rows by 8 columns
-  static constexpr int kOfRows = kColumns / 8;             // fragments of 64 rows
-  static constexpr int kThreads = 128;
-  Fragment* const fragments;
-
-  // Of a part of k, and of a block's tile among all `tiles` of D.
-  __device__ __forceinline__ PartialTile(const Parameters& p, int part, int tile, int tiles)
-      : fragments(reinterpret_cast<Fragment*>(p.partial_tiles) +
-                  (int64_t(part) * tiles + tile) * (kRows / kWgmmaM * kOfRows * kThreads)) {}
-
-  __device__ __forceinline__ Fragment* place(int row_block, int fragment) const {
-    return fragments + (row_block * kOfRows + fragment) * kThreads + threadIdx.x % kThreads;
-  }
-
-  // Whether a thread has an element of D in a fragment: the first of its four, if any.
-  __device__ __forceinline__ static bool inside(const Parameters& p, const Coordinates& at) {
-    return at.row[0] < p.m && at.column[0] < p.n;
-  }
-
-  // Leaves the sums of 64 rows, those of `block` of the consumer whose part of the tile starts at `at`.
-  __device__ __forceinline__ void leave(const Parameters& p, const Accumulator (&sums)[kCount], const Place& at,
-                                        int row_block, int block) const {
-    CUTE_UNROLL
-    for (int i = 0; i < kOfRows; ++i) {
-      const Coordinates there = coordinates(at, block * kChunks + i / kFragments, i % kFragments);
-      const Accumulator* const sum = sums + i * 4;
-      if (inside(p, there)) *place(row_block, i) = {sum[0], sum[1], sum[2], sum[3]};
-    }
-  }
-
-  // From L2, where the first launch has left it; zeros where the thread has nothing `inside` of D.
-  __device__ __forceinline__ Fragment read(int row_block, int fragment, bool inside) const {
-    Fragment found{};
-    asm volatile("{\n.reg .pred inside;\nsetp.ne.b32 inside, %5, 0;\n"
-                 "@inside ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];\n}"
-                 : "+f"(found.value[0]), "+f"(found.value[1]), "+f"(found.value[2]), "+f"(found.value[3])
-                 : "l"(place(row_block, fragment)), "r"(int(inside))
-                 : "memory");
-    return found;
-  }
-};
+static_assert(sizeof(SharedStorage) <= 228352);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -415,27 +375,25 @@ __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shar
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
   Position position{0, 1};  // a fresh barrier counts as having passed the phase before: no wait at first
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    const Place at = tiles.at(unit.tile, rank);
+  for (int tile = cluster; tile < tiles.count(); tile += clusters) {
+    const Place at = tiles.at(tile, rank);
     const bool tail = p.m - at.m < kTileM;  // rows past the end would take as long as any, for nothing
     const cute::TmaDescriptor& a_map = tail ? p.a_tail_map : p.a_map;
-    const int a_rows = !tail ? kTileM : at.m < p.m ? p.a_tail_rows : 0;  // a neighbour's are all past it
-    const int b_first = rank * (OperandB::kRows / kClusterM);  // of the rows that this block loads
-    for (int k_tile = unit.begin; k_tile < unit.end; ++k_tile) {
+    const int a_rows = tail ? p.a_tail_rows : kTileM;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       FullBarrier& full = shared.full[position.stage];
       shared.empty[position.stage].wait(position.phase);
       // Expect first: the barrier then cannot complete before every byte, its peers' too, is here.
       full.arrive_and_expect_tx(a_rows * (OperandA::kBytes / kTileM) + OperandB::kBytes);
-      if (a_rows > 0) OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
-      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK, b_first);
+      OperandA::load(a_map, full, shared.a[position.stage], at.m, k_tile * kTileK);
+      OperandB::load(p.b_map, full, shared.b[position.stage], at.n, k_tile * kTileK);
       position.advance();
     }
   }
 }
 
 // ---- Consumer: products of its rows of the tile, then their epilogue and store --------------------
-using RowOperand = OperandA; using ColumnOperand = OperandB;
+using RowOperand = OperandB; using ColumnOperand = OperandA;
 // Distances between what descriptors describe, which count 16 bytes: stages, and 64 rows.
 constexpr int kStageRows = RowOperand::kBytes / 16, kStageColumns = ColumnOperand::kBytes / 16;
 constexpr int kBlockRows = kStageRows * kWgmmaM / kRows;
@@ -492,42 +450,63 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
                                         int cluster, int clusters) {
   const Tiles tiles(p);
   const int k_tiles = (p.k + kTileK - 1) / kTileK;
-  const int part = consumer;
-  const uint64_t rows = matrix(shared.a[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
-  const uint64_t columns = matrix(shared.b[0], 0, 1024, 1);
+  const int part = consumer % kSharing, turn = consumer / kSharing;
+  const uint64_t rows = matrix(shared.b[0], 0, 1024, 1) + part * kBlocks * kBlockRows;
+  const uint64_t columns = matrix(shared.a[0], 0, 1024, 1);
   Position position{0, 0};
   const Order order(consumer, k_tiles, position);
-  Walk walk(p, tiles.count(), k_tiles, cluster, clusters);
-  for (Unit unit; walk.next(unit);) {
-    Place at = tiles.at(unit.tile, rank);
-    at.m += part * kBlocks * kWgmmaM;
+  Store store(shared.staging, consumer);
+  Epilogue epilogue(p);
+  Epilogue::Block block[kBlocks];
+  Epilogue::Operands operands[kFragments];
+  for (int tile = cluster + turn * clusters; tile < tiles.count(); tile += kTurns * clusters) {
+    Place at = tiles.at(tile, rank);
+    at.n += part * kBlocks * kWgmmaM;
     Products products;
     order.begin();
     int previous = position.stage;  // the stage whose products may still be running
     shared.full[position.stage].wait(position.phase);
     products.first(rows + position.stage * kStageRows, columns + position.stage * kStageColumns);
-    order.multiplied(0, unit.k_tiles());
+    order.multiplied(0, k_tiles);
     position.advance();
     CUTE_NO_UNROLL
-    for (int k_tile = 1; k_tile < unit.k_tiles(); ++k_tile) {
+    for (int k_tile = 1; k_tile < k_tiles; ++k_tile) {
       shared.full[position.stage].wait(position.phase);
       products.next(rows + position.stage * kStageRows, columns + position.stage * kStageColumns,
                     shared.empty[previous]);
-      order.multiplied(k_tile, unit.k_tiles());
+      order.multiplied(k_tile, k_tiles);
       previous = position.stage;
       position.advance();
     }
     order.pass(position);
-    products.finish(shared.empty[previous]);
-    const PartialTile partial(p, unit.part, unit.tile * kClusterSize + rank, tiles.count() * kClusterSize);
     CUTE_UNROLL
-    for (int i = 0; i < kBlocks; ++i) partial.leave(p, products.sums[i], at, part * kBlocks + i, i);
+    for (int i = 0; i < kBlocks; ++i) block[i] = epilogue.load_block(coordinates(at, i * kChunks, 0));
+    CUTE_UNROLL
+    for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
+    products.finish(shared.empty[previous]);
+    CUTE_UNROLL
+    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+      const int next = chunk + 1;
+      Value x[kFragments][2][2];
+      CUTE_UNROLL
+      for (int f = 0; f < kFragments; ++f) {
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
+          x[f][i % 2][i / 2] = Value(products.sums[chunk / kChunks][sum]);
+        }
+        epilogue.apply(x[f], block[chunk / kChunks], operands[f]);
+        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+      }
+      store(p, x, at, chunk);
+    }
   }
   order.finish((tiles.count() - cluster + clusters - 1) / clusters);
+  store.finish();
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bias_bf16_gate_swiglu_oai_interleaved_16x64x64_consumers1_stages22_swap_2a68c362(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
@@ -547,73 +526,12 @@ extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
   // What comes before this may run under the kernel before, and the next kernel's under this one.
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce(p, shared, rank, cluster, clusters);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<232>();
     consume(p, shared, warpgroup - 1, rank, cluster, clusters);
   }
   if (kClusterSize > 1) {  // nor after it has gone
     cute::cluster_arrive();
     cute::cluster_wait();
   }
-}
-
-// ---- Reduction: a block adds up the parts of one chunk in the order of k, and finishes it ----
-extern "C" __global__ void __launch_bounds__(128)
-    gemm_sm90a_bf16_bias_bf16_128x96x64_cluster2x1_stages8_splitk5_2f274f48_reduction(const __grid_constant__ Parameters p) {
-  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  constexpr int kOfTile = kRows / kWgmmaM * kChunks;  // blocks that finish one block's tile
-  // Parts of k at most, and those that a thread reads at a time: 16 bytes of each fragment of the chunk.
-  constexpr int kParts = 5, kAtOnce = 8;
-  const Tiles tiles(p);
-  const int tile = blockIdx.x / kOfTile, piece = blockIdx.x % kOfTile;
-  const int row_block = piece / kChunks, chunk = piece % kChunks;
-  Place at = tiles.at(tile / kClusterSize, tile % kClusterSize);
-  at.m += row_block * kWgmmaM;
-  if (chunk_m(at, chunk) >= p.m || chunk_n(at, chunk) >= p.n) return;  // nothing of it is in D
-  if (threadIdx.x == 0) cute::prefetch_tma_descriptor(&p.d_map);
-  // It starts while the first launch still runs; here that is done, and all of its sums are in memory.
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-  Store store(dynamic_shared, 0);
-  Epilogue epilogue(p);
-  const Epilogue::Block block = epilogue.load_block(coordinates(at, chunk, 0));
-  Epilogue::Operands operands[kFragments];
-  Accumulator sums[kFragments][4] = {};
-  bool inside[kFragments];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    inside[f] = PartialTile::inside(p, coordinates(at, chunk, f));
-    operands[f] = epilogue.load(coordinates(at, chunk, f));
-  }
-  CUTE_UNROLL
-  for (int first = 0; first < kParts; first += kAtOnce) {
-    PartialTile::Fragment found[kAtOnce][kFragments];
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      const PartialTile partial(p, first + i, tile, tiles.count() * kClusterSize);
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f)
-        found[i][f] = partial.read(row_block, chunk * kFragments + f, inside[f]);
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i >= kParts || first + i >= p.k_parts) break;
-      CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
-        CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) sums[f][j] += found[i][f].value[j];
-      }
-    }
-  }
-  Value x[kFragments][2][2];
-  CUTE_UNROLL
-  for (int f = 0; f < kFragments; ++f) {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[f][i / 2][i % 2] = Value(sums[f][i]);
-    epilogue.apply(x[f], block, operands[f]);
-  }
-  store(p, x, at, chunk);
-  store.finish();
 }
