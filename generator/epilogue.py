@@ -10,6 +10,7 @@ logical coordinates, so it does not depend on which side of wgmma is m.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Literal, get_args
 
 from warploom.generator.elements import Element, element
@@ -324,6 +325,7 @@ def columns(steps: tuple[Step, ...], n: int) -> int:
     return n
 
 
+@lru_cache(maxsize=1024)  # every layout and many rules ask
 def gate_of(steps: tuple[Step, ...]) -> Gate | None:
     """The gate among the steps; None where there is none."""
     return next((step for step in steps if isinstance(step, Gate)), None)

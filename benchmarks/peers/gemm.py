@@ -14,6 +14,7 @@ import warploom
 from benchmarks.families import Asked, Case, CellJson, Family, Group, Problem
 from benchmarks.peers._compiled import compiling
 from benchmarks.peers._drawn import drawn
+from benchmarks.peers._gated import gated
 from benchmarks.peers._operations import fused, operations
 from benchmarks.peers._products import PEERS, TYPES, Shape, floor, ours, sets
 from benchmarks.samplers import hosted
@@ -182,6 +183,7 @@ FAMILY = Products(
         "fused": Group(
             "GEMM, bf16, with scale, bias, gelu and residual in the kernel", fused, listed=True
         ),
+        "gated": Group("GEMM, silu(gate) * up in the kernel and behind it", gated, listed=True),
         "host": Group("GEMM, bf16, host time of a warm call", host, listed=True),
         "compile": Group(
             "Compilation of a shipped kernel by NVRTC, in a fresh process",

@@ -12,7 +12,7 @@ from typing_extensions import TypeVar  # whose variables have defaults
 from warploom.generator import launches as launch
 from warploom.generator import limits
 from warploom.generator.elements import ELEMENTS, Element
-from warploom.generator.epilogue import columns
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.launches import DeviceLimits, Launch, Value, Workspace
@@ -259,10 +259,11 @@ class AtLaunch(launch.AtLaunch[OperationT, ScheduleT, ProblemT]):
     def d_map(self) -> TensorMap:
         """Of the staging boxes of D."""
         problem = self.problem
+        n = problem.n // 2 if gate_of(self.operation.epilogue) else problem.n
         return self.tensor_map(
             "d",
             ELEMENTS[self.operation.d],
-            ((columns(self.operation.epilogue, problem.n), problem.m), problem.pitch_d),
+            ((n, problem.m), problem.pitch_d),
             self.layout.store_box,
             Batches(problem.batches, problem.batch_pitch_d),
             span=self.layout.store_span,
@@ -412,7 +413,9 @@ def extents(
         int32("m", "rows of D", lambda at: at.problem.m),
         int32(
             "n",
-            "columns of gate and up, twice those of D" if operation.gate else "columns of D",
+            "columns of gate and up, twice those of D"
+            if gate_of(operation.epilogue)
+            else "columns of D",
             lambda at: at.problem.n,
         ),
         int32("k", "products summed", lambda at: at.problem.k),

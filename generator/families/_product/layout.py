@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import EpilogueStep, factors
+from warploom.generator.epilogue import EpilogueStep, factors, gate_of
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
@@ -77,7 +77,7 @@ def halved(operation: ProductOperation, schedule: ProductSchedule) -> tuple[int,
 
     A gate and what it multiplies are 8 rows of wgmma apart where these are n, else 8 columns.
     """
-    if not operation.gate:
+    if gate_of(operation.epilogue) is None:
         return 1, 1
     return (2, 1) if schedule.swap else (1, 2)
 
@@ -86,10 +86,11 @@ def store_box(
     operation: ProductOperation, schedule: ProductSchedule, chunk_columns: int
 ) -> tuple[int, int]:
     """Columns and rows of D in a staging buffer; (0, 0) where there is none."""
+    if schedule.store != "tma":
+        return 0, 0
     rows, columns = halved(operation, schedule)
     sides = WGMMA_M // rows, chunk_columns // columns
-    box = sides if schedule.swap else (sides[1], sides[0])
-    return box if schedule.store == "tma" else (0, 0)
+    return sides if schedule.swap else (sides[1], sides[0])
 
 
 def budget(schedule: ProductSchedule) -> int:
@@ -131,7 +132,8 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
         bits = ELEMENTS[operation.d].bits
         spans = [8 * span // bits for span in SPANS if span >= bits]
         widths = [64, 32, 16] if schedule.swap else spans
-    finished, (_, columns) = schedule.finished, halved(operation, schedule)
+    finished = schedule.finished
+    columns = halved(operation, schedule)[1] if operation.epilogue else 1
     return [width * columns for width in widths if finished % (width * columns) == 0]
 
 
@@ -140,21 +142,24 @@ def in_pairs(operation: ProductOperation, schedule: ProductSchedule) -> bool:
 
     Swapped, a thread has no neighbours, nor has it before a gate that is interleaved with up.
     """
-    interleaved = operation.gate is not None and operation.gate.layout == "interleaved"
+    gate = gate_of(operation.epilogue)
+    interleaved = gate is not None and gate.layout == "interleaved"
     return schedule.store == "tma" and not schedule.swap and not interleaved
 
 
 def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments: int) -> int:
-    pairs = "tma" if in_pairs(operation, schedule) else "direct"
-    steps, (_, columns) = operation.epilogue, halved(operation, schedule)
+    steps = operation.epilogue
+    if not steps:
+        return BASE_REGISTERS["tma" if schedule.store == "tma" and not schedule.swap else "direct"]
+    pairs, (_, columns) = in_pairs(operation, schedule), halved(operation, schedule)
     operands = sum(
-        step.registers(paired=pairs == "tma") * min(columns, factors(steps, index))
+        step.registers(paired=pairs) * min(columns, factors(steps, index))
         for index, step in enumerate(steps)
         if held(step, schedule) != "block"
     )
-    work = operands + FRAGMENT_REGISTERS[pairs] if steps else 0
+    way = "tma" if pairs else "direct"
     gated = GATE_REGISTERS if columns > 1 else 0
-    return fragments // columns * work + BASE_REGISTERS[pairs] + gated
+    return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
 
 def held(step: EpilogueStep, schedule: ProductSchedule) -> str:

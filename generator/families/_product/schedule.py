@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from warploom.generator.elements import Element
-from warploom.generator.epilogue import EpilogueStep, Gate, gate_of
+from warploom.generator.epilogue import EpilogueStep
 from warploom.generator.knob import frozen
 from warploom.generator.wgmma import WARPGROUP
 
@@ -36,11 +36,6 @@ class ProductOperation:
     def epilogue(self) -> tuple[EpilogueStep, ...]:
         """The steps between the accumulators and D, in order."""
         raise NotImplementedError
-
-    @property
-    def gate(self) -> Gate | None:
-        """The step that multiplies halves of the product's columns with each other, if any."""
-        return gate_of(self.epilogue)
 
     @property
     def batched(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Gate, factors
+from warploom.generator.epilogue import Gate, factors, gate_of
 from warploom.generator.families._product import launch
 from warploom.generator.families._product.launch import partial_name, rows_of_partial
 from warploom.generator.families._product.layout import ProductLayout, halved, held, in_pairs
@@ -26,9 +26,9 @@ def context(
         "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
         "total_threads": launch.PARTIAL_THREADS,
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
-        "gate": operation.gate,
+        "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],
-        "columns_of_d": "p.n / 2" if operation.gate else "p.n",
+        "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
         "parts": _parts(operation, schedule),
         "reallocates_registers": schedule.consumers == 2,
         "stage_part": _stage_part(operation, schedule, layout),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from warploom.generator import limits
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import SINGLE, Batches, launch
 from warploom.generator.families._product.launch import (
     counted,
@@ -59,7 +60,7 @@ class AtLaunch(launch.AtLaunch[GemmOperation, GemmSchedule, GemmProblem]):
 
     def b_map(self) -> TensorMap:
         """Of the tiles of B."""
-        problem, gate = self.problem, self.operation.gate
+        problem, gate = self.problem, gate_of(self.operation.epilogue)
         plain = self.operand_map("b", self.layout.b, problem.n, problem.pitch_b, problem.batches_b)
         return gated_map(plain, interleaved=gate.layout == "interleaved") if gate else plain
 

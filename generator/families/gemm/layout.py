@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from warploom.generator.elements import ELEMENTS
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product.layout import ProductLayout, budget, chunk, store_box
 from warploom.generator.families.gemm.schedule import (
     GemmOperation,
@@ -41,7 +42,7 @@ def gemm_layout(operation: GemmOperation, schedule: GemmSchedule) -> GemmLayout:
         extent=n,
         tile_k=k,
         blocks=cluster_m,
-        gated=operation.gate is not None,
+        gated=gate_of(operation.epilogue) is not None,
     )
     return GemmLayout(
         a=a,

@@ -9,7 +9,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import legal
+from warploom.generator.epilogue import gate_of, legal
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
@@ -25,6 +25,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
     a, b, d = ELEMENTS[operation.a], ELEMENTS[operation.b], ELEMENTS[operation.d]
     plain_int32 = a.is_integer and not operation.epilogue
+    gate = gate_of(operation.epilogue)
     return rules.broken(
         [
             None
@@ -32,9 +33,9 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             else f"b {b.name}: must be of the type of a, {a.name}; only fp8 types mix",
             legal(operation.epilogue) if operation.epilogue else None,
             None
-            if operation.gate is None or operation.layout_b == "col"
-            else f"layout_b row with {operation.gate.token}: must be col, as a torch weight [N, K] "
-            "is after .t()",
+            if gate is None or operation.layout_b == "col"
+            else f"layout_b row with {gate.token}: must be col, as a torch weight [N, K] is after "
+            ".t()",
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)
                 for step in operation.epilogue
@@ -62,6 +63,7 @@ def schedule_reasons(
     _, _, k = schedule.tile
     rows, columns = ("n", "m") if schedule.swap else ("m", "n")
     a, d_bits = ELEMENTS[operation.a], ELEMENTS[operation.d].bits
+    gate = gate_of(operation.epilogue)
     wgmma_rows, wgmma_columns = schedule.rows, schedule.columns
     first = rules.broken(
         [
@@ -87,9 +89,9 @@ def schedule_reasons(
             if schedule.split == 1
             else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.split),
             None
-            if operation.gate is None or schedule.swap
+            if gate is None or schedule.swap
             else rules.multiple_of(
-                f"tile {columns} with {operation.gate.token}", wgmma_columns, 16 * schedule.split
+                f"tile {columns} with {gate.token}", wgmma_columns, 16 * schedule.split
             ),
             None
             if schedule.split_k == 1

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from warploom.generator.architectures import architecture
 from warploom.generator.elements import element
+from warploom.generator.epilogue import gate_of
 from warploom.generator.families.gemm.rules import CLUSTERS, complete, schedule_reasons
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.families.gemm.shape import GemmShape
@@ -112,7 +113,7 @@ def _tried(
         return
     lines = -(-row_tiles // along) * shape.batches  # of clusters, one above the other
     # Swapped, TMA stores 16 rows of D at a time; rows of an operand in memory are 32 bytes or more.
-    narrow = not swap and operation.layout_b == "col" and operation.gate is None
+    narrow = not swap and operation.layout_b == "col" and not gate_of(operation.epilogue)
     step = 8 if narrow else 16
     for waves in range(1, WAVES + 1):
         clusters = waves * device.clusters(along * beside) // lines  # beside each other

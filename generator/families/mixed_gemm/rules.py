@@ -9,7 +9,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import legal
+from warploom.generator.epilogue import gate_of, legal
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.mixed_gemm.layout import (
     BARRIER_BYTES,
@@ -28,7 +28,7 @@ from warploom.generator.wgmma import WGMMA_M
 
 def operation_reasons(operation: MixedGemmOperation) -> list[str]:
     """Why the operation is not legal; empty when it is."""
-    row, d = operation.weight, element(operation.d)
+    row, d, gate = operation.weight, element(operation.d), gate_of(operation.epilogue)
     multiplied = [one.name for one in FORMATS.values() if operation.activations in one.orders]
     groups = tuple(group or 0 for group in row.groups)
     return rules.broken(
@@ -37,9 +37,9 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             rules.one_of(f"group of {row.name}", operation.group, groups),
             rules.one_of(f"scale of {row.name}", operation.scale, row.scales),
             legal(operation.epilogue),
-            f"epilogue with {operation.gate.token}: is for gemm, whose weights are not packed; "
-            "multiply the halves of the result"
-            if operation.gate
+            f"epilogue with {gate.token}: is for gemm, whose weights are not packed; multiply the "
+            "halves of the result"
+            if gate
             else None,
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)

@@ -58,13 +58,13 @@ def gemm(
     scale_a is a number, a one-element tensor, [M] or [M, 1]; scale_b likewise, [N] or [1, N];
     tensors are fp32. bias is [N], residual [M, N]; both fp16, bf16 or fp32. beta = 0 does not read
     the residual. All of these may have the batches of the result before the dimensions given here.
-    activation is relu, gelu, gelu_tanh or silu. gate, in its place, halves the columns of what it is
-    given, and of the result: a function, one of these or swiglu_oai, of the gate's half times up's.
-    gate_layout says which these are: "halves", all of the gate before all of up, as weights
-    [gate; up] have them, or "interleaved", in turn. Each has a multiple of 8 columns. amax, an fp32 tensor of one element, is raised to
-    the largest magnitude before scale_d, a number or a one-element fp32 tensor. `epilogue` gives
-    any other order, as a list of items (see `runtime/families/_product/steps`). `out` may be
-    exactly the residual. `spec` names the kernel.
+    activation is relu, gelu, gelu_tanh or silu. gate, in its place, halves the columns of what it
+    is given, and of the result: a function, one of these or swiglu_oai, of the gate's half times
+    up's. gate_layout says which these are: "halves", all columns of the gate before all of up, as
+    weights [gate; up] have them, or "interleaved", in turn. Each has a multiple of 8 columns. amax,
+    an fp32 tensor of one element, is raised to the largest magnitude before scale_d, a number or a
+    one-element fp32 tensor. `epilogue` gives any other order, as a list of items (see
+    `runtime/families/_product/steps`). `out` may be exactly the residual. `spec` names the kernel.
 
     The result is differentiable, once, in a, b, bias, residual and tensors of scales, but not with
     `out`. preactivation says where the backward pass has from what the activation is given: kept by

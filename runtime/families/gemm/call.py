@@ -11,7 +11,6 @@ import torch
 
 from warploom.arguments import require_dtype, shown
 from warploom.errors import ProblemError
-from warploom.generator.epilogue import gate_of
 from warploom.generator.families._product import Store
 from warploom.generator.families.gemm import (
     Accumulation,
@@ -214,7 +213,7 @@ def check_call(
     d_type = result_type(a, out, options.out_dtype, len(listed) > 0)
     pitch_d, batch_pitch_d = check_out(out, shape, d_type, device, shared)
     allowed_a, allowed_b = layouts(a, options.spec)
-    if gate_of(bound.steps) is not None and options.spec is None:
+    if bound.columns < n and options.spec is None:
         allowed_b = ("col",)  # boxes of 8 rows of the gate, then of up
     left, right = Operand.of(a, allowed_a, shared), Operand.of(b, allowed_b, shared)
     operation = GemmOperation(

@@ -79,8 +79,6 @@ def empty_result(call: Call) -> torch.Tensor:
     return empty_product(call.a, call.b, n, call.out_dtype)
 
 
-def empty_product(
-    a: torch.Tensor, b: torch.Tensor, n: int, out_dtype: torch.dtype
-) -> torch.Tensor:
+def empty_product(a: torch.Tensor, b: torch.Tensor, n: int, out_dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of n columns for each row of a b, without contents."""
     return a.new_empty((*broadcast(a, b), a.shape[-2], n), dtype=out_dtype)

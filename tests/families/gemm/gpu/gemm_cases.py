@@ -21,6 +21,7 @@ from warploom.generator.epilogue import (
     Preactivation,
     Residual,
     Scale,
+    gate_of,
 )
 from warploom.generator.families.gemm import (
     GemmOperation,
@@ -79,7 +80,7 @@ def fitting(shape: tuple[int, int, int], kernel: KernelSpec) -> tuple[int, int, 
     m, n, k = shape
     operation = cast("GemmOperation", kernel.operation)
     unit = 16 // element(operation.d).bytes if stored_by_tma(kernel) else 1
-    if operation.gate:  # 8 columns of the gate and 8 of up
+    if gate_of(operation.epilogue):  # 8 columns of the gate and 8 of up
         unit = max(16, 2 * unit)
     return m, n + -n % unit, k
 

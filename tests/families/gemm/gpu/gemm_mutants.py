@@ -97,7 +97,10 @@ MUTANTS = {
         wider.GATED[24], r"% 4 \* 8 \+ lane / 4", (5, 272, 193), "% 4 * 16 + lane / 4"
     ),
     "rows of up are loaded from eight further on": Mutant(
-        wider.GATED[0], r"k, 0, 0, \(n \+ first\) / 16", (257, 272, 193), "k, 0, 0, (n + first) / 16 + 1"
+        wider.GATED[0],
+        r"k, 0, 0, \(n \+ first\) / 16",
+        (257, 272, 193),
+        "k, 0, 0, (n + first) / 16 + 1",
     ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),
