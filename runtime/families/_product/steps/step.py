@@ -3,9 +3,9 @@
 Each declares what a step does to values x [.., m, n]; all else loops over steps. A gated step's
 `apply` returns half of the columns, and `columns` says so, as its generator's does: what follows it
 is bound beside the D that is left, and samples are drawn for it. A step with a second output
-(`auxiliary`), such as the scales of blocks that it quantises by, has it as its item's value; `write`
-fills it, and an operator takes it beside `out`. Its `apply` returns what D has where D's rounding
-is its own.
+(`auxiliary`), such as the scales of blocks that it quantises by, has it as its item's value;
+`write` fills it, and an operator takes it beside `out`. Its `apply` returns what D has where D's
+rounding is its own.
 """
 
 from __future__ import annotations
