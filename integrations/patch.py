@@ -14,6 +14,7 @@ import torch
 
 from warploom.arguments import require_boolean
 from warploom.errors import ProblemError
+from warploom.integrations.gated_mlp import PROJECTIONS, GatedMLP, gate_of, joinable
 from warploom.integrations.linear import Linear
 from warploom.integrations.linear_rules import PRODUCTS, refusal
 from warploom.integrations.patch_attention import PatchedAttention
@@ -40,6 +41,7 @@ class Patch:
         layers: dict[torch.nn.Linear, Linear],
         attention: PatchedAttention | None,
         *,
+        gated: Mapping[torch.nn.Module, GatedMLP],
         quantized: bool = False,
     ) -> None:
         self.rows = tuple(rows)
@@ -47,6 +49,7 @@ class Patch:
         self._title = f"warploom.patch({type(model).__name__})"
         self._model: torch.nn.Module | None = model
         self._originals = {layer: original for original, layer in layers.items()}
+        self._gated = {layer: original for original, layer in gated.items()}
         self._attention = attention
 
     def undo(self) -> None:
@@ -69,9 +72,12 @@ class Patch:
         for parent, name, child in list(_children(model)):
             if isinstance(child, Linear) and child in self._originals:
                 parent._modules[name] = self._originals[child]
+            elif isinstance(child, GatedMLP) and child in self._gated:
+                self._gated[child].training = child.training
+                parent._modules[name] = self._gated[child]
         if self._attention is not None:
             self._attention.undo()
-        _patched.difference_update([*self._originals, model])
+        _patched.difference_update([*self._originals, *self._gated, model])
         self._model = None
 
     def _require_weights(self) -> None:
@@ -108,7 +114,9 @@ def patch(
     """Let a model run on Warploom, as it stands and where it lies; what it returns can undo that.
 
     linear     each torch.nn.Linear in it becomes a warploom.nn.Linear with the same parameters, so
-               that tied ones stay tied and optimizers keep what they have. Subclasses are left
+               that tied ones stay tied and optimizers keep what they have. Subclasses are left.
+               Gated layers of transformers in 16 bits (LlamaMLP and those that read alike) become
+               warploom.nn.GatedMLP: the same parameters, gate's and up's memory joined
     attention  models of transformers in it get `attn_implementation="warploom"`
     weights    a format, "int4" for instance, or a dict of options (Weights): linear layers, also
                warploom.nn.Linear, become warploom.nn.QuantizedLinear, but the output head, those
@@ -136,8 +144,10 @@ def patch(
         if patched is not None:
             journal.before_change(patched.undo)
             rows += patched.apply()
-        _replace(model, {**layers, **quantized}, journal)
-        return Patch(model, rows, layers, patched, quantized=bool(quantized))
+        gated = _gated_layers(model, layers)
+        rows += _gated_rows(gated)
+        _replace(model, {**gated, **layers, **quantized}, journal)
+        return Patch(model, rows, layers, patched, gated=gated, quantized=bool(quantized))
     except BaseException:
         try:
             journal.undo()
@@ -207,16 +217,18 @@ def _children(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, to
 
 
 def _replace(
-    model: torch.nn.Module, made: Mapping[torch.nn.Linear, torch.nn.Module], journal: Journal
+    model: torch.nn.Module, made: Mapping[torch.nn.Module, torch.nn.Module], journal: Journal
 ) -> None:
     """Put the layers that were made in the places of those that they were made of."""
     known = [model, *made.values()]
     journal.before_change(lambda: _patched.difference_update(known))
     _patched.update(known)
-    for parent, name, child in list(_children(model)):
-        if isinstance(child, torch.nn.Linear) and child in made:
-            journal.before_change(partial(parent._modules.__setitem__, name, child))
-            parent._modules[name] = made[child]
+    # Those inside of what is replaced are replaced in what is there instead.
+    for kind in (False, True):
+        for parent, name, child in list(_children(model)):
+            if child in made and isinstance(child, torch.nn.Linear) is kind:
+                journal.before_change(partial(parent._modules.__setitem__, name, child))
+                parent._modules[name] = made[child]
 
 
 def _layers(
@@ -229,6 +241,32 @@ def _layers(
             with _naming(name):
                 layers[module] = Linear.from_torch(module)
     return layers
+
+
+def _gated_layers(
+    model: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear]
+) -> dict[torch.nn.Module, GatedMLP]:
+    """Make a layer for each gated one whose layers are all replaced, and whose memory is joined."""
+    made = {}
+    for name, module in model.named_modules():
+        if module is not model and gate_of(module) and _joinable(module, layers):
+            with _naming(name):
+                made[module] = GatedMLP.from_torch(module)
+    return made
+
+
+def _joinable(module: torch.nn.Module, layers: Mapping[torch.nn.Linear, Linear]) -> bool:
+    """Whether kernels take the weights of gate and up, and hooks know nothing of the layer."""
+    projections = [module._modules[name] for name in PROJECTIONS]
+    gate, up = (layer.weight for layer in projections[:2])  # type: ignore[union-attr]
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return all(layer in layers for layer in projections) and not hooks and joinable(gate, up)  # type: ignore[arg-type]
+
+
+def _gated_rows(gated: Mapping[torch.nn.Module, GatedMLP]) -> Iterator[Row]:
+    """What becomes of gated layers."""
+    for what, count in Counter(type(module).__name__ for module in gated).most_common():
+        yield Row(what, count, "warploom.nn.GatedMLP")
 
 
 def _quantized(chosen: Chosen, asked: Asked) -> dict[torch.nn.Linear, QuantizedLinear]:

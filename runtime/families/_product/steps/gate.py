@@ -85,7 +85,7 @@ class TorchGate(TorchStep[Gate]):
                 rule=f"gate and up must have a multiple of {MULTIPLE // 2} columns each",
                 fix="pad the weight, or multiply the halves of the result",
             )
-        return Gate(function, _KINDS[kind]), None
+        return Gate(cast("GateFunction", function), _KINDS[kind]), None
 
     def apply(self, x: torch.Tensor, item: Item) -> torch.Tensor:
         gate, up = split(x, _KINDS[item[0]])
