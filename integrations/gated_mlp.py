@@ -114,9 +114,9 @@ class GatedMLP(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """As a module's, after which parameters have memory of their own: it is joined again."""
-        result = super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._join()
-        return result
+        return self
 
     def _join(self) -> None:
         """Let the memory of gate and up be one, where kernels can read it."""
@@ -130,7 +130,7 @@ class GatedMLP(torch.nn.Module):
         self, x: torch.Tensor, gate: torch.nn.Module | None, up: torch.nn.Module | None
     ) -> torch.Tensor | None:
         """f(gate(x)) * up(x) by one kernel; None where that is not for it."""
-        if not (_plain(gate) and _plain(up)):
+        if gate is None or up is None or not (_plain(gate) and _plain(up)):
             return None
         read = [layer._parameters[name] for name in ("weight", "bias") for layer in (gate, up)]
         wanted = torch.is_grad_enabled() and (
@@ -223,7 +223,7 @@ def gate_of(module: torch.nn.Module) -> str | None:
         and set(module._modules) == {*PROJECTIONS, "act_fn"}
         and not module._parameters
         and "forward" not in vars(module)
-        and _reads_alike(type(module))
+        and _reads_alike(type(module))  # type: ignore[arg-type]
     )
     return _FUNCTIONS.get(activation) if gated else None
 

@@ -146,7 +146,10 @@ def patch(
             rows += patched.apply()
         gated = _gated_layers(model, layers)
         rows += _gated_rows(gated)
-        _replace(model, {**gated, **layers, **quantized}, journal)
+        made: dict[torch.nn.Module, torch.nn.Module] = dict(gated)
+        made.update(layers)
+        made.update(quantized)
+        _replace(model, made, journal)
         return Patch(model, rows, layers, patched, gated=gated, quantized=bool(quantized))
     except BaseException:
         try:
