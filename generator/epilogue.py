@@ -293,6 +293,40 @@ class Gate(Step):
         return f"Gate<{_class_name(self.function)}, {up}>"
 
 
+@frozen
+class Quantize(Step):
+    """Divide 128 columns of a row by one scale each, stored in fp32: last, before a D of e4m3.
+
+    A scale is the block's largest magnitude / 448, where that is neither 0 nor infinite, else 1.
+    """
+
+    scale: Literal["exact", "pow2"] = knob(
+        name="quantize_{}", doc="pow2: the next power of two, which the division is exact by"
+    )
+    step: Literal["quantize"] = "quantize"
+    arguments: ClassVar[tuple[str, ...]] = ("quantize", "quantize_pow2")
+    auxiliary: ClassVar[bool] = True
+    pitched: ClassVar[bool] = True
+    results: ClassVar[tuple[str, ...]] = ("e4m3",)
+
+    def moved(self, rows: int, columns: int, d: Element) -> int:
+        return rows * columns * 4 // BLOCK
+
+    def registers(self, *, paired: bool) -> int:
+        return 1
+
+    @property
+    def cpp(self) -> str:
+        return f"Quantize<{'true' if self.scale == 'pow2' else 'false'}>"
+
+    def fields(self, index: int) -> tuple[Field[Pitches], ...]:
+        name = f"quantize_{index}"
+        return (
+            pointer(name, "float", "scales[n / 128][pitch]"),
+            int64(f"{name}_pitch", "elements between blocks of a row", lambda at: at.pitch(index)),
+        )
+
+
 EpilogueStep = (
     Scale
     | Bias
@@ -303,12 +337,17 @@ EpilogueStep = (
     | ActivationGradient
     | ColumnSum
     | Gate
+    | Quantize
 )
 
 STEPS: tuple[EpilogueStep, ...] = tuple(
     step for kind in get_args(EpilogueStep) for step in every(kind)
 )
 """Every step there is."""
+
+
+BLOCK = 128
+"""Columns of D that share a scale where a step quantizes them."""
 
 
 MOST_STEPS = 8
@@ -331,6 +370,12 @@ def gate_of(steps: tuple[Step, ...]) -> Gate | None:
     return next((step for step in steps if isinstance(step, Gate)), None)
 
 
+@lru_cache(maxsize=1024)
+def quantizes(steps: tuple[Step, ...]) -> bool:
+    """Whether columns of D have scales of their own."""
+    return bool(steps) and isinstance(steps[-1], Quantize)
+
+
 def factors(steps: tuple[Step, ...], index: int) -> int:
     """How many columns of a step's there are for each column of D."""
     return 2 if any(isinstance(step, Gate) for step in steps[index:]) else 1
@@ -348,6 +393,9 @@ def legal(steps: tuple[EpilogueStep, ...]) -> Reason:
         return f"epilogue with {gates[0].token} and {gates[1].token}: at most one gate"
     if gates and any(step.partial for step in steps):
         return f"epilogue with {gates[0].token} and column_sum: a gated epilogue sums no columns"
+    early = [step for step in steps[:-1] if isinstance(step, Quantize)]
+    if early:
+        return f"epilogue with {early[0].token} before other steps: must be the last"
     written = "_".join(step.token for step in steps)
     if len(written) > MOST_CHARACTERS:
         return (

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from weakref import WeakSet
 
 import torch
@@ -146,10 +146,8 @@ def patch(
             rows += patched.apply()
         gated = _gated_layers(model, layers)
         rows += _gated_rows(gated)
-        made: dict[torch.nn.Module, torch.nn.Module] = dict(gated)
-        made.update(layers)
-        made.update(quantized)
-        _replace(model, made, journal)
+        parts: tuple[Mapping[Any, torch.nn.Module], ...] = (gated, layers, quantized)
+        _replace(model, {old: new for part in parts for old, new in part.items()}, journal)
         return Patch(model, rows, layers, patched, gated=gated, quantized=bool(quantized))
     except BaseException:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import EpilogueStep, factors, gate_of
+from warploom.generator.epilogue import EpilogueStep, factors, gate_of, quantizes
 from warploom.generator.families._product.schedule import ProductOperation, ProductSchedule
 from warploom.generator.tensor_maps import SPANS, OperandTile
 from warploom.generator.wgmma import WGMMA_M
@@ -21,6 +21,7 @@ REGISTERS = {1: 255, 2: 168}  # that a thread is launched with, by the number of
 # addressing takes so many registers, and each fragment in work so many more.
 BASE_REGISTERS = {"tma": 40, "direct": 56}
 FRAGMENT_REGISTERS = {"tma": 5, "direct": 9}
+QUANTIZE_REGISTERS = 40  # of direct stores, whose addresses are kept from pass to pass
 GATE_REGISTERS = 8  # what a gate is multiplied by, and where that lies in the product
 
 
@@ -159,6 +160,8 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
     )
     way = "tma" if pairs else "direct"
     gated = GATE_REGISTERS if columns > 1 else 0
+    if way == "direct" and quantizes(steps):  # single elements of whole blocks
+        gated += QUANTIZE_REGISTERS
     return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
 

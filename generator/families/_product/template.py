@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.generator.elements import element
-from warploom.generator.epilogue import Gate, factors, gate_of
+from warploom.generator.epilogue import Gate, factors, gate_of, quantizes
 from warploom.generator.families._product import launch
 from warploom.generator.families._product.launch import partial_name, rows_of_partial
 from warploom.generator.families._product.layout import ProductLayout, halved, held, in_pairs
@@ -26,6 +26,7 @@ def context(
         "total_parts": launch.PARTIAL_THREADS // launch.PARTIAL_COLUMNS,
         "total_threads": launch.PARTIAL_THREADS,
         "auxiliary": any(step.auxiliary for step in operation.epilogue),
+        "quantized": len(operation.epilogue) - 1 if quantizes(operation.epilogue) else None,
         "gate": gate_of(operation.epilogue),
         "factors": halved(operation, schedule)[1],
         "columns_of_d": "p.n / 2" if gate_of(operation.epilogue) else "p.n",
@@ -87,7 +88,7 @@ def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
         return ["_product/epilogue_none.cuh", *last]
     pairs = "pairs" if in_pairs(operation, schedule) else "single"
     first = [f"_product/read_{pairs}.cuh"]
-    if any(step.auxiliary and step.pitched for step in operation.epilogue):
+    if any(step.auxiliary and step.reads == "fragment" for step in operation.epilogue):
         first.append(f"_product/write_{pairs}.cuh")
     steps = (
         part if "/" in part else f"_product/epilogue/{part}"

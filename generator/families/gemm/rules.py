@@ -9,13 +9,15 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture, architecture
 from warploom.generator.elements import ELEMENTS
-from warploom.generator.epilogue import gate_of, legal
+from warploom.generator.epilogue import BLOCK, factors, gate_of, legal, quantizes
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.gemm.layout import gemm_layout
 from warploom.generator.families.gemm.schedule import GemmOperation, GemmSchedule
 from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
+
+MOST_LOADED = 12  # registers of operands of a fragment, beside 256 columns that wait for a scale
 
 # Blocks along (m, n): a power of two each, and as many in all as every GPU's clusters may have.
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8) for n in (1, 2, 4, 8) if m * n <= 8)
@@ -41,6 +43,7 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
                 for step in operation.epilogue
                 if step.results
             ),
+            *(_quantized(operation) if quantizes(operation.epilogue) else ()),
             None
             if operation.accumulation == "fast" or a.is_fp8
             else f"accumulation promoted of {a.name}: must be fast; promoted is for fp8, whose "
@@ -51,6 +54,44 @@ def operation_reasons(operation: GemmOperation) -> list[str]:
             "int32 is for int8 operands without epilogue",
         ]
     )
+
+
+def _quantized(operation: GemmOperation) -> list[rules.Reason]:
+    """What a D whose blocks of columns have scales cannot be."""
+    steps, token = operation.epilogue, operation.epilogue[-1].token
+    loaded = sum(
+        step.registers(paired=False) * factors(steps, index)
+        for index, step in enumerate(steps[:-1])
+        if step.reads != "row"
+    )
+    return [
+        f"batched with {token}: must be false, as scales have rows and blocks of columns"
+        if operation.batched
+        else None,
+        f"a int8 with {token}: must be of floats" if operation.a == "int8" else None,
+        f"epilogue with {token} behind a gate, whose other steps load {loaded} registers of a "
+        f"fragment: at most {MOST_LOADED}; use fewer epilogue operands"
+        if gate_of(steps) and loaded > MOST_LOADED
+        else None,
+        f"accumulation promoted with {token} of a gate: must be fast, as sums of 256 columns are "
+        "held twice"
+        if operation.accumulation == "promoted" and gate_of(operation.epilogue)
+        else None,
+    ]
+
+
+def _blocks(operation: GemmOperation, schedule: GemmSchedule) -> list[rules.Reason]:
+    """What a schedule must be where a tile has whole blocks of D's columns that share a scale."""
+    token = operation.epilogue[-1].token
+    columns = BLOCK * factors(operation.epilogue, 0)
+    return [
+        rules.multiple_of(f"tile n with {token}", schedule.tile[1], columns * schedule.split),
+        f"swap with {token}: must be false" if schedule.swap else None,
+        f"split_k {schedule.split_k} with {token}: must be 1, as the second launch has a few "
+        "columns a block"
+        if schedule.split_k > 1
+        else None,
+    ]
 
 
 def schedule_reasons(
@@ -93,6 +134,7 @@ def schedule_reasons(
             else rules.multiple_of(
                 f"tile {columns} with {gate.token}", wgmma_columns, 16 * schedule.split
             ),
+            *(_blocks(operation, schedule) if quantizes(operation.epilogue) else ()),
             None
             if schedule.split_k == 1
             or (schedule.split == 1 and not schedule.stream_k and schedule.roles == "cooperative")

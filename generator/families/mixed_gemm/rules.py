@@ -9,7 +9,7 @@ from typing import Any
 from warploom.generator import rules
 from warploom.generator.architectures import Architecture
 from warploom.generator.elements import element
-from warploom.generator.epilogue import gate_of, legal
+from warploom.generator.epilogue import gate_of, legal, quantizes
 from warploom.generator.families._product.layout import chunks
 from warploom.generator.families.mixed_gemm.layout import (
     BARRIER_BYTES,
@@ -40,6 +40,9 @@ def operation_reasons(operation: MixedGemmOperation) -> list[str]:
             f"epilogue with {gate.token}: is for gemm, whose weights are not packed; multiply the "
             "halves of the result"
             if gate
+            else None,
+            f"epilogue with {operation.epilogue[-1].token}: is for gemm; quantize the result"
+            if quantizes(operation.epilogue)
             else None,
             *(
                 rules.one_of(f"d behind {step.token}", d.name, step.results)

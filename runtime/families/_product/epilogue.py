@@ -196,7 +196,7 @@ def bind(
     for item, step, value in read:
         apart: list[int] = []  # elements between what the step reads: rows, batches
         if step.pitched:
-            rows_apart = operand.row_pitch(value, batches)
+            rows_apart = step_of(item).row_pitch(value, batches)
             if batched:  # the stride of one row may be any
                 rows_apart = value.stride(-2) if value.shape[-2] > 1 else 0
             pitches.append(cast("int", rows_apart))  # None is batched
@@ -240,6 +240,12 @@ def unseen(name: str) -> ProblemError:
             "out with a tensor that requires grad",
             rule="autograd differentiates results that it has not seen before",
             fix="leave out=None, or call under torch.no_grad()",
+        )
+    if not KINDS[name].differentiable:
+        return ProblemError(
+            f"{name} with a tensor that requires grad",
+            rule="must be of a call that is not differentiated: its result is rounded to 8 bits",
+            fix="call under torch.no_grad()",
         )
     return ProblemError(
         f"{name} that requires grad",

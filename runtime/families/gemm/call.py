@@ -32,7 +32,7 @@ from warploom.runtime.families._product.operands import (
     result_type,
     storing,
 )
-from warploom.runtime.families._product.steps import OUTPUTS
+from warploom.runtime.families._product.steps import KINDS, OUTPUTS
 from warploom.runtime.families._product.steps.step import Item
 from warploom.runtime.families.gemm import reference
 from warploom.runtime.families.gemm.gradient_rule import GradientOptions, Preactivation
@@ -74,6 +74,8 @@ def written_unseen(
         return "out"
     for item in listed:
         if item[0] in OUTPUTS and item[1].requires_grad:
+            return str(item[0])
+        if not KINDS[item[0]].differentiable and requiring_grad(a, b, None, listed) is not None:
             return str(item[0])
     return None
 

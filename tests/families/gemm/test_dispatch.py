@@ -21,9 +21,11 @@ from warploom.generator.epilogue import (
     ColumnSum,
     EpilogueStep,
     Gate,
+    Quantize,
     Residual,
     gate_of,
     legal,
+    quantizes,
 )
 from warploom.generator.families import family
 from warploom.generator.families._product import tiles
@@ -56,6 +58,7 @@ def operations(draw: st.DrawFn) -> GemmOperation:
     )
     assume(legal(steps) is None)
     assume(gate_of(steps) is None or layout_b == "col")
+    assume(not quantizes(steps))  # a schedule of its own: see below
     fp8 = a in ("e4m3", "e5m2")
     return GemmOperation(
         *(a, draw(st.sampled_from(("e4m3", "e5m2"))) if fp8 else a, d),  # type: ignore[arg-type]
@@ -274,6 +277,8 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
         ("e4m3", "fp32", ("row", "col"), "promoted"),
     ]
     steps = most_of(step)
+    if isinstance(step, Quantize):
+        return  # it is of other types, and the last: see below
     gated = isinstance(step, Gate)  # which sums no columns
     mixed = (*steps[:3], *most_of(Residual("fp32") if gated else ColumnSum())[:5])
     assert legal(mixed) is None
@@ -289,7 +294,13 @@ def test_the_table_has_a_kernel_for_the_most_of_each_step(step: EpilogueStep) ->
 @st.composite
 def crowded(draw: st.DrawFn) -> GemmOperation:
     """An operation whose epilogue has as many steps as there may be."""
-    costly = st.sampled_from([step for step in STEPS if step.registers(paired=False) > 1])
+    costly = st.sampled_from(
+        [
+            step
+            for step in STEPS
+            if step.registers(paired=False) > 1 and not isinstance(step, Quantize)
+        ]
+    )
     steps = tuple(draw(st.lists(costly, min_size=5, max_size=MOST_STEPS)))
     while legal(steps) is not None:
         steps = steps[:-1]
@@ -329,3 +340,28 @@ def test_a_schedule_that_is_last_is_chosen_where_no_other_is_legal_and_nowhere_e
             assert found.schedule.tile == tuple(last["tile"])
         else:
             assert found == before
+
+
+@st.composite
+def quantized(draw: st.DrawFn) -> GemmOperation:
+    """An operation whose D has a scale for each block, legal or not."""
+    a = draw(st.sampled_from(("fp16", "bf16", "e4m3")))
+    plain = st.sampled_from([step for step in STEPS if not isinstance(step, Quantize)])
+    steps = (*draw(st.lists(plain, max_size=MOST_STEPS - 1)), draw(st.sampled_from(SCALED)))
+    fast = a != "e4m3" or draw(st.booleans())
+    assume(legal(steps) is None)
+    fields: Any = {"accumulation": "fast" if fast else "promoted", "epilogue": steps}
+    kinds: Any = (a, a, "e4m3")
+    return replace(GemmOperation(*kinds), **fields)
+
+
+SCALED = (Quantize("exact"), Quantize("pow2"))
+
+
+@settings(deadline=None, max_examples=200)
+@given(quantized(), st.sampled_from(EXTENTS), st.sampled_from(("tma", "direct")))
+def test_every_legal_operation_with_scales_of_blocks_has_a_kernel(
+    operation: GemmOperation, m: int, store: str
+) -> None:
+    assume(GEMM.operation_reasons(operation) == [])
+    served(operation, GemmShape(m, 768, 512), store)

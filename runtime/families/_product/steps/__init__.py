@@ -19,6 +19,10 @@ An item of a call's epilogue is `(kind, value)`, and says its step by the kind:
     ("column_sum", s)       fills s, fp32, with the sums over the rows of values there: those of all
                             rows where s is [n], those of each batch where it has D's batches
 
+    ("quantize", s)         last, of a D in e4m3: divides 128 columns of a row by the scale that
+                            brings their largest magnitude to 448, and fills s, fp32 [m, n / 128]
+                            with rows next to each other; ("quantize_pow2", s): by powers of two
+
 The names of keywords are kinds too: `("scale_a", y)`, y being x or v, `("scale_b", y)` and
 `("scale_d", x)`. A step that joins has a class in the generator, a line in STEPS, and a C++ part.
 """
@@ -39,6 +43,7 @@ from warploom.runtime.families._product.steps.column_sum import TorchColumnSum
 from warploom.runtime.families._product.steps.gate import TorchGate
 from warploom.runtime.families._product.steps.operand import Extents
 from warploom.runtime.families._product.steps.preactivation import TorchPreactivation
+from warploom.runtime.families._product.steps.quantize import TorchQuantize
 from warploom.runtime.families._product.steps.residual import TorchResidual
 from warploom.runtime.families._product.steps.scale import TorchScale
 from warploom.runtime.families._product.steps.step import Draws, Flat, Given, Item, TorchStep
@@ -54,6 +59,7 @@ STEPS: dict[str, TorchStep[Any]] = {
     "activation_gradient": TorchActivationGradient(),
     "column_sum": TorchColumnSum(),
     "gate": TorchGate(),
+    "quantize": TorchQuantize(),
 }
 """Every step, by its word in the generator, which is its class's `step`."""
 

@@ -40,6 +40,7 @@ class TorchStep(Generic[StepT]):
     fp32       a tensor must be fp32
     in_place   D may be exactly the tensor
     overwrites it fills the tensor, whatever that had: it must lie apart from all others
+    differentiable  autograd may differentiate calls that have it
     """
 
     step: ClassVar[type[Step]]
@@ -48,6 +49,7 @@ class TorchStep(Generic[StepT]):
     fp32: ClassVar[bool] = False
     in_place: ClassVar[bool] = False
     overwrites: ClassVar[bool] = False
+    differentiable: ClassVar[bool] = True
 
     def columns(self, n: int) -> int:
         """Columns that are left of the n that it is given."""
@@ -68,6 +70,10 @@ class TorchStep(Generic[StepT]):
     def tensor(self, item: Item, at: Extents, device: int) -> torch.Tensor:
         """Check the item's tensor and return its natural view, for `bind`."""
         return operand.checked(item, self.reads(item), at, device, fp32=self.fp32)
+
+    def row_pitch(self, value: torch.Tensor, batches: tuple[int, ...]) -> int | None:
+        """Elements from row to row of what `bind` returned, where a launch tells them."""
+        return operand.row_pitch(value, batches)
 
     def check_finite(self, item: Item) -> None:
         """Raise ProblemError for a number of the item that is not finite."""

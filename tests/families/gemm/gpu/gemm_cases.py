@@ -19,6 +19,7 @@ from warploom.generator.epilogue import (
     ColumnSum,
     EpilogueStep,
     Preactivation,
+    Quantize,
     Residual,
     Scale,
     gate_of,
@@ -175,7 +176,12 @@ ORDERS: dict[str, tuple[EpilogueStep, ...]] = {
     "six": (*SCALES, Bias("fp32"), Bias("fp16"), Activation("relu"), Scale("host")),
 }
 EPILOGUES = [
-    *(spec((128, 96), epilogue=(step,), store=store) for step in STEPS for store in STORES),
+    *(
+        spec((128, 96), epilogue=(step,), store=store)
+        for step in STEPS
+        if not isinstance(step, Quantize)  # which has tiles of its own
+        for store in STORES
+    ),
     *(
         spec((128, 96), epilogue=steps, store=store)
         for steps in ORDERS.values()

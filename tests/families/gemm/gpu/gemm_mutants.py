@@ -102,6 +102,12 @@ MUTANTS = {
         (257, 272, 193),
         "k, 0, 0, (n + first) / 16 + 1",
     ),
+    "a lane knows only its own columns of a block": Mutant(
+        wider.SCALED[0], r"most = fmaxf\(most, __shfl_xor_sync\(~0u, most, 2\)\);", (257, 272, 193)
+    ),
+    "a scale is of the row eight further on": Mutant(
+        wider.SCALED[0], r"inverse\.row\[i / 2\]", (257, 272, 193), "inverse.row[1 - i / 2]"
+    ),
     "a flag stays raised": Mutant(
         cases.spec((128, 128), stream_k=True),
         r"\*flag\(other\) = 0;[^\n]*",

@@ -20,7 +20,17 @@ from gemm_cases import (
 )
 from gemm_chosen import CHOSEN
 
-from warploom.generator.epilogue import STEPS, Amax, Bias, Gate, Preactivation, Residual, Scale
+from warploom.generator.epilogue import (
+    STEPS,
+    Activation,
+    Amax,
+    Bias,
+    Gate,
+    Preactivation,
+    Quantize,
+    Residual,
+    Scale,
+)
 
 TRAINED = [
     spec(tile, epilogue=steps, **others)
@@ -96,6 +106,7 @@ SWAPPED = [
         *(
             ((16, 64), {"epilogue": (step,), "consumers": 1, "store": store})
             for step in STEPS
+            if not isinstance(step, Quantize)  # which has tiles of its own: SCALED
             for store in STORES
         ),
     )
@@ -255,7 +266,36 @@ GATED = [
     )
 ]
 
-WIDER = (*GATED, *TRAINED, *OUTPUTS, *PROMOTED, *SWAPPED, *SPLIT, *STREAMED, *REDUCED, *BATCHED)
+# Blocks of 128 columns of D that have scales: whole in a tile, or cut by the end of D.
+SCALED = [
+    spec(tile, d="e4m3", epilogue=steps, **others)
+    for tile, steps, others in (
+        ((128, 128), (Quantize("exact"),), {"roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 256), (Bias("bf16"), Quantize("pow2")), {"cluster": (2, 1)}),
+        ((64, 128), (Bias("fp32"), Residual("bf16"), Quantize("exact")), {"consumers": 1}),
+        ((128, 128), (Activation("silu"), Quantize("pow2")), {"store": "direct"}),
+        ((128, 256), (*BIASED, Quantize("exact")), {"cluster": (2, 1)}),
+        ((64, 256), (*INTERLEAVED, Quantize("pow2")), {"consumers": 1}),
+        ((64, 256), (Gate("silu"), Quantize("exact")), {"consumers": 1, "store": "direct"}),
+        ((128, 256), (*SCALES, *BIASED, Quantize("exact")), {"a": "e4m3", "cluster": (1, 2)}),
+        ((128, 128), (*SCALES, Quantize("exact")), {"a": "e4m3", "accumulation": "promoted"}),
+        ((128, 256), (Preactivation("bf16"), Quantize("exact")), {"split": 2}),
+        ((128, 256), (Gate("silu"), Quantize("exact")), {"stream_k": True}),
+    )
+]
+
+WIDER = (
+    *GATED,
+    *SCALED,
+    *TRAINED,
+    *OUTPUTS,
+    *PROMOTED,
+    *SWAPPED,
+    *SPLIT,
+    *STREAMED,
+    *REDUCED,
+    *BATCHED,
+)
 ALL = list(
     dict.fromkeys((*TYPES, *LAYOUTS, *SCHEDULES, *EPILOGUES, *WIDER, *SIMPLE.values(), *CHOSEN))
 )

@@ -108,6 +108,14 @@ def test_no_gate_multiplies_columns_that_are_not_its_own(
 
 
 @over_shapes
+@pytest.mark.parametrize("kernel", wider.SCALED, ids=short)
+def test_no_block_of_d_has_the_scale_of_another(
+    kernel: KernelSpec, shape: tuple[int, int, int]
+) -> None:
+    verify(kernel, shape)
+
+
+@over_shapes
 @pytest.mark.parametrize("kernel", cases.SPLIT, ids=short)
 def test_no_part_of_k_is_lost_or_added_twice(
     kernel: KernelSpec, shape: tuple[int, int, int]
