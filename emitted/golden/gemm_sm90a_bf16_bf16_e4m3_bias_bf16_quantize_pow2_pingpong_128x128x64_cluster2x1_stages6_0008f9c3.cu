@@ -1,9 +1,9 @@
-// gemm_sm90a_bf16_bias_bf16_preactivation_bf16_gelu_tanh_pingpong_128x128x64_cluster2x1_stages6_6f1c5bb1
+// gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3
 //
-// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, preactivation_bf16, gelu_tanh
-//   A bf16 row, B bf16 col, accumulated in fp32, D bf16 row
+// D[m, n] = epilogue(A[m, k] B[k, n]): bias_bf16, quantize_pow2
+//   A bf16 row, B bf16 col, accumulated in fp32, D e4m3 row
 //   tile 128x128x64, cluster 2x1, 2 consumers, 6 stages, along_m, group 8, store tma
-// Digest 6f1c5bb16d0cbc283e93398d73d06a126e4c6bafbfca627d3a1ce1a99197147f; `warploom show` prints this file.
+// Digest 0008f9c37fc554ae08049cc313dc160e20a316ef6a29670dfb79e80b7b915b53; `warploom show` prints this file.
 #if defined(__CUDACC_RTC__)  // NVRTC has no host standard library; CUTLASS 4.2 names these two of it
 #include <cuda/std/type_traits>
 namespace std {
@@ -25,7 +25,7 @@ template <class... T> using void_t = cuda::std::void_t<T...>;
 #include "cutlass/numeric_types.h"
 
 // ---- Operation and schedule --------------------------------------------------------------------
-using ElementD = cutlass::bfloat16_t; using Accumulator = float;
+using ElementD = cutlass::float_e4m3_t; using Accumulator = float;
 using Value = float;  // what the store converts to ElementD
 constexpr int kTileM = 128, kTileN = 128, kTileK = 64;
 constexpr int kClusterM = 2, kClusterN = 1;
@@ -52,8 +52,8 @@ struct alignas(128) Parameters {
   cute::TmaDescriptor b_map;  // B, in operand boxes
   cute::TmaDescriptor d_map;  // D, in staging boxes
   cutlass::bfloat16_t* bias_0;  // bias[n]
-  cutlass::bfloat16_t* preactivation_1;  // z[m][pitch]
-  int64_t preactivation_1_pitch;  // elements between rows of z
+  float* quantize_1;  // scales[n / 128][pitch]
+  int64_t quantize_1_pitch;  // elements between blocks of a row
   int32_t a_tail_rows;  // of A in the last tile along m, in eights
   int32_t m;  // rows of D
   int32_t n;  // columns of D
@@ -62,8 +62,8 @@ struct alignas(128) Parameters {
 static_assert(sizeof(Parameters) == 640);
 static_assert(OFFSET(Parameters, a_map) == 0 && OFFSET(Parameters, a_tail_map) == 128);
 static_assert(OFFSET(Parameters, b_map) == 256 && OFFSET(Parameters, d_map) == 384);
-static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, preactivation_1) == 520);
-static_assert(OFFSET(Parameters, preactivation_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
+static_assert(OFFSET(Parameters, bias_0) == 512 && OFFSET(Parameters, quantize_1) == 520);
+static_assert(OFFSET(Parameters, quantize_1_pitch) == 528 && OFFSET(Parameters, a_tail_rows) == 536);
 static_assert(OFFSET(Parameters, m) == 540 && OFFSET(Parameters, n) == 544);
 static_assert(OFFSET(Parameters, k) == 548);
 
@@ -233,16 +233,6 @@ template <class Element> struct Columns {
   }
 };
 
-// Stores a fragment's two columns of a row as one word, none past the last column: n is even here and rows
-// start at even elements.
-template <class Element>
-__device__ __forceinline__ void write(Element* row, const int (&column)[2], int n, const float (&x)[2]) {
-  struct alignas(2 * sizeof(Element)) Word {
-    Element value[2];
-  };
-  if (column[0] < n) *reinterpret_cast<Word*>(row + column[0]) = {Element(x[0]), Element(x[1])};
-}
-
 // Adds a vector over the columns of D.
 template <class Element> struct Bias {
   const Element* bias;
@@ -258,43 +248,45 @@ template <class Element> struct Bias {
   }
 };
 
-// Stores what passes here to z, which has D's rows and columns.
-template <class Element> struct Preactivation {
-  Element* z;
+// Divides blocks of 128 columns of a row by a scale each, which is stored: their largest magnitude / 448, or the
+// next power of two. Blocks of zeros and with infinities have 1; NaN says nothing of a scale and stays NaN.
+template <bool kPowerOfTwo> struct Quantize {
+  float* scales;
   int64_t pitch;
+  static constexpr int kColumns = 128;
 
-  __device__ __forceinline__ void apply(const float (&x)[2][2], const Coordinates& at, int m, int n) const {
+  // The largest magnitudes of two rows, of what a thread has seen of them.
+  struct Largest {
+    float row[2] = {0.f, 0.f};
+  };
+
+  // What lies outside of D [m, n] does not count.
+  __device__ __forceinline__ static void note(Largest& largest, const float (&x)[2][2], const Coordinates& at, int n) {
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i)
+      if (at.column[i % 2] < n) largest.row[i / 2] = fmaxf(largest.row[i / 2], fabsf(x[i / 2][i % 2]));
+  }
+
+  // What the rows of a block that starts at a thread's `at` are multiplied by; its scales are stored. The four lanes
+  // of a row have two columns of every eight each.
+  __device__ __forceinline__ Largest inverse(const Largest& largest, const Coordinates& at, int m, int n) const {
+    Largest found;
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) {
-      int row = at.row[i];
-      asm volatile("" : "+r"(row));  // else addresses are kept for the next 64 rows, and spill
-      if (row < m) write(z + row * pitch, at.column, n, x[i]);
+      float most = largest.row[i];
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const bool usual = most > 0.f && most <= 3.40282347e38f;
+      float inverse = usual ? fminf(__fdiv_rn(448.f, most), 3.40282347e38f) : 1.f;
+      if (kPowerOfTwo) inverse = __int_as_float(__float_as_int(inverse) & 0x7f800000);
+      if (threadIdx.x % 4 == 0 && at.row[i] < m && at.column[0] < n)
+        scales[at.column[0] / kColumns * pitch + at.row[i]] = __fdiv_rn(1.f, inverse);
+      found.row[i] = inverse;
     }
+    return found;
   }
 
   __device__ __forceinline__ void finish() const {}
-};
-
-// 1 / (1 + 2^-x) by the two fast units; exact limits at both infinities, NaN stays NaN.
-__device__ __forceinline__ float logistic2(float x) {
-  float power, inverse;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.f + power));
-  return inverse;
-}
-
-// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)): no
-// cancellation in the negative tail.
-struct GeluTanh {
-  __device__ __forceinline__ void apply(float (&x)[2][2]) const {
-    CUTE_UNROLL
-    for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = function(x[i / 2][i % 2]);
-  }
-
-  __device__ __forceinline__ static float function(float x) {
-    constexpr float kScale = 2.f * 0.79788456f * 1.44269504f;  // 2 sqrt(2 / pi) log2(e)
-    return x * logistic2(x * fmaf(kScale * 0.044715f, x * x, kScale));
-  }
 };
 
 // The steps between accumulators and D, in order. What a step reads once for 64 rows of wgmma is loaded
@@ -308,15 +300,13 @@ struct Epilogue {
   };
   int m, n;
   Bias<cutlass::bfloat16_t> step_0;
-  Preactivation<cutlass::bfloat16_t> step_1;
-  GeluTanh step_2;
+  Quantize<true> step_1;
 
   __device__ __forceinline__ explicit Epilogue(const Parameters& p)
       : m(p.m),
         n(p.n),
         step_0{p.bias_0},
-        step_1{p.preactivation_1, p.preactivation_1_pitch},
-        step_2{} {}
+        step_1{p.quantize_1, p.quantize_1_pitch} {}
 
   __device__ __forceinline__ Block load_block(const Coordinates& at) const {
     return {};
@@ -330,8 +320,6 @@ struct Epilogue {
   __device__ __forceinline__ void apply(Value (&x)[2][2], const Block& block,
                                         const Operands& operands, const Coordinates& at) {
     step_0.apply(x, operands.step_0);
-    step_1.apply(x, at, m, n);
-    step_2.apply(x);
   }
 
   __device__ __forceinline__ void finish() const {
@@ -344,16 +332,17 @@ struct alignas(2 * sizeof(ElementD)) Pair {
   ElementD value[2];
 };
 
-// Two values of a row as D holds them, rounded to nearest even.
+// Two values of a row as D holds them: rounded to nearest even, finite overflow and infinities to the
+// largest number, NaN kept.
 __device__ __forceinline__ Pair converted(const Value (&x)[2]) {
-  uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x[1]), "f"(x[0]));
+  uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x[1]), "f"(x[0]));
   return reinterpret_cast<const Pair&>(bits);
 }
 
 // D leaves through two staging buffers per consumer: one is filled while TMA stores the other.
 struct Store {
-  static constexpr int kSpan = 128;  // bytes of a staging row
+  static constexpr int kSpan = 64;  // bytes of a staging row
   static constexpr int kBytes = 64 * kSpan;
   uint8_t* buffers;
   int barrier, thread;  // named barrier and thread number in the warpgroup
@@ -384,17 +373,16 @@ struct Store {
     }
   }
 
-  // 16 rows by 16 columns of 16-bit elements at a time; lanes 0-15 address the left 8 columns.
+  // Two neighbouring elements of a row at a time.
   __device__ __forceinline__ void stage(uint8_t* buffer, Value (&x)[kFragments][2][2]) const {
-    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
     CUTE_UNROLL
-    for (int f = 0; f < kFragments; f += 2) {
-      const uint32_t address = cute::cast_smem_ptr_to_uint(buffer) + swizzled(row, f * 16 + lane / 16 * 16);
-      const Pair pairs[4] = {converted(x[f][0]), converted(x[f][1]), converted(x[f + 1][0]),
-                             converted(x[f + 1][1])};
-      const auto& words = reinterpret_cast<const uint32_t(&)[4]>(pairs);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(address),
-                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]));
+    for (int f = 0; f < kFragments; ++f) {
+      CUTE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int offset = swizzled(row + i * 8, (f * 8 + lane % 4 * 2) * sizeof(ElementD));
+        *reinterpret_cast<Pair*>(buffer + offset) = converted(x[f][i]);
+      }
     }
   }
 
@@ -407,11 +395,11 @@ struct Store {
 struct SharedStorage {
   alignas(1024) uint8_t a[kStages][OperandA::kBytes];  // swizzled rows: a tile starts at 1024 bytes
   alignas(1024) uint8_t b[kStages][OperandB::kBytes];
-  alignas(1024) uint8_t staging[32768];
+  alignas(1024) uint8_t staging[16384];
   FullBarrier full[kStages];    // the producers' bytes have arrived
   EmptyBarrier empty[kStages];  // every consumer that reads the stage is done with it
 };
-static_assert(sizeof(SharedStorage) <= 230400);
+static_assert(sizeof(SharedStorage) <= 214016);
 
 // ---- Producer: one thread keeps the ring of stages full ----------------------------------------
 __device__ __forceinline__ void produce(const Parameters& p, SharedStorage& shared, int rank,
@@ -529,21 +517,41 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
     CUTE_UNROLL
     for (int f = 0; f < kFragments; ++f) operands[f] = epilogue.load(coordinates(at, 0, f));
     products.finish(shared.empty[previous]);
+    // Values wait in the registers of their sums until all that share a scale are known.
+    constexpr int kOfBlock = 128 / (kFragments * 8);  // chunks
     CUTE_UNROLL
-    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-      const int next = chunk + 1;
-      Value x[kFragments][2][2];
+    for (int first = 0; first < kBlocks * kChunks; first += kOfBlock) {
+      decltype(epilogue.step_1)::Largest largest;
       CUTE_UNROLL
-      for (int f = 0; f < kFragments; ++f) {
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        const int next = chunk + 1;
         CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int sum = (chunk % kChunks * kFragments + f) * 4 + i;
-          x[f][i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum]);
+        for (int f = 0; f < kFragments; ++f) {
+          const int sum = (chunk % kChunks * kFragments + f) * 4;
+          Value x[2][2];
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) x[i / 2][i % 2] = Value(products.sums[chunk / kChunks][sum + i]);
+          epilogue.apply(x, block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
+          if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
+          epilogue.step_1.note(largest, x, coordinates(at, chunk, f), p.n);
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i) products.sums[chunk / kChunks][sum + i] = x[i / 2][i % 2];
         }
-        epilogue.apply(x[f], block[chunk / kChunks], operands[f], coordinates(at, chunk, f));
-        if (next < kBlocks * kChunks) operands[f] = epilogue.load(coordinates(at, next, f));
       }
-      store(p, x, at, chunk);
+      const auto inverse =
+          epilogue.step_1.inverse(largest, coordinates(at, first, 0), p.m, p.n);
+      CUTE_UNROLL
+      for (int chunk = first; chunk < first + kOfBlock; ++chunk) {
+        Value x[kFragments][2][2];
+        CUTE_UNROLL
+        for (int f = 0; f < kFragments; ++f) {
+          CUTE_UNROLL
+          for (int i = 0; i < 4; ++i)
+            x[f][i / 2][i % 2] = inverse.row[i / 2] *
+                                 products.sums[chunk / kChunks][(chunk % kChunks * kFragments + f) * 4 + i];
+        }
+        store(p, x, at, chunk);
+      }
     }
   }
   epilogue.finish();
@@ -552,7 +560,7 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedStorage& shar
 }
 
 extern "C" __global__ void __launch_bounds__((1 + kConsumers) * 128, 1)
-    gemm_sm90a_bf16_bias_bf16_preactivation_bf16_gelu_tanh_pingpong_128x128x64_cluster2x1_stages6_6f1c5bb1(const __grid_constant__ Parameters p) {
+    gemm_sm90a_bf16_bf16_e4m3_bias_bf16_quantize_pow2_pingpong_128x128x64_cluster2x1_stages6_0008f9c3(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
