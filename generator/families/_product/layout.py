@@ -160,7 +160,7 @@ def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments
     )
     way = "tma" if pairs else "direct"
     gated = GATE_REGISTERS if columns > 1 else 0
-    if way == "direct" and quantizes(steps):  # single elements of whole blocks
+    if schedule.store == "direct" and quantizes(steps):  # single elements of whole blocks
         gated += QUANTIZE_REGISTERS
     return fragments // columns * (operands + FRAGMENT_REGISTERS[way]) + BASE_REGISTERS[way] + gated
 
