@@ -26,7 +26,7 @@ def inverses(x: torch.Tensor, kind: str) -> torch.Tensor:
     blocks = -(-x.shape[-1] // BLOCK)
     padded = x.new_zeros((*x.shape[:-1], blocks * BLOCK))
     padded[..., : x.shape[-1]] = x.abs().nan_to_num(nan=0.0, posinf=torch.inf)
-    most = padded.unflatten(-1, (blocks, BLOCK)).amax(-1).to(torch.float32)
+    most = padded.view(*x.shape[:-1], blocks, BLOCK).amax(-1).to(torch.float32)
     found = (LARGEST / most).clamp(max=_MOST)
     found = torch.where((most > 0) & most.isfinite(), found, torch.ones_like(found))
     if kind == _POW2:
