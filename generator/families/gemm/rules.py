@@ -17,7 +17,7 @@ from warploom.generator.knob import knobs
 from warploom.generator.tensor_maps import operand_reason
 from warploom.generator.wgmma import WGMMA_M
 
-MOST_LOADED = 12  # registers of operands of a fragment, beside 256 columns that wait for a scale
+MOST_LOADED = 12  # registers of operands of a fragment, beside sums that wait for a scale
 
 # Blocks along (m, n): a power of two each, and as many in all as every GPU's clusters may have.
 CLUSTERS = tuple((m, n) for m in (1, 2, 4, 8) for n in (1, 2, 4, 8) if m * n <= 8)
@@ -69,9 +69,9 @@ def _quantized(operation: GemmOperation) -> list[rules.Reason]:
         if operation.batched
         else None,
         f"a int8 with {token}: must be of floats" if operation.a == "int8" else None,
-        f"epilogue with {token} behind a gate, whose other steps load {loaded} registers of a "
-        f"fragment: at most {MOST_LOADED}; use fewer epilogue operands"
-        if gate_of(steps) and loaded > MOST_LOADED
+        f"epilogue with {token}, behind a gate or of promoted sums, whose other steps load "
+        f"{loaded} registers of a fragment: at most {MOST_LOADED}; use fewer epilogue operands"
+        if loaded > MOST_LOADED and (gate_of(steps) or operation.accumulation == "promoted")
         else None,
         f"accumulation promoted with {token} of a gate: must be fast, as sums of 256 columns are "
         "held twice"
