@@ -75,7 +75,8 @@ def written_unseen(
     for item in listed:
         if item[0] in OUTPUTS and item[1].requires_grad:
             return str(item[0])
-        if not KINDS[item[0]].differentiable and requiring_grad(a, b, None, listed) is not None:
+        step = KINDS.get(item[0])  # None: refused where steps are bound
+        if step and not step.differentiable and requiring_grad(a, b, None, listed) is not None:
             return str(item[0])
     return None
 
