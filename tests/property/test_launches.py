@@ -77,10 +77,10 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles_or_multiproce
     assert isinstance(schedule, GemmSchedule)
     problem = data.draw(problems(spec))
     launch = GEMM.launches(spec, problem, DeviceLimits(multiprocessors))[0]
-    size = schedule.cluster[0] * schedule.cluster[1] * schedule.split
+    size = schedule.cluster[0] * schedule.cluster[1] * schedule.cluster_split_k
     rows, columns = (schedule.tile[i] * schedule.cluster[i] for i in range(2))
     tiles = -(-problem.m // rows) * -(-problem.n // columns) * problem.batches
-    tiles *= min(schedule.split_k, -(-problem.k // (schedule.tile[2] * schedule.split)))
+    tiles *= min(schedule.split_k, -(-problem.k // (schedule.tile[2] * schedule.cluster_split_k)))
     assert launch.cluster == size
     most = DeviceLimits(multiprocessors).clusters(size) * size
     if schedule.stream_k:  # clusters share tiles where that makes them end sooner

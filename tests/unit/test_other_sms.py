@@ -63,7 +63,7 @@ def legal(launch: Launch, device: DeviceLimits, spec: KernelSpec, whole: Launch)
     assert 1 <= launch.cluster <= 8 and 32 <= launch.block <= 1024, told
     assert launch.grid <= whole.grid and launch.entry == whole.entry, told
     if launch.grid < whole.grid and spec.operation.family in PERSISTENT:
-        resident = getattr(spec.schedule, "blocks", 1)
+        resident = getattr(spec.schedule, "ctas_per_sm", 1)
         assert launch.grid <= max(launch.cluster, device.multiprocessors * resident), told
 
 

@@ -106,13 +106,13 @@ def tiles(schedule: ProductSchedule, problem: Extents) -> int:
 
 def parts_of_k(schedule: ProductSchedule, problem: Extents) -> int:
     """The parts that a second launch adds up: each has a k tile at least."""
-    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.split))
+    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.cluster_split_k))
     return max(1, min(schedule.split_k, k_tiles))
 
 
 def rows_of_partial(schedule: ProductSchedule) -> int:
     """The rows of D of one partial sum: those of wgmma that a warp has of a fragment."""
-    return 8 if schedule.swap else 16
+    return 8 if schedule.swap_ab else 16
 
 
 def row_groups(schedule: ProductSchedule, problem: Extents) -> int:
@@ -191,7 +191,8 @@ class Cut:
 
 def cut(schedule: ProductSchedule, problem: Extents, device: DeviceLimits) -> Cut:
     """Divide a call's tiles; without stream-K all are whole, and clusters take turns."""
-    count, k_tiles = tiles(schedule, problem), -(-problem.k // (schedule.tile[2] * schedule.split))
+    count = tiles(schedule, problem)
+    k_tiles = -(-problem.k // (schedule.tile[2] * schedule.cluster_split_k))
     size = schedule.cluster_size
     clusters, parts = device.clusters(size), parts_of_k(schedule, problem)
     count, k_tiles = count * parts, -(-k_tiles // parts)
@@ -350,9 +351,9 @@ def counted(schedule: ProductSchedule, problem: ProductProblem, clusters: int) -
     return {
         f"m {problem.m}": problem.m + rows,
         f"n {problem.n}": problem.n + columns,
-        f"k {problem.k}": problem.k + k * schedule.split,
+        f"k {problem.k}": problem.k + k * schedule.cluster_split_k,
         what: count * parts + turns * clusters,  # the first that is not one any more
-        f"group {schedule.group} of {across} tiles": schedule.group * across,
+        f"swizzle_size {schedule.swizzle_size} of {across} tiles": schedule.swizzle_size * across,
     }
 
 

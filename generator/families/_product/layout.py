@@ -73,7 +73,7 @@ class ProductLayout:
 
 def store_box(schedule: ProductSchedule, chunk_columns: int) -> tuple[int, int]:
     """Columns and rows of D in a staging buffer; (0, 0) where there is none."""
-    box = (WGMMA_M, chunk_columns) if schedule.swap else (chunk_columns, WGMMA_M)
+    box = (WGMMA_M, chunk_columns) if schedule.swap_ab else (chunk_columns, WGMMA_M)
     return box if schedule.store == "tma" else (0, 0)
 
 
@@ -115,13 +115,13 @@ def chunks(operation: ProductOperation, schedule: ProductSchedule) -> list[int]:
     if schedule.store == "tma":
         bits = ELEMENTS[operation.d].bits
         spans = [8 * span // bits for span in SPANS if span >= bits]
-        widths = [64, 32, 16] if schedule.swap else spans
+        widths = [64, 32, 16] if schedule.swap_ab else spans
     finished = schedule.finished
     return [width for width in widths if finished % width == 0]
 
 
 def _registers(operation: ProductOperation, schedule: ProductSchedule, fragments: int) -> int:
-    pairs = "tma" if schedule.store == "tma" and not schedule.swap else "direct"
+    pairs = "tma" if schedule.store == "tma" and not schedule.swap_ab else "direct"
     operands = sum(
         step.registers(paired=pairs == "tma")
         for step in operation.epilogue
@@ -137,4 +137,4 @@ def held(step: EpilogueStep, schedule: ProductSchedule) -> str:
     """
     if step.auxiliary or step.reads == "nothing":
         return "place" if step.auxiliary else "nothing"
-    return "block" if step.reads == ("column" if schedule.swap else "row") else "fragment"
+    return "block" if step.reads == ("column" if schedule.swap_ab else "row") else "fragment"

@@ -57,7 +57,7 @@ def _step(operation: ProductOperation, schedule: ProductSchedule, index: int) ->
 def _stage_part(
     operation: ProductOperation, schedule: ProductSchedule, layout: ProductLayout
 ) -> str:
-    if schedule.swap:
+    if schedule.swap_ab:
         return "stage_transposed"
     # What one stmatrix moves.
     matrix = element(operation.d).bits == 16 and layout.chunk_columns >= 16
@@ -72,7 +72,7 @@ def _parts(operation: ProductOperation, schedule: ProductSchedule) -> list[str]:
     last = ("_product/pair.cuh", convert)
     if not operation.epilogue:
         return ["_product/epilogue_none.cuh", *last]
-    pairs = "pairs" if schedule.store == "tma" and not schedule.swap else "single"
+    pairs = "pairs" if schedule.store == "tma" and not schedule.swap_ab else "single"
     first = [f"_product/read_{pairs}.cuh"]
     if any(step.auxiliary and step.pitched for step in operation.epilogue):
         first.append(f"_product/write_{pairs}.cuh")

@@ -56,7 +56,7 @@ def schedule_reasons(
     That each field holds a value that it is declared with is seen to before, by `rules.fields`.
     """
     _, _, k = schedule.tile
-    rows, columns = ("n", "m") if schedule.swap else ("m", "n")
+    rows, columns = ("n", "m") if schedule.swap_ab else ("m", "n")
     a, d_bits = ELEMENTS[operation.a], ELEMENTS[operation.d].bits
     wgmma_rows, wgmma_columns = schedule.rows, schedule.columns
     first = rules.broken(
@@ -66,8 +66,8 @@ def schedule_reasons(
             rules.one_of("tile k", k, (1024 // a.bits,)),
             rules.one_of("cluster", schedule.cluster, CLUSTERS),
             None
-            if schedule.roles == "cooperative" or schedule.consumers == 2
-            else f"roles pingpong with {schedule.consumers} consumer: takes two",
+            if schedule.kernel_schedule == "cooperative" or schedule.consumers == 2
+            else f"kernel_schedule pingpong with {schedule.consumers} consumer: takes two",
             None
             if schedule.producer_registers == 40
             or (schedule.consumers == 2 and schedule.cluster_size == 1)
@@ -75,23 +75,29 @@ def schedule_reasons(
             f"{schedule.cluster}, {schedule.consumers} consumers: must be 40, unless there are two "
             "consumers and no cluster, whose multicast takes more",
             None
-            if schedule.split == 1
-            or (schedule.cluster == (1, 1) and schedule.roles == "cooperative")
-            else f"split {schedule.split} with cluster {schedule.cluster}, roles {schedule.roles}: "
-            "takes a cluster of its own, (1, 1), and consumers that share a tile, cooperative",
+            if schedule.cluster_split_k == 1
+            or (schedule.cluster == (1, 1) and schedule.kernel_schedule == "cooperative")
+            else f"cluster_split_k {schedule.cluster_split_k} with cluster {schedule.cluster}, "
+            f"kernel_schedule {schedule.kernel_schedule}: takes a cluster of its own, (1, 1), and "
+            "consumers that share a tile, cooperative",
             None
-            if schedule.split == 1
-            else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.split),
+            if schedule.cluster_split_k == 1
+            else rules.multiple_of(f"tile {columns}", wgmma_columns, 8 * schedule.cluster_split_k),
             None
             if schedule.split_k == 1
-            or (schedule.split == 1 and not schedule.stream_k and schedule.roles == "cooperative")
-            else f"split_k {schedule.split_k} with split {schedule.split}, stream_k "
-            f"{schedule.stream_k}, roles {schedule.roles}: must be 1, unless k is shared in no "
-            "other way (split 1, stream_k false) and consumers share a tile (cooperative)",
+            or (
+                schedule.cluster_split_k == 1
+                and not schedule.stream_k
+                and schedule.kernel_schedule == "cooperative"
+            )
+            else f"split_k {schedule.split_k} with cluster_split_k {schedule.cluster_split_k}, "
+            f"stream_k {schedule.stream_k}, kernel_schedule {schedule.kernel_schedule}: must be "
+            "1, unless k is shared in no other way (cluster_split_k 1, stream_k false) and "
+            "consumers share a tile (cooperative)",
             None
-            if not schedule.stream_k or schedule.roles == "cooperative"
-            else f"stream_k with roles {schedule.roles}: must be cooperative, as a part of a tile "
-            "is of all consumers",
+            if not schedule.stream_k or schedule.kernel_schedule == "cooperative"
+            else f"stream_k with kernel_schedule {schedule.kernel_schedule}: must be cooperative, "
+            "as a part of a tile is of all consumers",
         ]
     )
     if first:  # what follows would divide by them
@@ -101,18 +107,19 @@ def schedule_reasons(
     return rules.broken(
         [
             None
-            if schedule.store == "direct" or not schedule.swap or d_bits == 16
-            else f"store tma with swap, d {operation.d}: takes 16-bit types; use store direct",
+            if schedule.store == "direct" or not schedule.swap_ab or d_bits == 16
+            else f"store tma with swap_ab, d {operation.d}: takes 16-bit types; use store direct",
             None
             if chunks(operation, schedule)
             else f"store tma, tile {columns} {schedule.finished}: rows of staging are 16 bytes or "
             "more, and 16 of them when swapped; use a multiple of 16 for each block that shares "
             "the tile, or store direct",
             None
-            if schedule.split == 1 or layout.sums_bytes <= layout.stages * layout.stage_bytes
-            else f"split {schedule.split}, stages {schedule.stages}: the {layout.sums_bytes} bytes "
-            f"of a tile's sums lie where stages were, which have {layout.stage_bytes} each; use "
-            "more stages",
+            if schedule.cluster_split_k == 1
+            or layout.sums_bytes <= layout.stages * layout.stage_bytes
+            else f"cluster_split_k {schedule.cluster_split_k}, stages {schedule.stages}: the "
+            f"{layout.sums_bytes} bytes of a tile's sums lie where stages were, which have "
+            f"{layout.stage_bytes} each; use more stages",
             blocks and f"{blocks} for {schedule.sharing} consumers sharing it",
             operand_reason("a", layout.a),
             operand_reason("b", layout.b),

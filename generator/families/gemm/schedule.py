@@ -92,15 +92,16 @@ class GemmSchedule(ProductSchedule):
         default=2,
         name="consumers{}",
         detail=True,
-        follows="roles",
+        follows="kernel_schedule",
         doc="warpgroups that issue wgmma, beside one producer warpgroup that issues TMA",
     )
     raster: Raster = knob(
         default="along_m",
         detail=True,
-        doc="the direction in which consecutive tiles advance inside a band of `group` tiles",
+        doc="the direction in which tiles follow each other in a band of `swizzle_size` tiles",
     )
-    group: int = knob(
+    swizzle_size: int = knob(
+        stored_as="group",
         default=8,
         name="group{}",
         least=1,
@@ -113,13 +114,15 @@ class GemmSchedule(ProductSchedule):
         doc="tma: staged through shared memory, operands of the epilogue read in pairs; "
         "direct: predicated, one element at a time, for any pitch and address",
     )
-    roles: Roles = knob(
+    kernel_schedule: Roles = knob(
+        stored_as="roles",
         default="cooperative",
         after="",
         doc="cooperative: the consumers share a tile, each taking its share of the rows; "
         "pingpong: each has a tile of its own, one's epilogue under the other's products",
     )
-    swap: bool = knob(
+    swap_ab: bool = knob(
+        stored_as="swap",
         default=False,
         doc="D' = B' A': the 64-row side of wgmma takes n, and its side of 8 to 256 takes m",
     )
@@ -127,7 +130,7 @@ class GemmSchedule(ProductSchedule):
         default=40,
         name="producer{}",
         detail=True,
-        follows="roles",
+        follows="kernel_schedule",
         doc="of the producer's threads where there are two consumers, which share what "
         "is left: 232 each beside 40, 240 beside 24",
     )
@@ -137,7 +140,8 @@ class GemmSchedule(ProductSchedule):
         detail=True,
         doc="bytes that L2 fetches for each of TMA's requests of A and B",
     )
-    split: int = knob(
+    cluster_split_k: int = knob(
+        stored_as="split",
         default=1,
         name="split{}",
         least=1,

@@ -15,7 +15,7 @@ def context(spec: GemmSpec) -> dict[str, Any]:
     """What this family's template is rendered with beside what every family's is."""
     operation, schedule = spec.operation, spec.schedule
     layout = gemm_layout(operation, schedule)
-    row_side, column_side = ("b", "a") if schedule.swap else ("a", "b")
+    row_side, column_side = ("b", "a") if schedule.swap_ab else ("a", "b")
     majors = {"a": layout.a.k_major, "b": layout.b.k_major}
     return {
         **template.context(operation, schedule, layout),
@@ -33,4 +33,4 @@ def context(spec: GemmSpec) -> dict[str, Any]:
 def _order(operation: GemmOperation, schedule: GemmSchedule) -> str:
     """The part that keeps the consumers in step."""
     shared = schedule.sharing == 2 and operation.accumulation == "promoted"
-    return "staggered" if shared else schedule.roles
+    return "staggered" if shared else schedule.kernel_schedule

@@ -73,7 +73,7 @@ def test_no_legal_operation_is_without_a_kernel(
     choice = choose(operation, GemmShape(m, n, k), device=H200, requires=store)
     assert choice.spec.operation == operation
     assert isinstance(choice.spec.schedule, GemmSchedule)
-    by_tma = store == "tma" and not choice.spec.schedule.swap  # which may have to store directly
+    by_tma = store == "tma" and not choice.spec.schedule.swap_ab  # which may have to store directly
     assert choice.spec.schedule.store == store or not by_tma
     described = family("gemm")
     architecture_ = architecture(choice.spec.arch)
@@ -157,7 +157,7 @@ def test_blocks_share_a_long_k_where_tiles_are_few(m: int, n: int, k: int, split
     operation = GemmOperation("bf16", "bf16", "bf16")
     choice = choose(operation, GemmShape(m, n, k), device=H200, requires="tma")
     assert isinstance(choice.spec.schedule, GemmSchedule)
-    assert choice.spec.schedule.split == split
+    assert choice.spec.schedule.cluster_split_k == split
 
 
 def test_a_schedule_that_can_be_stored_as_asked_comes_before_one_that_cannot() -> None:
@@ -173,7 +173,7 @@ def test_a_class_with_layouts_is_for_those_alone() -> None:
         operation = GemmOperation("bf16", "bf16", "bf16", a, b)  # type: ignore[arg-type]
         choice = choose(operation, GemmShape(4096, 4096, 4096), device=H200)
         assert isinstance(choice.spec.schedule, GemmSchedule)
-        return choice.spec.schedule.roles
+        return choice.spec.schedule.kernel_schedule
 
     assert roles("col", "row") == roles("row", "row") == "cooperative"
     assert roles("row", "col") == roles("col", "col") == "pingpong"

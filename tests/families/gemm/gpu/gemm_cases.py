@@ -99,7 +99,7 @@ LAYOUTS = [
         ((128, 128), "bf16", (1, 1), {}),
         ((256, 96), "fp16", (2, 1), {}),
         ((64, 176), "bf16", (1, 2), {"consumers": 1}),
-        ((64, 256), "fp16", (2, 1), {"roles": "pingpong"}),
+        ((64, 256), "fp16", (2, 1), {"kernel_schedule": "pingpong"}),
     )
 ]
 
@@ -108,55 +108,65 @@ SCHEDULES = [
     spec(tile, a=a, cluster=cluster, **others)
     for tile, a, cluster, others in (
         ((64, 8), "bf16", (1, 1), {"consumers": 1, "stages": 2}),
-        ((64, 24), "bf16", (1, 2), {"consumers": 1, "group": 1}),
-        ((64, 96), "bf16", (2, 1), {"consumers": 1, "raster": "along_n", "group": 3}),
+        ((64, 24), "bf16", (1, 2), {"consumers": 1, "swizzle_size": 1}),
+        ((64, 96), "bf16", (2, 1), {"consumers": 1, "raster": "along_n", "swizzle_size": 3}),
         ((64, 256), "bf16", (1, 1), {"consumers": 1, "store": "direct", "raster": "along_n"}),
         ((64, 8), "e4m3", (1, 1), {"consumers": 1}),
         ((64, 16), "int8", (2, 1), {"consumers": 1, "stages": 3}),
         ((128, 8), "bf16", (1, 2), {"store": "direct", "stages": 2}),
-        ((128, 24), "bf16", (1, 1), {"group": 3}),
-        ((128, 96), "bf16", (2, 1), {"consumers": 1, "group": 1}),
-        ((128, 176), "bf16", (1, 2), {"raster": "along_n", "group": 1}),
+        ((128, 24), "bf16", (1, 1), {"swizzle_size": 3}),
+        ((128, 96), "bf16", (2, 1), {"consumers": 1, "swizzle_size": 1}),
+        ((128, 176), "bf16", (1, 2), {"raster": "along_n", "swizzle_size": 1}),
         ((128, 256), "bf16", (2, 1), {}),
-        ((128, 256), "bf16", (1, 2), {"stages": 2, "group": 3, "raster": "along_n"}),
-        ((128, 256), "bf16", (1, 1), {"store": "direct", "group": 1000}),
+        ((128, 256), "bf16", (1, 2), {"stages": 2, "swizzle_size": 3, "raster": "along_n"}),
+        ((128, 256), "bf16", (1, 1), {"store": "direct", "swizzle_size": 1000}),
         ((128, 256), "e4m3", (2, 1), {}),
         ((128, 256), "int8", (1, 2), {"raster": "along_n"}),
-        ((256, 8), "bf16", (1, 1), {"raster": "along_n", "group": 3}),
+        ((256, 8), "bf16", (1, 1), {"raster": "along_n", "swizzle_size": 3}),
         ((256, 96), "bf16", (1, 2), {"stages": 2}),
-        ((256, 176), "bf16", (2, 1), {"group": 3}),
+        ((256, 176), "bf16", (2, 1), {"swizzle_size": 3}),
         ((256, 128), "e4m3", (1, 2), {"store": "direct"}),
         ((256, 64), "int8", (2, 1), {"raster": "along_n"}),
-        ((64, 8), "bf16", (1, 2), {"roles": "pingpong", "stages": 2}),
-        ((64, 96), "bf16", (1, 1), {"roles": "pingpong", "raster": "along_n", "group": 1}),
-        ((64, 256), "bf16", (1, 2), {"roles": "pingpong", "store": "direct"}),
-        ((128, 24), "bf16", (1, 1), {"roles": "pingpong", "stages": 2, "group": 3}),
-        ((128, 128), "bf16", (2, 1), {"roles": "pingpong"}),
-        ((128, 176), "bf16", (2, 1), {"roles": "pingpong", "raster": "along_n"}),
-        ((128, 128), "e4m3", (1, 2), {"roles": "pingpong", "stages": 3}),
-        ((128, 160), "int8", (2, 1), {"roles": "pingpong", "store": "direct"}),
+        ((64, 8), "bf16", (1, 2), {"kernel_schedule": "pingpong", "stages": 2}),
+        (
+            (64, 96),
+            "bf16",
+            (1, 1),
+            {"kernel_schedule": "pingpong", "raster": "along_n", "swizzle_size": 1},
+        ),
+        ((64, 256), "bf16", (1, 2), {"kernel_schedule": "pingpong", "store": "direct"}),
+        (
+            (128, 24),
+            "bf16",
+            (1, 1),
+            {"kernel_schedule": "pingpong", "stages": 2, "swizzle_size": 3},
+        ),
+        ((128, 128), "bf16", (2, 1), {"kernel_schedule": "pingpong"}),
+        ((128, 176), "bf16", (2, 1), {"kernel_schedule": "pingpong", "raster": "along_n"}),
+        ((128, 128), "e4m3", (1, 2), {"kernel_schedule": "pingpong", "stages": 3}),
+        ((128, 160), "int8", (2, 1), {"kernel_schedule": "pingpong", "store": "direct"}),
     )
 ]
 
 # Blocks that share k: fewer k tiles than blocks, parts all past the end, tiles in turns.
 SPLIT = [
-    spec(tile, split=split, **others)
+    spec(tile, cluster_split_k=split, **others)
     for tile, split, others in (
         ((64, 16), 2, {"consumers": 1, "stages": 2}),
         ((64, 64), 4, {"consumers": 1, "l2_promotion": 128}),
         ((64, 64), 8, {"consumers": 1, "store": "direct"}),
-        ((64, 48), 3, {"consumers": 1, "raster": "along_n", "group": 3}),
+        ((64, 48), 3, {"consumers": 1, "raster": "along_n", "swizzle_size": 3}),
         ((128, 160), 4, {}),
-        ((128, 256), 2, {"group": 1}),
+        ((128, 256), 2, {"swizzle_size": 1}),
         ((256, 96), 6, {"a": "fp16", "d": "fp32"}),
         ((128, 112), 7, {"stages": 5}),
         ((128, 80), 5, {"layouts": "col row"}),
         ((128, 128), 4, {"a": "int8"}),
         ((64, 128), 8, {"a": "e4m3", "consumers": 1}),
         ((128, 64), 4, {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
-        ((64, 64), 4, {"swap": True, "consumers": 1}),
-        ((96, 128), 3, {"swap": True, "a": "e4m3"}),
-        ((64, 128), 8, {"swap": True, "store": "direct"}),
+        ((64, 64), 4, {"swap_ab": True, "consumers": 1}),
+        ((96, 128), 3, {"swap_ab": True, "a": "e4m3"}),
+        ((64, 128), 8, {"swap_ab": True, "store": "direct"}),
         ((128, 96), 2, {"batched": True}),
         ((128, 96), 3, {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
     )
@@ -181,7 +191,14 @@ EPILOGUES = [
     spec((64, 24), consumers=1, d="fp32", epilogue=ORDERS["layer"]),
     spec((256, 128), layouts="col row", epilogue=ORDERS["residual first"]),
     *(
-        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=ORDERS["vectors"])
+        spec(
+            (128, 128),
+            a=a,
+            d=d,
+            kernel_schedule="pingpong",
+            cluster=(2, 1),
+            epilogue=ORDERS["vectors"],
+        )
         for a, d in (("e4m3", "bf16"), ("int8", "fp16"), ("fp16", "fp32"))
     ),
 ]

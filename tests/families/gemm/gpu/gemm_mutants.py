@@ -62,7 +62,7 @@ MUTANTS = {
         (8191, 8184, 61),
     ),
     "a block adds up sums that others have not laid down": Mutant(
-        cases.spec((64, 64), consumers=1, split=4),
+        cases.spec((64, 64), consumers=1, cluster_split_k=4),
         r"SplitSums::meet\(\);  // all[^\n]*|\bmeet\(\);(?=\s+CUTE_UNROLL)",
         (64, 512, 4093),
     ),

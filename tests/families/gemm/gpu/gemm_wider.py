@@ -26,21 +26,24 @@ TRAINED = [
     spec(tile, epilogue=steps, **others)
     for steps in (FORWARD, BACKWARD, TWICE)
     for tile, others in (
-        ((128, 128), {"roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 128), {"kernel_schedule": "pingpong", "cluster": (2, 1)}),
         ((128, 256), {"store": "direct"}),
-        ((256, 96), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((256, 96), {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
         ((64, 24), {"consumers": 1, "d": "fp32"}),
-        ((64, 176), {"roles": "pingpong", "a": "fp16", "d": "fp16", "layouts": "col row"}),
+        (
+            (64, 176),
+            {"kernel_schedule": "pingpong", "a": "fp16", "d": "fp16", "layouts": "col row"},
+        ),
         ((128, 128), {"a": "e4m3", "d": "e5m2"}),
         ((128, 96), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted"}),
         ((128, 96), {"a": "int8", "store": "direct"}),
-        ((128, 96), {"split": 3}),
-        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
-        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
-        ((16, 64), {"swap": True, "consumers": 1}),
-        ((8, 64), {"swap": True, "consumers": 1, "store": "direct"}),
-        ((32, 128), {"swap": True, "roles": "pingpong", "stages": 3}),
-        ((64, 128), {"swap": True, "cluster": (1, 2)}),
+        ((128, 96), {"cluster_split_k": 3}),
+        ((64, 64), {"cluster_split_k": 8, "consumers": 1, "store": "direct"}),
+        ((64, 64), {"cluster_split_k": 4, "swap_ab": True, "consumers": 1}),
+        ((16, 64), {"swap_ab": True, "consumers": 1}),
+        ((8, 64), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((32, 128), {"swap_ab": True, "kernel_schedule": "pingpong", "stages": 3}),
+        ((64, 128), {"swap_ab": True, "cluster": (1, 2)}),
     )
 ]
 OUTPUTS = [
@@ -51,7 +54,7 @@ OUTPUTS = [
         for store, epilogue in (("tma", QUANTISED), ("direct", QUANTISED), ("tma", ()))
     ),
     *(
-        spec((128, 128), a=a, d=d, roles="pingpong", cluster=(2, 1), epilogue=QUANTISED)
+        spec((128, 128), a=a, d=d, kernel_schedule="pingpong", cluster=(2, 1), epilogue=QUANTISED)
         for a, d in (("bf16", "e4m3"), ("e4m3", "e4m3"), ("int8", "int8"), ("bf16", "bf16"))
     ),
     spec((128, 256), a="e4m3", d="e4m3", cluster=(2, 1), epilogue=QUANTISED),
@@ -64,22 +67,22 @@ PROMOTED = [
         ((128, 128), "e4m3", "e5m2", "fp32", {"cluster": (1, 2), "raster": "along_n"}),
         ((64, 64), "e5m2", "e4m3", "bf16", {"consumers": 1, "store": "direct"}),
         ((256, 64), "e4m3", "e4m3", "fp16", {}),
-        ((64, 96), "e4m3", "e4m3", "bf16", {"roles": "pingpong"}),
+        ((64, 96), "e4m3", "e4m3", "bf16", {"kernel_schedule": "pingpong"}),
         ((128, 96), "e4m3", "e4m3", "bf16", {"epilogue": ORDERS["layer"]}),
-        ((32, 128), "e4m3", "e5m2", "bf16", {"swap": True}),
+        ((32, 128), "e4m3", "e5m2", "bf16", {"swap_ab": True}),
     )
 ]
 
 SWAPPED = [
-    spec(tile, swap=True, **others)
+    spec(tile, swap_ab=True, **others)
     for tile, others in (
         ((8, 64), {"consumers": 1, "store": "direct"}),
         ((16, 64), {"consumers": 1}),
         ((24, 128), {"store": "direct", "a": "fp16", "cluster": (2, 1)}),
-        ((32, 64), {"consumers": 1, "cluster": (1, 2), "raster": "along_n", "group": 3}),
-        ((48, 128), {"roles": "pingpong", "stages": 3}),
+        ((32, 64), {"consumers": 1, "cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
+        ((48, 128), {"kernel_schedule": "pingpong", "stages": 3}),
         ((64, 256), {"cluster": (2, 1), "l2_promotion": 128}),
-        ((128, 64), {"roles": "pingpong", "producer_registers": 24, "group": 1}),
+        ((128, 64), {"kernel_schedule": "pingpong", "producer_registers": 24, "swizzle_size": 1}),
         ((256, 128), {"layouts": "col row"}),
         ((64, 128), {"layouts": "row row", "a": "fp16"}),
         ((16, 128), {"a": "e4m3", "l2_promotion": 64}),
@@ -90,7 +93,7 @@ SWAPPED = [
         ),
         ((64, 64), {"d": "fp32", "consumers": 1, "store": "direct", "epilogue": ORDERS["twice"]}),
         ((32, 128), {"epilogue": ORDERS["vectors"]}),
-        ((64, 128), {"epilogue": ORDERS["layer"], "roles": "pingpong"}),
+        ((64, 128), {"epilogue": ORDERS["layer"], "kernel_schedule": "pingpong"}),
         ((24, 64), {"epilogue": ORDERS["six"], "consumers": 1, "store": "direct"}),
         ((16, 64), {"epilogue": QUANTISED, "consumers": 1}),
         *(
@@ -104,19 +107,19 @@ SWAPPED = [
 BATCHED = [
     spec(tile, batched=True, **others)
     for tile, others in (
-        ((128, 128), {"cluster": (2, 1), "roles": "pingpong"}),
+        ((128, 128), {"cluster": (2, 1), "kernel_schedule": "pingpong"}),
         ((128, 96), {"store": "direct", "epilogue": ORDERS["vectors"]}),
         ((64, 96), {"consumers": 1, "epilogue": ORDERS["twice"], "raster": "along_n"}),
         ((128, 128), {"layouts": "col row", "cluster": (1, 2)}),
-        ((64, 128), {"swap": True, "epilogue": ORDERS["layer"]}),
-        ((32, 64), {"swap": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
+        ((64, 128), {"swap_ab": True, "epilogue": ORDERS["layer"]}),
+        ((32, 64), {"swap_ab": True, "layouts": "row row", "consumers": 1, "store": "direct"}),
         ((128, 96), {"a": "e4m3", "accumulation": "promoted", "epilogue": (*SCALES, *QUANTISED)}),
         ((128, 64), {"a": "int8"}),
         ((128, 96), {"epilogue": FORWARD}),
-        ((128, 128), {"epilogue": BACKWARD, "roles": "pingpong", "cluster": (2, 1)}),
+        ((128, 128), {"epilogue": BACKWARD, "kernel_schedule": "pingpong", "cluster": (2, 1)}),
         ((64, 96), {"epilogue": TWICE, "consumers": 1, "store": "direct"}),
-        ((32, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
-        ((64, 64), {"epilogue": BACKWARD, "split": 4, "consumers": 1}),
+        ((32, 64), {"epilogue": TWICE, "swap_ab": True, "consumers": 1}),
+        ((64, 64), {"epilogue": BACKWARD, "cluster_split_k": 4, "consumers": 1}),
     )
 ]
 BATCHES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -135,35 +138,35 @@ STREAMED = [
     spec(tile, stream_k=True, **others)
     for tile, others in (
         ((128, 256), {"cluster": (2, 1)}),
-        ((256, 128), {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((256, 128), {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
         ((128, 128), {}),
         ((128, 176), {"store": "direct", "stages": 2}),
         ((64, 8), {"consumers": 1, "stages": 2}),
         ((64, 96), {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
-        ((192, 128), {"swap": True}),
-        ((16, 64), {"swap": True, "consumers": 1, "store": "direct"}),
-        ((64, 256), {"split": 8, "consumers": 1}),
-        ((64, 64), {"split": 8, "consumers": 1, "store": "direct"}),
-        ((128, 96), {"split": 3, "a": "fp16"}),
-        ((128, 128), {"split": 2, "group": 1}),
-        ((64, 64), {"split": 4, "swap": True, "consumers": 1}),
+        ((192, 128), {"swap_ab": True}),
+        ((16, 64), {"swap_ab": True, "consumers": 1, "store": "direct"}),
+        ((64, 256), {"cluster_split_k": 8, "consumers": 1}),
+        ((64, 64), {"cluster_split_k": 8, "consumers": 1, "store": "direct"}),
+        ((128, 96), {"cluster_split_k": 3, "a": "fp16"}),
+        ((128, 128), {"cluster_split_k": 2, "swizzle_size": 1}),
+        ((64, 64), {"cluster_split_k": 4, "swap_ab": True, "consumers": 1}),
         ((128, 256), {"a": "int8", "cluster": (1, 2)}),
-        ((128, 128), {"a": "int8", "split": 4, "store": "direct"}),
+        ((128, 128), {"a": "int8", "cluster_split_k": 4, "store": "direct"}),
         ((128, 256), {"a": "e4m3", "cluster": (2, 1)}),
         ((128, 128), {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
-        ((128, 64), {"a": "e4m3", "accumulation": "promoted", "split": 4}),
+        ((128, 64), {"a": "e4m3", "accumulation": "promoted", "cluster_split_k": 4}),
         ((128, 256), {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
         ((128, 96), {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
         ((128, 128), {"epilogue": FORWARD, "cluster": (2, 1)}),
-        ((128, 96), {"epilogue": BACKWARD, "split": 3}),
-        ((64, 64), {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((128, 96), {"epilogue": BACKWARD, "cluster_split_k": 3}),
+        ((64, 64), {"epilogue": TWICE, "swap_ab": True, "consumers": 1}),
         ((128, 96), {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
         ((128, 128), {"batched": True}),
         ((128, 96), {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
-        ((64, 64), {"epilogue": BACKWARD, "batched": True, "split": 4, "consumers": 1}),
+        ((64, 64), {"epilogue": BACKWARD, "batched": True, "cluster_split_k": 4, "consumers": 1}),
         ((128, 128), {"cluster": (4, 1)}),
         ((64, 88), {"cluster": (2, 4), "consumers": 1}),
-        ((192, 64), {"cluster": (1, 8), "swap": True, "consumers": 1, "store": "direct"}),
+        ((192, 64), {"cluster": (1, 8), "swap_ab": True, "consumers": 1, "store": "direct"}),
     )
 ]
 
@@ -173,7 +176,7 @@ REDUCED = [
     for tile, parts, others in (
         ((128, 128), 4, {}),
         ((128, 256), 2, {"cluster": (2, 1)}),
-        ((256, 128), 3, {"cluster": (1, 2), "raster": "along_n", "group": 3}),
+        ((256, 128), 3, {"cluster": (1, 2), "raster": "along_n", "swizzle_size": 3}),
         ((64, 64), 10, {"consumers": 1, "l2_promotion": 128}),
         ((64, 8), 32, {"consumers": 1, "stages": 2, "store": "direct"}),
         ((64, 48), 5, {"consumers": 1, "cluster": (4, 1)}),
@@ -181,14 +184,14 @@ REDUCED = [
         ((64, 88), 7, {"consumers": 1, "cluster": (2, 4), "store": "direct"}),
         ((64, 96), 6, {"a": "fp16", "d": "fp32", "layouts": "col row", "consumers": 1}),
         ((128, 96), 2, {"a": "fp16", "layouts": "row row"}),
-        ((192, 128), 3, {"swap": True}),
-        ((48, 64), 8, {"swap": True, "consumers": 1}),
-        ((16, 64), 16, {"swap": True, "consumers": 1, "store": "direct"}),
+        ((192, 128), 3, {"swap_ab": True}),
+        ((48, 64), 8, {"swap_ab": True, "consumers": 1}),
+        ((16, 64), 16, {"swap_ab": True, "consumers": 1, "store": "direct"}),
         ((128, 256), 4, {"a": "int8", "cluster": (1, 2)}),
         ((128, 64), 9, {"a": "int8", "store": "direct", "epilogue": SCALES}),
         ((128, 128), 4, {"a": "e4m3", "epilogue": SCALES}),
         ((64, 128), 6, {"a": "e4m3", "consumers": 1, "epilogue": (Scale("device"),) * 2}),
-        ((96, 128), 5, {"a": "e4m3", "swap": True}),
+        ((96, 128), 5, {"a": "e4m3", "swap_ab": True}),
         ((128, 128), 2, {"a": "e4m3", "b": "e5m2", "accumulation": "promoted", "cluster": (2, 1)}),
         ((128, 256), 2, {"epilogue": ORDERS["layer"], "cluster": (2, 1)}),
         ((128, 96), 3, {"epilogue": ORDERS["vectors"], "store": "direct"}),
@@ -196,13 +199,13 @@ REDUCED = [
         ((128, 96), 3, {"epilogue": (Scale("host"), Amax(), Residual("bf16"))}),
         ((128, 128), 5, {"epilogue": FORWARD, "cluster": (2, 1)}),
         ((128, 96), 3, {"epilogue": BACKWARD}),
-        ((64, 64), 4, {"epilogue": TWICE, "swap": True, "consumers": 1}),
+        ((64, 64), 4, {"epilogue": TWICE, "swap_ab": True, "consumers": 1}),
         ((128, 96), 2, {"epilogue": QUANTISED, "a": "e4m3", "d": "e4m3"}),
         ((64, 64), 6, {"epilogue": QUANTISED, "a": "int8", "d": "int8", "consumers": 1}),
         ((128, 128), 3, {"batched": True}),
         ((128, 96), 4, {"epilogue": ORDERS["vectors"], "batched": True, "store": "direct"}),
         ((64, 64), 5, {"epilogue": BACKWARD, "batched": True, "consumers": 1}),
-        ((32, 64), 4, {"epilogue": TWICE, "batched": True, "swap": True, "consumers": 1}),
+        ((32, 64), 4, {"epilogue": TWICE, "batched": True, "swap_ab": True, "consumers": 1}),
     )
 ]
 
