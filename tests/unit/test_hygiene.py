@@ -19,7 +19,7 @@ SLACK = 2_500  # lines below its limit at which a count asks for a lower one
 # Lines of what is written by hand or kept: the limit, and the aim.
 BUDGET = {
     "product": (57_500, 43_000),
-    "tests": (71_500, 55_000),
+    "tests": (71_700, 55_000),
     "emitted": (18_500, 19_000),
     "benchmarks/results": (2_000, 3_000),
 }
